@@ -14,7 +14,7 @@
     │   │   └── RateLimited        ... because of a rate limit
     │   ├── ServerFailed           the server failed (5xx), or failed to generate the response
     │   ├── StreamCut              the stream ended before the response was complete
-    │   ├── StreamTooLarge         a line or message of a stream exceeds its limit
+    │   ├── StreamTooLarge         a response, or a line or message of a stream, exceeds its limit
     │   └── Unreachable            no connection, or a timeout
     ├── InvalidTurn                an invalid Turn or block: a duplicate or unknown id, a wrong type
     │   └── InvalidJSON            malformed JSON form of a Turn or block
@@ -504,16 +504,17 @@ class StreamCut(EngineError):
 
 
 class StreamTooLarge(EngineError):
-    """A line or message of a stream exceeds its limit.
+    """A response, or a line or message of a stream, exceeds its limit.
 
     Attributes:
-        what: ``line`` or ``message``.
+        what: ``response``, ``line`` or ``message``.
         limit: The limit in bytes.
     """
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(
-            f"the stream has a {what} of more than {limit} bytes; increase max_{what} if that is expected"
+            f"the server sent a {what} of more than {limit} bytes; "
+            f"increase max_{what}{'_bytes' if what == 'response' else ''} if that is expected"
         )
         self.what = what
         self.limit = limit

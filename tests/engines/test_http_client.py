@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_bytes, serve_handler
 from kedge.engines.http_client import (
-    MAX_ERROR_BYTES,
     MAX_RETRY_AFTER,
     HttpClient,
     Timeouts,
     find_proxy,
 )
 from kedge.engines.http_errors import ErrorBuilder
+from kedge.engines.response_limit import MAX_ERROR_BYTES
 from kedge.errors import CannotConnect, RequestRefused, ServerFailed, StreamCut, Unreachable
 from kedge.events import ResponseStarted
 from kedge.providers import connect

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -693,9 +692,7 @@ def test_a_response_that_is_too_large_to_be_read_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
     """It is not held back nor collected, and it is no anchor."""
-    monkeypatch.setattr(exchange, "MAX_BODY_BYTES", 1000)
-    decoder = partial(exchange.ResponsesDecoder, max_line=1000)
-    monkeypatch.setattr(exchange, "ResponsesDecoder", decoder)
+    monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", "1000")
     chunks = [b"data: ", *[b"x" * 999] * 9]
     source = CountedChunks(*chunks)
     headers = {"content-type": "text/event-stream" if streaming else "application/json"}
@@ -711,6 +708,38 @@ def test_a_response_that_is_too_large_to_be_read_is_passed_on(
         report = chain_report(http)
     assert (report.chained, report.healed, report.recent[-1].response_id) == (1, {}, "")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("must_judge", [False, True])
+def test_compressed_and_endless_responses_are_not_collected(
+    monkeypatch: pytest.MonkeyPatch, streaming: bool, must_judge: bool
+) -> None:
+    """Beyond the limit, also of small events that decompress to more, nothing is held back nor decompressed."""
+    monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", "2000000")
+    event = b'data: {"type":"response.in_progress","padding":"%b"}\n\n' % (b"x" * 1000)
+    content = gzip.compress(event * 20_000 if streaming else b"x" * 20_000_000)
+    headers = {
+        "content-type": "text/event-stream" if streaming else "application/json",
+        "content-encoding": "gzip",
+    }
+    observer = exchange.ResponseObserver(headers, "resp_1", must_judge=must_judge)
+    assert observer.feed(content) == ("resend" if must_judge else "release")
+    assert observer.finish() is None
+
+
+@pytest.mark.parametrize("size", [10_000, 50_000_000])
+def test_large_errors_are_passed_on(size: int) -> None:
+    """An error that is too large to be the rejection of an anchor is neither collected nor decompressed."""
+    content = gzip.compress(os.urandom(min(size, 3_000_000)) + b"x" * size)
+    source = CountedChunks(*(content[at : at + 65_536] for at in range(0, len(content), 65_536)))
+    headers = {"content-encoding": "gzip"}
+    transport = respond_to_chained(500, stream=source, headers=headers)
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        with http.stream("POST", "/responses", json={"input": HISTORY}) as response:
+            assert source.count * 65_536 < 1_200_000
+            assert (response.status_code, b"".join(response.iter_raw())) == (500, content)
 
 
 def break_chained_streams(code: str, *, in_one_chunk: bool = False) -> httpx2.MockTransport:

@@ -21,7 +21,7 @@ def is_chaining_enabled() -> bool:
     return os.environ.get(CHAINING_ENV, "1").strip().lower() not in _FALSE_VALUES
 
 
-OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_PRICES")
+OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")
 """The environment variables of Kedge that are not settings."""
 MAX_NUMBER = 1e300
 """The maximum value of a numeric setting, which can still be converted to other units."""

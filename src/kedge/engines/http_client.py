@@ -17,13 +17,12 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from kedge.engines.http_errors import ErrorBuilder, parse_retry_after
+from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
 
 DEFAULT_MAX_RETRIES = 2
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 120.0
 """The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
-MAX_ERROR_BYTES = 1_000_000
-"""The bytes of an error's body that are read."""
 MAX_CONNECTIONS = 1_000
 KEEP_ALIVE = 5.0
 """Seconds for which an unused connection stays open."""
@@ -67,11 +66,6 @@ class HttpReply:
             async for chunk in self.response.content.iter_any():
                 yield chunk
 
-    async def aread(self) -> bytes:
-        """Return the complete body."""
-        with _report_closed_client():
-            return await self.response.read()
-
     async def aclose(self) -> None:
         """Release the connection, which is closed if the body has not arrived completely."""
         self.response.release()
@@ -86,6 +80,7 @@ class HttpClient:
         timeouts: How long to wait.
         max_retries: How many times a request is repeated that was not answered, or with a status that
             may be temporary.
+        max_response_bytes: The maximum size of a response; None for the default.
     """
 
     read_errors: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError)
@@ -97,8 +92,10 @@ class HttpClient:
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_retries: int = DEFAULT_MAX_RETRIES,
+        max_response_bytes: int | None = None,
     ) -> None:
         self.errors = errors
+        self.max_response_bytes = resolve_limit(max_response_bytes)
         self._max_retries = max_retries
         self._proxy = find_proxy(errors.base_url)
         self._session = aiohttp.ClientSession(

@@ -6,17 +6,19 @@ the same template, so that one class serves both.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
+from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
 from kedge.errors import EngineError
 from kedge.urls import parse_base_url
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
+    from httpx2 import Response
     from openai import APIStatusError, AsyncOpenAI
 
     from kedge.engines.transport import ClientReply
@@ -42,12 +44,21 @@ class SdkClient:
         client: The client.
         provider: The name of the provider, for errors.
         sdk: The package of the client.
+        max_response_bytes: The maximum size of a response; None for the default.
     """
 
-    def __init__(self, client: "AsyncOpenAI | AsyncAnthropic", provider: str, sdk: Sdk) -> None:
+    def __init__(
+        self,
+        client: "AsyncOpenAI | AsyncAnthropic",
+        provider: str,
+        sdk: Sdk,
+        max_response_bytes: int | None = None,
+    ) -> None:
         import httpx2
 
         self.client: Any = client
+        self.max_response_bytes = resolve_limit(max_response_bytes)
+        _limit_errors(self.client)
         self._provider = provider
         self._sdk: Sdk = sdk
         self.read_errors: tuple[type[Exception], ...] = (httpx2.HTTPError, *_get_aiohttp_errors())
@@ -130,6 +141,44 @@ def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
     """Return the headers with which the client would describe this machine, so that they are omitted."""
     omit = import_module(sdk).Omit
     return {f"X-Stainless-{name}": omit() for name in _TELEMETRY_HEADERS}
+
+
+def _limit_errors(client: Any) -> None:
+    """Limit the bodies of errors, which the client reads completely, by an event hook of its HTTP client."""
+    http_client = client._client  # noqa: SLF001
+    hooks: dict[str, list[Any]] = http_client.event_hooks
+    if _limit_error not in hooks["response"]:
+        http_client.event_hooks = {**hooks, "response": [*hooks["response"], _limit_error]}
+
+
+async def _limit_error(response: "Response") -> None:
+    if response.is_error:
+        import httpx2
+
+        received = httpx2.Response(
+            response.status_code, headers=response.headers, stream=response.stream
+        )
+        response.headers.pop("content-encoding", None)
+        response.stream = _make_error_body(received)
+
+
+def _make_error_body(received: "Response") -> Any:
+    """Return the start of a body, decompressed."""
+    import httpx2
+
+    class ErrorBody(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncGenerator[bytes]:
+            left = MAX_ERROR_BYTES
+            async for chunk in received.aiter_bytes():
+                yield chunk[:left]
+                left -= len(chunk)
+                if left <= 0:
+                    break
+
+        async def aclose(self) -> None:
+            await received.aclose()
+
+    return ErrorBody()
 
 
 def _get_aiohttp_errors() -> tuple[type[Exception], ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 from kedge.engines.http_errors import get_request_id, parse_object
 from kedge.engines.request_body import encode_param
+from kedge.engines.response_limit import SizeLimit
 from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kedge.engines.sdk_client import Sdk, SdkClient
 
     Client: TypeAlias = HttpClient | SdkClient
-    AnyClient: TypeAlias = HttpClient | AsyncOpenAI | AsyncAnthropic
+    AnyClient: TypeAlias = Client | AsyncOpenAI | AsyncAnthropic
 
 EVENT_STREAM = "text/event-stream"
 _ITEM_LISTS = frozenset({"input", "messages"})
@@ -47,10 +48,6 @@ class ClientReply(Protocol):
 
     def aiter_bytes(self) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives."""
-        ...
-
-    async def aread(self) -> bytes:
-        """Return the complete body."""
         ...
 
     async def aclose(self) -> None:
@@ -122,9 +119,11 @@ class HttpResponse:
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives."""
         received: list[bytes] = []
+        limit = SizeLimit(self.client.max_response_bytes)
         try:
             async with aclosing(self.reply.aiter_bytes()) as chunks:
                 async for chunk in chunks:
+                    limit.add(chunk)
                     if self.tap:
                         received.append(chunk)
                     yield chunk
@@ -136,13 +135,7 @@ class HttpResponse:
 
     async def body(self) -> bytes:
         """Return the complete body."""
-        try:
-            body = await self.reply.aread()
-        except self.client.read_errors as exc:
-            errors = self.client.errors
-            raise errors.build_cut(exc) from errors.find_cause(exc)
-        self._notify_tap(body)
-        return body
+        return b"".join([chunk async for chunk in self.chunks()])
 
     def _notify_tap(self, body: bytes) -> None:
         if self.tap:
@@ -256,8 +249,8 @@ class Transport:
 
 
 def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
-    if hasattr(client, "read_errors"):  # an HttpClient, whose module takes time to import
-        return cast("HttpClient", client)
+    if hasattr(client, "read_errors"):  # one of Kedge's own, whose modules take time to import
+        return cast("Client", client)
     from kedge.engines.sdk_client import SdkClient
 
     return SdkClient(cast("AsyncOpenAI | AsyncAnthropic", client), provider, sdk)

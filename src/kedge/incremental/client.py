@@ -9,15 +9,22 @@ No additional errors are raised here: an unexpected error in the bookkeeping is 
 sent as the program wrote it.
 """
 
+import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from anyio import CancelScope, to_thread
 
+from kedge.engines.response_limit import (
+    MAX_ERROR_BYTES,
+    SizeLimit,
+    make_inflater,
+    resolve_limit,
+)
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
 from kedge.incremental.exchange import (
     Chainer,
@@ -29,6 +36,7 @@ from kedge.incremental.exchange import (
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.store_index import StoreIndex
+from kedge.json_codec import decode
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
@@ -254,8 +262,12 @@ def _perform(send: Any, action: "Action", target: Any) -> Any:
         case "call":
             return target()
         case "fetch":
-            with suppress(Exception):  # also those of the program's event hooks
-                return send(target, follow_redirects=False)
+            with (
+                suppress(Exception),  # also those of the program's event hooks
+                closing(send(target, stream=True, follow_redirects=False)) as response,
+            ):
+                limit = SizeLimit(resolve_limit())
+                return response.status_code, b"".join(map(limit.add, response.iter_bytes()))
         case "send":
             try:
                 return send(target, stream=True)
@@ -306,7 +318,11 @@ async def _perform_async(send: Any, chainer: Chainer | None, action: "Action", t
             return await _call_in_thread(chainer, target)
         case "fetch":
             with suppress(Exception):  # also those of the program's event hooks
-                return await send(target, follow_redirects=False)
+                response = await send(target, stream=True, follow_redirects=False)
+                limit = SizeLimit(resolve_limit())
+                async with aclosing(response):
+                    chunks = [limit.add(chunk) async for chunk in response.aiter_bytes()]
+                return response.status_code, b"".join(chunks)
         case "send":
             try:
                 return await send(target, stream=True)
@@ -405,7 +421,7 @@ class _ProbeSource:
             step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
             for step in ("connect", "read", "write", "pool")
         }
-        response = await _Step(
+        answer = await _Step(
             "fetch",
             type(request)(
                 method.upper(),
@@ -414,11 +430,12 @@ class _ProbeSource:
                 extensions={"timeout": timeout},
             ),
         )
-        if response is None:
+        if answer is None:
             raise ServerFailed("the server could not be reached")
-        if response.status_code != 200:
-            raise RequestRefused(f"HTTP {response.status_code}", status=response.status_code)
-        return response.json()
+        status, body = answer
+        if status != 200:
+            raise RequestRefused(f"HTTP {status}", status=status)
+        return decode(body)
 
 
 class _Step:
@@ -524,11 +541,15 @@ def _read_error_steps(
         source, chunks, buffered = response.stream, None, list[bytes]()
         if not response.is_closed:
             chunks = yield "open", source
+            size = 0
             while isinstance(chunk := (yield "next", chunks), bytes):
                 buffered.append(chunk)
+                size += len(chunk)
+                if size > MAX_ERROR_BYTES:
+                    break
             if chunk is None:
                 response.extensions[BODY] = b"".join(buffered)
-            else:
+            elif not isinstance(chunk, bytes):
                 chunks = _FailedChunks(chunk)
         body = _decode_body(library, response)
         if (yield "call", partial(_is_chain_error, exchange, response.status_code, body)):
@@ -544,16 +565,17 @@ def _read_error_steps(
 
 
 def _decode_body(library: Any, response: Any) -> bytes | None:
-    """Return the decoded body of a response, or None if it was closed before it was read."""
-    raw = response.extensions.get(BODY)
-    try:
-        if raw is None:
+    """Return the start of the decoded body of a response, or None if it was not read completely."""
+    raw: bytes | None = response.extensions.get(BODY)
+    if raw is None:
+        with suppress(library.ResponseNotRead):
             return response.content
-        return library.Response(200, headers=response.headers, content=raw).content
-    except library.ResponseNotRead:
         return None
-    except library.DecodingError:
-        return raw
+    inflate = make_inflater(response.headers.get("content-encoding", ""))
+    with suppress(zlib.error):
+        if inflate is not None:
+            return next(inflate(raw), b"")
+    return raw
 
 
 @cache

@@ -28,6 +28,12 @@ from kedge.engines.heal_rules import (
     is_server_error,
 )
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, parse_error
+from kedge.engines.response_limit import (
+    READABLE_CODINGS,
+    SizeLimit,
+    make_inflater,
+    resolve_limit,
+)
 from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.errors import RequestRefused, StreamTooLarge
 from kedge.events import (
@@ -45,7 +51,6 @@ from kedge.events.responses import ResponsesDecoder
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
-    MAX_BODY_BYTES,
     ParsedRequest,
     PassThroughReason,
     Rewritten,
@@ -91,9 +96,6 @@ SIGNATURE_HEADERS = (
 """Headers with a signature or a digest of the body, which another body would make invalid."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select the organization and project of a key."""
-
-READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
-"""The compressions of responses that can be read."""
 
 SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_server_error"})
 """The codes with which a stream reports an error of the server, which has no HTTP status there."""
@@ -577,6 +579,7 @@ class ResponseObserver:
         self._assembler = Assembler()
         self._body = bytearray()
         self._inflate = make_inflater(headers.get("content-encoding", ""))
+        self._limit = SizeLimit(resolve_limit())
 
     def feed(self, chunk: bytes) -> Verdict:
         """Read more of the response, as received.
@@ -592,7 +595,9 @@ class ResponseObserver:
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
             return self._give_up()
         try:
-            self._read(self._inflate(chunk))
+            for piece in self._inflate(chunk):
+                self._limit.add(piece)
+                self._read(piece)
         except (zlib.error, StreamTooLarge):
             self._inflate = None
             self._decoder, self._body = ResponsesDecoder(), bytearray()
@@ -602,8 +607,6 @@ class ResponseObserver:
     def _read(self, data: bytes) -> None:
         if not self.is_stream:
             self._body += data
-            if len(self._body) > MAX_BODY_BYTES:
-                raise StreamTooLarge("body", MAX_BODY_BYTES)
             return
         for event in self._decoder.feed(data):
             self._handle(event)
@@ -741,15 +744,3 @@ def limit_codings(accepted: str) -> str:
 
 def _get_name(coding: str) -> str:
     return coding.partition(";")[0].strip().lower()
-
-
-def make_inflater(encoding: str) -> Callable[[bytes], bytes] | None:
-    """Return a function that decompresses the chunks of a body, or None for an unknown compression."""
-    encoding = encoding.lower()
-    if encoding in ("", "identity"):
-        return bytes
-    if encoding in ("gzip", "x-gzip"):
-        return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress
-    if encoding == "deflate":
-        return zlib.decompressobj().decompress
-    return None

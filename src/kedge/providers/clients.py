@@ -15,6 +15,7 @@ from kedge.engines.http_errors import (
     ErrorBuilder,
     find_secrets,
 )
+from kedge.engines.response_limit import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
 from kedge.urls import parse_base_url
@@ -22,9 +23,8 @@ from kedge.urls import parse_base_url
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from openai import AsyncOpenAI
-
     from kedge.engines.http_client import HttpClient
+    from kedge.engines.sdk_client import SdkClient
     from kedge.engines.transport import AnyClient
 
 
@@ -50,7 +50,14 @@ def hash_account(*credentials: str | None) -> str:
     return hashlib.blake2b(joined, key=_HASH_KEY, digest_size=8).hexdigest()
 
 
-_CLIENT_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
+_CLIENT_SETTINGS = (
+    "timeout",
+    "max_retries",
+    "max_response_bytes",
+    "organization",
+    "project",
+    "default_headers",
+)
 _OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
 _ACCOUNT_HEADERS = frozenset(
     {*CREDENTIAL_HEADERS, *GATEWAY_HEADERS, "openai-organization", "openai-project"}
@@ -124,14 +131,17 @@ def _make_client(
         _merge_headers({"User-Agent": _get_user_agent()}, headers),
         timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
+        max_response_bytes=settings.get("max_response_bytes"),
     )
 
 
 def _make_openai_client(
     errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
-) -> "AsyncOpenAI":
+) -> "SdkClient":
     """Return a client of the openai package, which opens WebSockets."""
     from openai import AsyncOpenAI, DefaultAioHttpClient, Omit
+
+    from kedge.engines.sdk_client import SdkClient
 
     # The client would send headers of the environment, which are meant for OpenAI, to every server.
     unwanted: dict[str, Any] = dict.fromkeys(_read_env_headers("OPENAI_CUSTOM_HEADERS"), Omit())
@@ -144,7 +154,7 @@ def _make_openai_client(
         **{name: settings[name] for name in ("timeout", "max_retries") if name in settings},
     )
     client.organization = client.project = None  # which the client reads from the environment
-    return client
+    return SdkClient(client, errors.provider, "openai", settings.get("max_response_bytes"))
 
 
 def _merge_headers(*groups: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -177,6 +187,7 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
+    resolve_limit(settings.get("max_response_bytes"))
     timeout, retries = settings.get("timeout"), settings.get("max_retries", 0)
     for name in ("connect", "read"):
         validate_seconds(getattr(timeout, name, timeout), "timeout")

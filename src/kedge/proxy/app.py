@@ -26,10 +26,11 @@ from starlette.routing import Route, WebSocketRoute, request_response, websocket
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from kedge.engines.response_limit import Inflater, make_inflater
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import BODY, EXCHANGE, USER
-from kedge.incremental.exchange import Exchange, make_inflater
+from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
@@ -577,7 +578,7 @@ class _PassedOn(StreamingResponse):
         self._incoming = incoming
         self._retained_bytes = retained_bytes
         coding = "" if incoming.is_stream_consumed else incoming.headers.get("content-encoding", "")
-        self._inflate = make_inflater(coding) or bytes
+        self._inflate: Inflater = make_inflater(coding) or (lambda chunk: iter((chunk,)))
         self.body_start = bytearray()
         self.on_end: Callable[[], None] | None = None
         self.usage: UsageReader | None = None
@@ -593,11 +594,12 @@ class _PassedOn(StreamingResponse):
             self.usage.feed(chunk)
         if len(self.body_start) < self._retained_bytes:
             try:
-                chunk = self._inflate(chunk)
+                for piece in self._inflate(chunk):
+                    self.body_start += piece[: self._retained_bytes - len(self.body_start)]
+                    if len(self.body_start) == self._retained_bytes:
+                        break
             except zlib.error:
                 self._retained_bytes = 0
-                return
-            self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
     def _get_complete_body(self) -> bytes | None:
         if self._incoming.is_stream_consumed:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
+from kedge.engines.response_limit import SizeLimit
 from kedge.engines.sdk_client import SdkClient, no_telemetry_headers
 from kedge.engines.transport import Transport, tap_request
 from kedge.engines.websocket.connection import (
@@ -57,6 +58,7 @@ class SocketResponse:
     lane: Lane
     provider: str
     read_timeout: float | None
+    max_response_bytes: int
     first_message: SocketMessage
     on_body: "Callable[[bytes], None] | None"
     request_id: str = ""
@@ -65,8 +67,10 @@ class SocketResponse:
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the messages as they arrive, up to the last, each as a server-sent event."""
         message, received = self.first_message, list[bytes]()
+        limit = SizeLimit(self.max_response_bytes)
         try:
             while True:
+                limit.add(message.data)
                 if self.on_body:
                     received.append(message.data)
                 yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
@@ -217,8 +221,9 @@ class SocketTransport(Transport):
                 tap(content, self.redact(received.decode("utf-8", "replace")).encode(), 200)
 
         on_end = report if tap else None
+        max_bytes = self.client.max_response_bytes
         return SocketResponse(
-            pool, connection, lane, self.provider, self._read_timeout(), first, on_end
+            pool, connection, lane, self.provider, self._read_timeout(), max_bytes, first, on_end
         )
 
     async def _send_on_lane(
