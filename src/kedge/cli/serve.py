@@ -215,6 +215,8 @@ async def _serve_api(
 
     async with _open_tokens(tokens) as callers:
         app = create_app(replace(settings, callers=callers))
+        if callers is not None:
+            app.state.health.add(callers.check_database)
         await UvicornServer(app, on_started=announce).serve(sockets=[listener])
 
 

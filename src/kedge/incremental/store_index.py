@@ -33,7 +33,7 @@ T = TypeVar("T")
 _Method = Literal["read_inline", "write_inline", "write_sync"]
 
 WAIT_SECONDS = 2.0
-"""The maximum time that a request waits for a lock or a connection of a store opened for the index."""
+"""The maximum time that a store opened for the index waits for a lock or a connection, and for a statement."""
 RETRY_SECONDS = 5.0
 """The time for which a database is not used after it failed."""
 _PRUNE_EVERY = 256
@@ -136,7 +136,7 @@ class StoreIndex:
             self._database.close()
 
     def _open(self) -> Database:
-        return open_current_database(self._url, WAIT_SECONDS)
+        return open_current_database(self._url, WAIT_SECONDS, WAIT_SECONDS)
 
     def _get_database(self) -> Database:
         """Return the database, which is opened again in a process that was forked.

@@ -88,9 +88,11 @@ def open_database(
         raise CannotOpenStore(f"invalid store address; use one of {URL_FORMATS}") from None
 
 
-def open_current_database(url: str, wait_seconds: float = 10.0) -> Database:
+def open_current_database(
+    url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
+) -> Database:
     """Return the database at an address after upgrading it; blocks the calling thread."""
-    database = open_database(url, wait_seconds)
+    database = open_database(url, wait_seconds, statement_seconds)
     try:
         if not database.read_sync(is_current):
             with _explain_read_only(database.read_sync(read_schema_version)):

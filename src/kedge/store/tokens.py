@@ -64,6 +64,8 @@ class TokenRegistry:
         self._clock = clock
         self._is_required = required
         self._recheck_at = 0.0
+        self.check_database = store.database.check
+        """Raises a `StoreError` unless the database answers; the calling thread waits."""
 
     async def add(
         self,
