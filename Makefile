@@ -1,4 +1,5 @@
-# make test   everything, on a fresh machine with Python 3.11+ and make (COVERAGE=1 to measure it; takes longer)
+# make test   everything, on a fresh machine with Python 3.11+ and make (COVERAGE=1 to measure it; takes longer;
+#             CHECKS= TESTS=tests/store for a part)
 # make test-fast  the tests without the browser, PostgreSQL and long campaigns
 # make chat   chat with the built-in model: no key, no network (interactive or piped; ARGS="-c NAME" for options)
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
@@ -70,14 +71,18 @@ PYTEST := $(BIN)/$(if $(COVERAGE),coverage run,python) -m pytest
 # The order of tests/conftest.py, slow files first, keeps all workers busy to the end.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# .ci/run selects a part of all checks and tests for a second user.
+CHECKS ?= style types docs
+TESTS ?=
+
 # The type check needs one core for minutes, so everything runs side by side.
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory chromium
-	$(MAKE) --no-print-directory --jobs=4 style types docs suite
+	$(MAKE) --no-print-directory --jobs=4 $(CHECKS) suite
 
 suite:
 	$(if $(COVERAGE),$(BIN)/coverage erase)
-	$(PYTEST) $(PARALLEL) --durations=15 || { [ $$? = 1 ] && $(IF_TESTS_FAIL); }
+	$(PYTEST) $(PARALLEL) --durations=15 $(TESTS) || { [ $$? = 1 ] && $(IF_TESTS_FAIL); }
 	$(if $(COVERAGE),$(BIN)/coverage combine --quiet)
 	$(if $(COVERAGE),$(BIN)/coverage report)
 
