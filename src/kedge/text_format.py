@@ -1,5 +1,7 @@
 """Format times, sizes, counts, ids and untrusted text for people."""
 
+import json
+import re
 import time
 from datetime import UTC, datetime
 
@@ -145,8 +147,38 @@ def estimate_markdown_work(text: str) -> int:
     return len(text) + sum(cost * text.count(mark) for mark, cost in MARKDOWN_COSTS.items())
 
 
+_STYLES = re.compile(r"(\x1b\[(?:[0-2]|3[1-6])m)")
+"""The styles that the command line writes."""
+
+
 def sanitize_text(text: str) -> str:
     """Replace control characters, so that untrusted text cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def sanitize_styled(text: str) -> str:
+    """Replace control characters except for the styles of the command line."""
+    if text.isprintable():
+        return text
+    return "".join(
+        part if index % 2 else sanitize_text(part) for index, part in enumerate(_STYLES.split(text))
+    )
+
+
+def escape_text(text: str) -> str:
+    r"""Replace control characters and line breaks by their escape sequences (``\n``, ``\x1b``)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def escape_json(text: str) -> str:
+    """Escape the control characters inside the strings of a JSON text; those between values are kept."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1].replace("\x7f", "\\u007f")
+        for c in text
+    )

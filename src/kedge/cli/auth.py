@@ -76,7 +76,7 @@ def add(
         echo_json({**_token_to_json(token), "token": secret})
         return
     echo(secret)
-    click.echo(
+    echo(
         "This is shown once. Clients send it as a bearer token; the page asks for it. "
         "From now on servers on this store require a token.",
         err=True,

@@ -22,7 +22,7 @@ from kedge import errors
 from kedge.cli import choose_color
 from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
 from kedge.errors import KedgeError
-from kedge.text_format import sanitize_text
+from kedge.text_format import escape_json, sanitize_styled, sanitize_text
 
 HINTS: dict[type[BaseException], str] = {
     errors.NotAuthorised: "'kedge doctor' shows which keys are set.",
@@ -79,9 +79,16 @@ def find_hint(error: BaseException) -> str:
 COLUMN_GAP = "  "
 
 
-def echo(text: str = "") -> None:
-    """Print a line; colors are removed outside of a terminal."""
-    click.echo(text)
+def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
+    """Print a text without control characters other than styles, which are removed outside of a terminal.
+
+    Args:
+        text: The text. Untrusted parts are sanitized before they are styled.
+        err: Whether to print it on standard error.
+        nl: Whether a line break follows.
+        color: Whether to keep styles, instead of the choice by the output.
+    """
+    click.echo(sanitize_styled(text), err=err, nl=nl, color=color)
 
 
 def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
@@ -106,7 +113,7 @@ def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
 def echo_json(value: Any) -> None:
     """Print a value as JSON: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(format_json(value, indent=indent, default=_encode_other))
+    echo(format_json(value, indent=indent, default=_encode_other))
 
 
 def echo_result(value: Any, text: str | Callable[[], object], *, as_json: bool) -> None:
@@ -125,9 +132,9 @@ def _encode_other(value: object) -> Any:
 
 
 def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
-    """Format a value as JSON; non-ASCII characters are escaped unless the output is UTF-8."""
+    """Format a value as JSON; control characters, and others that the output cannot encode, are escaped."""
     stream = sys.stderr if to_stderr else sys.stdout
-    return json.dumps(value, ensure_ascii=not _is_utf8(stream), **options)
+    return escape_json(json.dumps(value, ensure_ascii=not _is_utf8(stream), **options))
 
 
 def _is_utf8(stream: TextIO) -> bool:
@@ -242,10 +249,10 @@ class CommandError(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Print one line and a hint, with ``-v`` also the traceback."""
         if self.verbose:
-            click.echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
+            echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
         if self.as_json:
             report = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
-            click.echo(format_json(report, to_stderr=True), err=True)
+            echo(format_json(report, to_stderr=True), err=True)
             return
         echo_error("Error", self.message, self.hint)
 
@@ -254,7 +261,7 @@ def echo_note(text: str) -> None:
     """Print a note for people on standard error; with ``--json`` there are none."""
     ctx = click.get_current_context(silent=True)
     if not (ctx and ctx.params.get("as_json")):
-        click.echo(wrap_text(f"Note: {text}", err=True), err=True)
+        echo(wrap_text(f"Note: {text}", err=True), err=True)
 
 
 def echo_error(label: str, message: str, hint: str) -> None:
@@ -263,7 +270,7 @@ def echo_error(label: str, message: str, hint: str) -> None:
     lines = [f"{click.style(label, fg='red')}{text}"]
     if hint:
         lines.append(click.style(wrap_text(f"Hint: {sanitize_text(hint)}", err=True), dim=True))
-    click.echo("\n".join(lines), err=True, color=choose_color())
+    echo("\n".join(lines), err=True, color=choose_color())
 
 
 def _error_message(error: BaseException) -> str:

@@ -13,10 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from kedge.attachments import MAX_FILE_BYTES, audio, file, image, read_file
-from kedge.cli.base import wrap_text
+from kedge.cli.base import echo, wrap_text
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
 from kedge.turns import Part, TextPart
@@ -40,13 +38,13 @@ def history_file() -> Path:
 
 
 def read_messages(
-    runner: asyncio.Runner, *, echo: bool, completions: tuple[str, ...], remember: bool
+    runner: asyncio.Runner, *, show_lines: bool, completions: tuple[str, ...], remember: bool
 ) -> Iterator[str]:
     """Yield each non-empty message until the input ends.
 
     Args:
         runner: The runner for the prompt of a terminal.
-        echo: Whether lines of a pipe are printed, so that the output is a transcript.
+        show_lines: Whether lines of a pipe are printed, so that the output is a transcript.
         completions: The texts that Tab completes.
         remember: Whether messages are stored in the input history.
     """
@@ -54,7 +52,7 @@ def read_messages(
     source = (
         _read_terminal(runner, completions, remember=remember)
         if is_terminal
-        else _read_lines(echo=echo)
+        else _read_lines(show_lines=show_lines)
     )
     for message in source:
         if text := message.strip():
@@ -92,7 +90,7 @@ def read_attachment(source: str) -> Part:
     return file(content, filename=path.name, media_type=media_type)
 
 
-def _read_lines(*, echo: bool) -> Iterator[str]:
+def _read_lines(*, show_lines: bool) -> Iterator[str]:
     is_terminal = sys.stdin.isatty()
     while True:
         try:
@@ -103,8 +101,8 @@ def _read_lines(*, echo: bool) -> Iterator[str]:
             if is_terminal:
                 return
             raise
-        if echo and not is_terminal and line.strip():
-            click.echo(f"> {line}")
+        if show_lines and not is_terminal and line.strip():
+            echo(f"> {line}")
         yield line
 
 
@@ -118,7 +116,7 @@ def _read_terminal(
         except EOFError:
             return
         except InputInterrupted:
-            click.echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
+            echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
 
 
 def create_prompt(completions: tuple[str, ...], *, remember: bool) -> "PromptSession[str]":

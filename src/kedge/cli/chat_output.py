@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kedge.cli.base import echo_error, find_hint, format_json, wrap_text
+from kedge.cli.base import echo, echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
@@ -55,28 +55,28 @@ class TextOutput:
 
     def write_text(self, delta: str) -> None:
         """Print a piece of the answer."""
-        click.echo(sanitize_text(delta), nl=False)
+        echo(sanitize_text(delta), nl=False)
         self._is_line_open = not delta.endswith("\n")
 
     def write_note(self, line: str, *, warn: bool = False) -> None:
         """Print a line that is not part of the answer."""
         self.stop()
         line = wrap_text(line)
-        click.echo(click.style(line, fg="yellow") if warn else click.style(line, dim=True))
+        echo(click.style(line, fg="yellow") if warn else click.style(line, dim=True))
 
     def stop(self) -> None:
         """End the current line."""
         if self._is_line_open:
-            click.echo()
+            echo()
         self._is_line_open, self._reasoning_words = False, 0
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print what was sent."""
-        click.echo(click.style(wrap_text(status), dim=True))
+        echo(click.style(wrap_text(status), dim=True))
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output; the lines of a tree or of a list are not wrapped."""
-        click.echo(text if command in ("/tree", "/show") else wrap_text(text))
+        echo(text if command in ("/tree", "/show") else wrap_text(text))
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
@@ -84,7 +84,7 @@ class TextOutput:
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses."""
-        click.echo(wrap_text(f"({message})"))
+        echo(wrap_text(f"({message})"))
 
 
 class ValueOutput(TextOutput):
@@ -95,11 +95,11 @@ class ValueOutput(TextOutput):
 
     def write_note(self, line: str, *, warn: bool = False) -> None:
         """Print a line on standard error."""
-        click.echo(wrap_text(line, err=True), err=True)
+        echo(wrap_text(line, err=True), err=True)
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output of a command on standard error."""
-        click.echo(text, err=True)
+        echo(text, err=True)
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses on standard error."""
@@ -107,7 +107,7 @@ class ValueOutput(TextOutput):
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print the value."""
-        click.echo(format_json(report["output"]))
+        echo(format_json(report["output"]))
         self.write_note(status)
 
 
@@ -122,20 +122,20 @@ class JsonOutput:
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print the turn."""
-        click.echo(format_json(report))
+        echo(format_json(report))
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output of a command."""
-        click.echo(format_json({"command": command, "output": click.unstyle(text)}))
+        echo(format_json({"command": command, "output": click.unstyle(text)}))
 
     def show_error(self, error: KedgeError) -> None:
         """Print the error."""
         report = {"error": str(error), "kind": type(error).__name__, "hint": find_hint(error)}
-        click.echo(format_json(report))
+        echo(format_json(report))
 
     def show_interrupt(self, message: str) -> None:
         """Print the interruption as an error."""
-        click.echo(format_json({"error": message, "kind": "KeyboardInterrupt", "hint": ""}))
+        echo(format_json({"error": message, "kind": "KeyboardInterrupt", "hint": ""}))
 
 
 def format_event(event: Event) -> str:

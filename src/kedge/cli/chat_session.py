@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 
 from kedge.cli import INTERRUPTED_EXIT_CODE
-from kedge.cli.base import echo_note, wrap_text
+from kedge.cli.base import echo, echo_note, wrap_text
 from kedge.cli.chat_input import read_attachment, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
@@ -110,13 +110,13 @@ def run_chat(options: ChatOptions) -> None:
         try:
             session = runner.run(_open_session(options, stack))
             if options.is_typed:
-                click.echo(wrap_text(session.format_greeting()))
+                echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
                 for line in _read_input(options, session, runner):
                     is_command = line.startswith("/") and not options.message
                     session.handle_line(line, runner, is_command=is_command)
             if options.is_typed and session.is_saved and len(session.conversation.turn):
-                click.echo(wrap_text(session.format_farewell()))
+                echo(wrap_text(session.format_farewell()))
             if session.failed and (options.message or not sys.stdin.isatty()):
                 raise click.exceptions.Exit(1)
         finally:
@@ -128,9 +128,11 @@ def _read_input(
 ) -> Iterable[str]:
     if options.message:
         return [options.message]
-    echo = not (options.as_json or options.schema_file)
+    show_lines = not (options.as_json or options.schema_file)
     commands = tuple(SLASH_COMMANDS)
-    return read_messages(runner, echo=echo, completions=commands, remember=session.is_saved)
+    return read_messages(
+        runner, show_lines=show_lines, completions=commands, remember=session.is_saved
+    )
 
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":

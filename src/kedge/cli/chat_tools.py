@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kedge.cli.base import echo
 from kedge.errors import InvalidWorkflow, ToolFailed
-from kedge.text_format import sanitize_text
+from kedge.text_format import escape_text
 
 if TYPE_CHECKING:
     from kedge.tools import Decision, Tool, Toolbox
@@ -19,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SHOWN_ARGUMENTS = 2_000
 """The maximum number of characters of a call's arguments in a question to the user."""
+MAX_SHOWN_NAME = 200
+"""The maximum number of characters of a tool's name in it."""
 
 
 def mcp_option(function: F) -> F:
@@ -47,12 +50,19 @@ async def ask_approval(call: "ToolCallBlock") -> "Decision":
 
     if not sys.stdin.isatty():
         return Deny("there is no terminal at which it could be approved")
-    shown = sanitize_text(call.arguments)
-    if len(shown) > MAX_SHOWN_ARGUMENTS:
-        shown = f"{shown[:MAX_SHOWN_ARGUMENTS]}… ({len(shown):,} characters)"
-    click.echo(f"\nRun {sanitize_text(call.name)} {shown}? [y/N]: ", nl=False, err=True)
+    echo(f"\n{format_approval(call.name, call.arguments)} [y/N]: ", nl=False, err=True)
     line = await _read_line()
     return Allow() if line.strip().lower() in ("y", "yes") else Deny("the user denied it")
+
+
+def format_approval(name: str, arguments: str) -> str:
+    """Return the question about a call; the name is at its end, where no argument can move it out of sight."""
+    shown = escape_text(arguments[:MAX_SHOWN_ARGUMENTS])[:MAX_SHOWN_ARGUMENTS]
+    shown_name = escape_text(name[:MAX_SHOWN_NAME])
+    hidden = len(arguments) - MAX_SHOWN_ARGUMENTS
+    more = f"… ({hidden:,} more characters are hidden)" if hidden > 0 else ""
+    cut = "…" if len(name) > MAX_SHOWN_NAME else ""
+    return f"Arguments: {shown}{more}\nRun {shown_name}{cut}?"
 
 
 async def _read_line() -> str:

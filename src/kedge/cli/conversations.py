@@ -158,7 +158,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
                 sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
                 hit.node,
                 hit.kind,
-                hit.excerpt,
+                sanitize_text(hit.excerpt),
             )
             for hit in hits
         ]

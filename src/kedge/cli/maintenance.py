@@ -24,7 +24,7 @@ from kedge.cli.store_options import (
 )
 from kedge.config import mask_url, store_file, store_url
 from kedge.errors import InvalidTurn, KedgeError
-from kedge.text_format import format_size, pluralize, sanitize_text
+from kedge.text_format import escape_json, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
@@ -55,14 +55,16 @@ def export_command(
 
     written = run_with_store(work, address=store)
     if out is None:
-        click.echo("".join(written).encode(), nl=False)  # UTF-8, so that it can be imported
+        click.echo(
+            escape_json("".join(written)).encode(), nl=False
+        )  # UTF-8, so that it can be imported
         return
     _write_file(out, "".join(written).encode())
     lines = sum(text.count("\n") for text in written)
     if as_json:
         echo_json({"file": str(out), "conversations": len(written), "lines": lines})
     else:
-        click.echo(
+        echo(
             f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
             err=True,
         )
@@ -202,7 +204,7 @@ def _confirm(question: str) -> None:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        click.echo(err=True)
+        echo(err=True)
         raise click.UsageError("it was not confirmed; --yes deletes without a question") from None
     if not is_confirmed:
         raise click.Abort

@@ -319,7 +319,7 @@ def _run_workflow(
             result = anyio.run(work)
         except KeyboardInterrupt:
             if ADVICE_KEY in meta:
-                click.echo(dim(meta[ADVICE_KEY]), err=True)
+                echo(dim(meta[ADVICE_KEY]), err=True)
             raise
     echo_result(_result_to_json(result), lambda: _print_result(result), as_json=as_json)
 

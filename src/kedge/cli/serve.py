@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
-from kedge.cli.base import SOURCES_KEY, setting_option
+from kedge.cli.base import SOURCES_KEY, echo, setting_option
 from kedge.cli.base import command as kedge_command
 from kedge.cli.store_options import (
     MODEL_HELP,
@@ -268,7 +268,7 @@ def local_url(listener: "socket.socket") -> str:
 
 def _announce(facts: dict[str, str], line: str, *, as_json: bool) -> None:
     """Print where a server listens, and exclude the objects that were created at its start from garbage collection."""
-    click.echo(json.dumps(facts) if as_json else line)
+    echo(json.dumps(facts) if as_json else line)
     sys.stdout.flush()
     gc.collect()
     gc.freeze()

@@ -77,7 +77,7 @@ def render_sparkline(values: Iterable[float]) -> str:
 def _build_overview(stats: Analytics) -> Table:
     table = Table.grid(padding=(0, 2))
     requests, chains, branching = stats.requests, stats.chains, stats.branching
-    statuses = ", ".join(f"{each.count} {each.name}" for each in requests.statuses)
+    statuses = ", ".join(f"{each.count} {sanitize_text(each.name)}" for each in requests.statuses)
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
     cache, saved = stats.cache, format_cost(stats.cache.saved)
@@ -129,7 +129,8 @@ def _build_bars(title: str, counts: Sequence[tuple[str, int]]) -> Table:
     maximum = max((count for _, count in counts), default=1)
     for name, count in counts:
         bar = "█" * max(round(count / maximum * BAR_WIDTH), 1)
-        table.add_row(Text(name, style="dim"), str(count), Text(bar, style="cyan"))
+        label = Text(sanitize_text(name), style="dim")
+        table.add_row(label, str(count), Text(bar, style="cyan"))
     return table
 
 

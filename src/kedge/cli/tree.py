@@ -190,12 +190,12 @@ def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
     response = tree.tree.responses.get(node.id)
     parts = [dim(str(node.id)), node.kind]
     if response and response.provider_response_id:
-        parts.append(dim(shorten_id(response.provider_response_id)))
+        parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
     if response and response.request_bytes is not None:
         parts.append(dim(f"{format_size(response.request_bytes)} sent"))
     for mark in tree.marks(node, now):
         color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
-        parts.append(click.style(f"[{describe_mark(mark)}]", fg=color))
+        parts.append(click.style(f"[{sanitize_text(describe_mark(mark))}]", fg=color))
     parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(node.id)]
     if excerpt := tree.excerpt(node.id):
         parts.append(excerpt)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from kedge.errors import InvalidSetting
+from kedge.text_format import escape_text
 
 TRACE = 5
 """The log level below DEBUG: every step of finding an anchor."""
@@ -130,7 +131,7 @@ class TextFormatter(logging.Formatter):
             lines += self.formatException(record.exc_info).split("\n")
         if record.stack_info:
             lines += self.formatStack(record.stack_info).split("\n")
-        return "\n    ".join(map(_escape, lines))
+        return "\n    ".join(map(escape_text, lines))
 
 
 class JsonFormatter(logging.Formatter):
@@ -160,13 +161,6 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
-
-
-def _escape(line: str) -> str:
-    r"""Replace characters that are not printable by their escape sequences (``\n``, ``\x1b``)."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _format_fields(fields: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kedge.text_format import format_size
+from kedge.text_format import escape_text, format_size
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,
@@ -52,7 +52,7 @@ def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
 def shorten(text: str, width: int) -> str:
     """Shorten text to one line of at most ``width`` characters; control characters are escaped."""
     head = text[: width + 1]
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in head)
+    line = escape_text(head)
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
