@@ -5,7 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from engines.fake_server import json_response, serve_handler
 from kedge.engines import prompt_cache
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.chat_completions.render import render_messages as render_chat
@@ -14,12 +17,13 @@ from kedge.engines.prompt_cache import (
     PromptMonitor,
     anthropic_rules,
     count_prompt,
+    find_host_rules,
     mark_chat_messages,
     place_breakpoints,
 )
 from kedge.events import Outcome
 from kedge.observe.metrics import samples
-from kedge.planning import CachePlan, CacheRules, plan_request
+from kedge.planning import CachePlan, CacheRules, TokenCounts, plan_request, record_response
 from kedge.providers import connect
 from kedge.turns import Turn, assistant, reasoning, system, user
 
@@ -214,3 +218,44 @@ def test_missing_usage_gives_no_token_counts() -> None:
     """A server that reports no tokens gives no base for a prediction."""
     outcome = Outcome(status="completed", blocks=(reasoning("x"),))
     assert count_prompt(outcome, CachePlan("k")) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "counted", "cached"),
+    [
+        ("responses:https://api.deepseek.com/v1#m", 180, 128),
+        ("chat:https://api.groq.com/openai/v1#m", 336, 256),
+        ("chat:https://api.mistral.ai/v1#m", 255, 224),
+        ("chat:https://api.openai.com/v1#m", 336, 0),
+    ],
+)
+def test_some_providers_cache_short_prompts(model: str, counted: int, cached: int) -> None:
+    """DeepSeek, Groq and Mistral read prompts below 1,024 tokens from their caches."""
+    engine: Any = connect(model, api_key="k", clock=lambda: 1.0)
+    turn = Turn([user("Hi")])
+    plan = engine.plan(turn)
+    assert plan.cache is not None
+    counts = TokenCounts(counted, 0, 5, 0, 0, plan.cache.settings)
+    turn = record_response(
+        turn, [assistant("Yes.")], response_id="r", plan=plan, created_at=1.0, counted=counts
+    )
+    predicted = engine.plan(turn.append(user("And?"))).cache
+    assert predicted is not None
+    assert predicted.cached_tokens == cached
+
+
+async def test_a_provider_without_keys_gets_none() -> None:
+    """Groq rejects an unknown member, so its requests have no key."""
+    bodies: list[dict[str, Any]] = []
+
+    async def answer(request: Request) -> Response:
+        bodies.append(await request.json())
+        choices = [{"message": {"content": "Yes."}, "finish_reason": "stop"}]
+        return json_response({"id": "c", "choices": choices})
+
+    with serve_handler(answer) as url:
+        rules = find_host_rules("api.groq.com")
+        await connect(f"chat:{url}#m", prompt_cache=True, cache_rules=rules).run(Turn([user("Hi")]))
+        await connect(f"chat:{url}#m", prompt_cache=True).run(Turn([user("Hi")]))
+    assert ["prompt_cache_key" in body for body in bodies] == [False, True]
+    assert find_host_rules("notgroq.com") is None

@@ -210,7 +210,10 @@ _RESPONSE_STATUS = {
 
 
 def _merge_response(exchange: Exchange) -> JsonObject:
-    """Return the response of a stream: the last one that is listed, with the streamed items if it lists none."""
+    """Return the response of a stream: the last one that is listed, with the streamed items if it lists none.
+
+    A provider encrypts an item anew when it lists it, so what it encrypted first is used.
+    """
     last: JsonObject = {}
     items: dict[int, JsonObject] = {}
     for event in exchange.iter_events():
@@ -220,7 +223,18 @@ def _merge_response(exchange: Exchange) -> JsonObject:
             items[event.get("output_index", len(items))] = event["item"]
         elif event.get("type") == "error":
             return {**last, "status": "failed", "output": list(items.values())}
-    return {**last, "output": last.get("output") or list(items.values())}
+    sealed = {
+        each["id"]: each
+        for each in items.values()
+        if each.get("id") and "encrypted_content" in each
+    }
+    listed = [
+        {**each, "encrypted_content": sealed[each["id"]]["encrypted_content"]}
+        if each.get("id") in sealed
+        else each
+        for each in last.get("output") or []
+    ]
+    return {**last, "output": listed or list(items.values())}
 
 
 def _read_completion(completion: JsonObject) -> Answer:

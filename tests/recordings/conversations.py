@@ -11,14 +11,24 @@ import httpx2
 
 import kedge
 from kedge import chain_report
-from kedge.events.run import Healed, ServerForgot
-from kedge.turns import Block, ReasoningBlock, Turn, block_from_item, system
-from recordings.answers import merge_stream
+from kedge.engines import Engine
+from kedge.events.run import AnswerFinished, Healed, ServerForgot
+from kedge.turns import Block, ReasoningBlock, Turn, block_from_item, blocks_from_messages, system
+from recordings.answers import merge_stream, read_recorded
 from recordings.exchanges import Exchange, JsonObject
-from recordings.replay import RecordedServer, connect_recorded, echo_anchor, run_exchange
+from recordings.replay import RecordedServer, Run, connect_recorded, echo_anchor, run_exchange
 
 REQUEST_OPTIONS = frozenset(
-    {"model", "input", "instructions", "stream", "tools", "previous_response_id", "conversation"}
+    {
+        "model",
+        "input",
+        "messages",
+        "instructions",
+        "stream",
+        "tools",
+        "previous_response_id",
+        "conversation",
+    }
 )
 """Members of a body that the engine sets itself."""
 
@@ -35,32 +45,64 @@ def read_object(exchange: Exchange) -> JsonObject:
 
 
 async def judge_conversation(group: list[Exchange], server: RecordedServer, url: str) -> list[str]:
-    """Send a recorded conversation with anchors, and return the answers that count as given without their context."""
+    """Send a recorded conversation again, and return what is judged or predicted otherwise than it was.
+
+    With anchors no answer may count as given without its context. What the provider read from its prompt cache
+    must not be predicted as too short for it.
+    """
     found: list[str] = []
-    for options in ({}, {"known_server": None}):
-        engine = connect_recorded(group[0], url, mode="chained", retention=None, **options)
+    for known in (True, False) if group[0].api == "responses" else (True,):
+        settings: JsonObject = {} if known else {"known_server": None}
+        if group[0].api == "responses":
+            settings |= {"retention": None, "mode": "chained"}
         turns: dict[str, Turn] = {}
-        async with engine:
-            for exchange in group:
-                if not exchange.is_answer:
-                    continue
-                turn = _continue_turn(exchange, turns)
-                server.play(exchange)
-                params = {k: v for k, v in exchange.request.items() if k not in REQUEST_OPTIONS}
-                run = await run_exchange(
-                    engine,
-                    turn,
-                    streaming=exchange.is_stream,
-                    tools=exchange.request.get("tools") or [],
-                    extra_body={k: v for k, v in params.items() if v is not None},
-                )
-                lost = [each for each in run.events if isinstance(each, Healed | ServerForgot)]
-                lost = [
-                    each for each in lost if not isinstance(each, Healed) or each.reason == "forgot"
-                ]
-                found += [f"{exchange.name}: judged as {type(each).__name__}" for each in lost]
-                if run.error is None:
+        async with connect_recorded(group[0], url, **settings) as engine:
+            longest = 0
+            for exchange in filter(has_plausible_usage, group):
+                run = await _send(exchange, engine, server, turns)
+                found += [f"{exchange.name}: {each}" for each in _find_misjudgments(run, longest)]
+                longest = max(longest, *read_recorded(exchange).usage[:1])
+                if run.outcome is not None and run.outcome.completed:
                     turns[read_object(exchange).get("id") or ""] = run.turn
+    return found
+
+
+async def _send(
+    exchange: Exchange, engine: Engine, server: RecordedServer, turns: dict[str, Turn]
+) -> Run:
+    """Send a recorded request as a Turn that continues an earlier one."""
+    server.play(exchange)
+    members = {k: v for k, v in exchange.request.items() if k not in REQUEST_OPTIONS}
+    return await run_exchange(
+        engine,
+        _continue_turn(exchange, turns),
+        streaming=exchange.is_stream,
+        tools=exchange.request.get("tools") or [],
+        extra_body={k: v for k, v in members.items() if v is not None},
+    )
+
+
+def has_plausible_usage(exchange: Exchange) -> bool:
+    """Return whether an answer has at least as many tokens as words; some recordings were edited by hand."""
+    answer = read_recorded(exchange)
+    words = sum(len(text.split()) for text in answer.texts)
+    return bool(answer.usage) and words <= answer.usage[2]
+
+
+def _find_misjudgments(run: Run, longest: int) -> list[str]:
+    """Return the wrong judgments about an answer; ``longest`` are the tokens of the longest prompt before."""
+    found: list[str] = []
+    for event in run.events:
+        if isinstance(event, ServerForgot) or (
+            isinstance(event, Healed) and event.reason == "forgot"
+        ):
+            found.append(f"judged as {type(event).__name__}")
+        if isinstance(event, AnswerFinished) and event.outcome.usage and event.plan.cache:
+            cached, reason = event.outcome.usage.cached_tokens, event.plan.cache.reason
+            if 0 < cached <= longest and reason == "short":
+                found.append(
+                    f"{cached} tokens were read from a cache for which the prompt is predicted too short"
+                )
     return found
 
 
@@ -68,6 +110,8 @@ def _continue_turn(exchange: Exchange, turns: dict[str, Turn]) -> Turn:
     """Return the Turn of a request: that of an earlier one with the new blocks, or a new one."""
     request = exchange.request
     blocks: list[Block] = [block_from_item(item) for item in read_input(request)]
+    if exchange.api == "chat":
+        blocks = blocks_from_messages(request.get("messages") or [])
     known = turns.get(request.get("previous_response_id") or "")
     if known is not None:
         return known.append(*blocks)

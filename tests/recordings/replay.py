@@ -21,12 +21,14 @@ from starlette.routing import Route
 from app_thread import serve_app
 from kedge import connect
 from kedge.engines import Engine
+from kedge.engines.prompt_cache import find_host_rules
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished
 from kedge.events.types import PARTIAL, AnomalyNoted
 from kedge.memory.evidence import find_known_host
 from kedge.planning.tool_calls import call_effect
+from kedge.providers.registry import find_chat_settings
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, Turn, opaque, tool_result, user
 from recordings.answers import read_blocks, read_recorded
 from recordings.exchanges import Exchange, JsonObject
@@ -93,11 +95,14 @@ def connect_recorded(exchange: Exchange, url: str, **settings: Any) -> Engine:
     """Return the engine for the API of an exchange, with the rules for its host, at the local server."""
     model = exchange.request.get("model") or "model"
     options: dict[str, Any] = {"api_key": "recorded", "max_retries": 0, **settings}
+    if rules := find_host_rules(exchange.host):
+        options |= {"prompt_cache": True, "cache_rules": rules}
     match exchange.api:
         case "messages":
             return connect(f"anthropic:{model}", base_url=url, **options)
         case "chat":
-            return connect(f"chat:{url}/v1#{model}", **options)
+            rules_of_host = find_chat_settings(exchange.host, model)
+            return connect(f"chat:{url}/v1#{model}", **{**rules_of_host, **options})
         case _:
             options.setdefault("known_server", find_known_host(f"https://{exchange.host}/v1"))
             return connect(f"responses:{url}/v1#{model}", **options)

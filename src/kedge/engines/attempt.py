@@ -83,6 +83,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         mode: Mode,
         params: Mapping[str, Any] | None,
         prompt_cache: bool,
+        cache_rules: CacheRules | None,
         clock: Callable[[], float],
     ) -> None:
         self.name = transport.provider
@@ -94,6 +95,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         check_params(self.params)
         self.transport = transport
         self.prompt_cache = prompt_cache
+        self.cache_rules = cache_rules or CacheRules()
         self._prompts = PromptMonitor()
         self._clock = clock
 

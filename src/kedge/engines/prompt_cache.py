@@ -47,6 +47,20 @@ log = get_logger("kedge.engines.prompt_cache")
 Content = dict[str, Any]
 
 
+HOST_RULES: Mapping[str, CacheRules] = {
+    "deepseek.com": CacheRules(64, step=64, lifetime=3600.0, keyed=False),
+    "groq.com": CacheRules(128, step=128, lifetime=7200.0, keyed=False),
+    "mistral.ai": CacheRules(32, step=32),
+}
+"""Providers that cache shorter prompts than OpenAI, by the end of their host."""
+
+
+def find_host_rules(host: str) -> CacheRules | None:
+    """Return how the provider at a host caches prompts; None if this is not known."""
+    names = (name for name in HOST_RULES if host == name or host.endswith(f".{name}"))
+    return next((HOST_RULES[name] for name in names), None)
+
+
 def anthropic_rules(model: str, lifetime: CacheLifetime) -> CacheRules:
     """Return the caching rules of a model of Anthropic."""
     minimum = find_min_tokens(model)

@@ -246,7 +246,7 @@ def build_request_body(
     if options.mode == "stateless":
         body["store"] = False
     body |= {**params, **extra}
-    if plan.cache:
+    if plan.cache and plan.cache.key:
         body.setdefault("prompt_cache_key", plan.cache.key)
     if body.get("store") is False and options.include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))

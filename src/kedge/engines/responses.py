@@ -120,6 +120,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         evidence_store: Where evidence is stored; by default it is lost with the engine.
         prompt_cache: Whether requests have a ``prompt_cache_key`` that is the same for all requests of a
             conversation, and plans predict the cached tokens.
+        cache_rules: How the provider caches prompts: the minimum length, the granularity and the lifetime.
 
     Raises:
         InvalidSetting: A setting is invalid.
@@ -145,6 +146,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         known_server: KnownServer | None = None,
         evidence_store: EvidenceStore | None = None,
         prompt_cache: bool = False,
+        cache_rules: CacheRules | None = None,
     ) -> None:
         if transport not in ("http", "websocket"):
             raise InvalidSetting(f"transport must be http or websocket, not {transport!r}")
@@ -160,6 +162,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             mode=mode,
             params=params,
             prompt_cache=prompt_cache,
+            cache_rules=cache_rules,
             clock=clock,
         )
         self.retention = validate_seconds(retention, "retention")
@@ -536,7 +539,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         retention = str(params.get("prompt_cache_retention"))
-        return CacheRules(lifetime=RETENTIONS.get(retention, CacheRules().lifetime))
+        lifetime = RETENTIONS.get(retention, self.cache_rules.lifetime)
+        return replace(self.cache_rules, lifetime=lifetime)
 
     def _plan_mode(
         self,

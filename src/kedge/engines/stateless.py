@@ -49,7 +49,8 @@ class StatelessEngine(RequestEngine):
     """The base of engines for stateless APIs; a subclass renders requests for its API.
 
     A ``mode`` other than ``stateless`` is reported as changed with every request.
-    With ``prompt_cache`` requests use the provider's prompt cache, and plans predict what is read from it.
+    With ``prompt_cache`` requests use the provider's prompt cache, and plans predict what is read from it by
+    ``cache_rules``.
     """
 
     path: ClassVar[str]
@@ -64,6 +65,7 @@ class StatelessEngine(RequestEngine):
         provider: str,
         mode: Mode = "stateless",
         prompt_cache: bool = False,
+        cache_rules: CacheRules | None = None,
         params: Mapping[str, Any] | None = None,
         advice: Advice | None = None,
         clock: Callable[[], float] = time.time,
@@ -75,6 +77,7 @@ class StatelessEngine(RequestEngine):
             mode=mode,
             params=params,
             prompt_cache=prompt_cache,
+            cache_rules=cache_rules,
             clock=clock,
         )
         self._advice = advice or Advice()
@@ -96,7 +99,7 @@ class StatelessEngine(RequestEngine):
         return False
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
-        return CacheRules()
+        return self.cache_rules
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         """Add the members to a body that make the provider cache it."""

@@ -47,12 +47,14 @@ class CacheRules:
         step: The granularity of cached tokens.
         lifetime: Seconds for which a prompt stays cached after its last use.
         explicit: Whether only complete prompts are cached, at breakpoints, and not every prefix.
+        keyed: Whether requests have a ``prompt_cache_key``; some providers cache without one, and reject it.
     """
 
     minimum: int = 1024
     step: int = 128
     lifetime: float = 600.0
     explicit: bool = False
+    keyed: bool = True
 
     def count_cached(self, tokens: int) -> int:
         """Return the number of tokens of a prompt that are cached."""
@@ -65,7 +67,7 @@ class CachePlan:
 
     Attributes:
         key: A key that is equal for all requests of a conversation and contains nothing of it: a hash of
-            the first block. Forks and rebuilt Turns have the same one.
+            the first block. Forks and rebuilt Turns have the same one. Empty if the provider uses none.
         cached_tokens: The tokens that are expected to be read from the cache.
         input_tokens: The estimated size of the complete prompt.
         lost_tokens: Tokens that were cached before and are billed in full, because the history was
@@ -113,7 +115,9 @@ def plan_cache(
     index, state = get_prefix_index(turn), get_state(turn)
     base, newest = _find_prompts(index, state, plan)
     prediction = CachePlan(
-        key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else ""),
+        key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else "")
+        if rules.keyed
+        else "",
         input_tokens=_estimate_input(index, turn, plan, base),
         intact_blocks=base.block_count if base else 0,
         settings=settings,

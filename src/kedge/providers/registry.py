@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION
+from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
@@ -80,12 +81,17 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
         unreachable=f"start the server, or correct its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
     )
-    if host.endswith(_OPENAI_HOSTS):
-        settings = {"max_tokens": "max_completion_tokens", "max_call_id": 40, **settings}
-        settings.setdefault("prompt_cache", True)
-    elif host.endswith(_OPENROUTER_HOST) and model.startswith(_CACHE_CONTROL_MODELS):
-        settings = {"prompt_cache": True, "cache_control": True, **settings}
+    settings = {**find_chat_settings(host, model), **settings}
     return _build_chat_engine("chat", model, base_url, api_key, advice, **settings)
+
+
+def find_chat_settings(host: str, model: str) -> dict[str, Any]:
+    """Return the settings of a ``ChatCompletionsEngine`` for the provider at a host."""
+    if host.endswith(_OPENAI_HOSTS):
+        return {"max_tokens": "max_completion_tokens", "max_call_id": 40, "prompt_cache": True}
+    if host.endswith(_OPENROUTER_HOST) and model.startswith(_CACHE_CONTROL_MODELS):
+        return {"prompt_cache": True, "cache_control": True}
+    return {}
 
 
 def connect_ollama(model: str, **settings: Any) -> Engine:
@@ -190,10 +196,18 @@ def _build_responses_engine(
     settings.setdefault("known_server", find_known_host(base_url))
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
+    _add_cache_rules(base_url, settings)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
     return ResponsesEngine(
         model, make_client=make_client, scope=scope, provider=provider, **settings
     )
+
+
+def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
+    """Add how the provider at an address caches prompts, if that is known."""
+    if rules := find_host_rules(urlsplit(base_url).hostname or ""):
+        settings.setdefault("cache_rules", rules)
+        settings.setdefault("prompt_cache", True)
 
 
 def _build_chat_engine(
@@ -204,6 +218,7 @@ def _build_chat_engine(
     advice: Advice,
     **settings: Any,
 ) -> Engine:
+    _add_cache_rules(base_url, settings)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
     return ChatCompletionsEngine(
         model, make_client=make_client, scope=scope, provider=provider, advice=advice, **settings

@@ -158,7 +158,8 @@ class ChatCompletionsEngine(StatelessEngine):
             receives it from then on.
         cache_control: Whether requests have breakpoints as in Anthropic's API instead of a
             ``prompt_cache_key``, for gateways that forward them.
-        **settings: ``mode``, ``params``, ``clock``, and ``prompt_cache``: whether prompt caching is used.
+        **settings: ``mode``, ``params``, ``clock``, ``prompt_cache``: whether prompt caching is used, and
+            ``cache_rules``: how the provider caches prompts.
     """
 
     path = "/chat/completions"
@@ -208,12 +209,12 @@ class ChatCompletionsEngine(StatelessEngine):
         return {**body, **more, **self._build_stream_options(body, more, params)}
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
-        return anthropic_rules(model, "5m") if self._cache_control else CacheRules()
+        return anthropic_rules(model, "5m") if self._cache_control else self.cache_rules
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:
             mark_chat_messages(body, plan, self._cache_rules(body["model"], body), "5m")
-        else:
+        elif cache.key:
             body.setdefault("prompt_cache_key", cache.key)
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
