@@ -209,13 +209,14 @@ class TokenRegistry:
 
         def work(tx: Tx) -> None:
             now, values = self._now(tx)
-            tx.run("DELETE FROM access_sessions WHERE hash = ?", (hashed,))
-            if seconds is not None:
-                tx.run(
-                    "INSERT INTO access_sessions (hash, token, expires_at) "
-                    f"VALUES (?, '', {now} + ?)",
-                    (hashed, *values, seconds),
-                )
+            if seconds is None:
+                tx.run("DELETE FROM access_sessions WHERE hash = ?", (hashed,))
+                return
+            tx.run(
+                f"INSERT INTO access_sessions (hash, token, expires_at) VALUES (?, '', {now} + ?) "
+                "ON CONFLICT (hash) DO UPDATE SET token = '', expires_at = excluded.expires_at",
+                (hashed, *values, seconds),
+            )
 
         await self._database.write(work)
 
