@@ -32,7 +32,7 @@ from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import conversation
 from kedge.conversation import run as conversation_run
-from kedge.engines import http_client, prompt_cache, reply
+from kedge.engines import http_client, prompt_cache, reply, response_limit
 from kedge.engines.anthropic import engine as anthropic_engine
 from kedge.engines.websocket import connection, pool
 from kedge.events.run import ResendReason
@@ -349,7 +349,7 @@ NUMBERS: dict[str, list[str]] = {
         f"listed its tools ({mcp.DEFAULT_CONNECT_TIMEOUT:.0f})",
         f"{mcp_content.MAX_TOOLS} tools, {mcp_content.MAX_DESCRIPTION_CHARS:,} characters",
         f"{mcp_content.MAX_SCHEMA_CHARS:,} of a schema, {mcp_content.MAX_CONTENT_ITEMS} items",
-        f"{mcp_transports.MAX_MESSAGE_BYTES // 10**6} MB of a message",
+        f"{response_limit.MAX_RESPONSE_BYTES >> 20} MiB of a message",
         f"{mcp_server.MAX_OUTPUT:,} characters",
         f"http://127.0.0.1:{SETTINGS['mcp.port'].default}/mcp",
     ],

@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, ToolFailed
-from kedge.mcp import transports
 from kedge.mcp.content import MAX_LINK_CHARS, convert_result
 from kedge.middleware import guard, redact
 from kedge.turns import ImagePart, Part, TextPart, ToolResultBlock
@@ -146,7 +145,7 @@ async def test_http_responses_are_bounded(
     mode: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large response is not read completely, and a compressed one is not decompressed."""
-    monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 1_000_000)
+    monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", str(1_000_000))
 
     async def answer(request: Request) -> Response:
         message = await request.json()

@@ -135,7 +135,7 @@ async def test_endless_message_closes_the_connection(
     open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message above the size limit is not read into memory."""
-    monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 2_000_000)
+    monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", str(2_000_000))
     async with open_raw("endless") as toolbox:
         assert "it sent a message of more than 2,000,000 bytes" in (await call(toolbox)).text
 

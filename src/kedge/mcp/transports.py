@@ -35,7 +35,8 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from kedge.errors import InvalidSetting
+from kedge.engines.response_limit import SizeLimit, resolve_limit
+from kedge.errors import InvalidSetting, StreamTooLarge
 from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger
@@ -44,8 +45,6 @@ from kedge.tools.output import redact_secrets
 
 log = get_logger("kedge.mcp")
 
-MAX_MESSAGE_BYTES = 32_000_000
-"""The maximum size of one message, large enough for an image of 20 MB."""
 MAX_NOTE_CHARS = 500
 MAX_NAME_CHARS = 32
 GRACE_SECONDS = 2.0
@@ -265,7 +264,7 @@ async def _read_messages(
     notes: ConnectionNotes,
 ) -> None:
     """Pass on the messages on standard output; other lines are recorded and skipped."""
-    buffer = bytearray()
+    buffer, max_bytes = bytearray(), resolve_limit()
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
         async for chunk in process.stdout or ():
             searched = len(buffer)
@@ -278,8 +277,8 @@ async def _read_messages(
                 with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                     if message:
                         await received.send(message)
-            if len(buffer) > MAX_MESSAGE_BYTES:
-                notes.problem = f"it sent a message of more than {MAX_MESSAGE_BYTES:,} bytes"
+            if len(buffer) > max_bytes:
+                notes.problem = f"it sent a message of more than {max_bytes:,} bytes"
                 break
     with suppress(ProcessLookupError):
         if notes.problem:
@@ -413,7 +412,7 @@ async def open_http(
     async with (
         httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks) as client,
         streamable_http_client(
-            address.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
+            address.url, http_client=client, max_sse_event_size=resolve_limit()
         ) as (source, outgoing),
         anyio.create_task_group() as group,
         incoming,
@@ -468,12 +467,12 @@ class _LimitedStream(httpx2.AsyncByteStream):
         self.stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        size = 0
+        limit = SizeLimit(resolve_limit())
         async for chunk in self.stream:
-            size += len(chunk)
-            if size > MAX_MESSAGE_BYTES:
-                raise httpx2.StreamError(f"it sent more than {MAX_MESSAGE_BYTES:,} bytes")
-            yield chunk
+            try:
+                yield limit.add(chunk)
+            except StreamTooLarge as error:
+                raise httpx2.StreamError(f"it sent more than {limit.max_bytes:,} bytes") from error
 
     async def aclose(self) -> None:
         await self.stream.aclose()
