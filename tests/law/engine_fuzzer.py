@@ -21,7 +21,7 @@ from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.server.request_log import RecordedRequest
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, user
+from kedge.turns import ReasoningBlock, Turn, user
 from law.turn_edits import EDITS, answer_open_calls
 from normalization import NormalForm, expected_context, normalize_blocks, normalize_items
 
@@ -83,6 +83,10 @@ class FuzzStats:
     sent_bytes: int = 0
     best_bytes: int = 0
     full_bytes: int = 0
+    reasoning: int = 0
+    """The number of encrypted reasoning items that were sent again."""
+    stale_reasoning: int = 0
+    """How many of them were derived from another context than the one they were sent with."""
     first_incoherent: str = ""
 
 
@@ -106,6 +110,10 @@ class EngineFuzzer:
     servers: list[TestServer] = field(default_factory=list[TestServer])
     engines: list[Engine] = field(default_factory=list[Engine])
     known_responses: dict[str, KnownResponse] = field(default_factory=dict[str, KnownResponse])
+    reasoning_contexts: dict[str, tuple[NormalForm, ...]] = field(
+        default_factory=dict[str, tuple[NormalForm, ...]]
+    )
+    """The context of the response of each reasoning item, with its output."""
     untrusted_servers: set[int] = field(default_factory=set[int])
     server_index: int = 0
     prompt_count: int = 0
@@ -259,12 +267,22 @@ class EngineFuzzer:
             self.stats.incoherent += 1
             details = f"seen {normalize_items(exchanges[-1].context)}\nsaid {expected}"
             self.stats.first_incoherent = self.stats.first_incoherent or details
+        for exchange in exchanges:
+            self._check_reasoning(exchange.body["input"], expected)
         if chained:
             for index, exchange in enumerate(exchanges):
                 best = byte_size(expected) if index else self._min_bytes(expected, known)
                 self.stats.sent_bytes += byte_size(normalize_items(exchange.body["input"]))
                 self.stats.best_bytes += best
                 self.stats.full_bytes += byte_size(expected)
+
+    def _check_reasoning(self, items: list[dict[str, Any]], expected: list[NormalForm]) -> None:
+        """Count the reasoning in a request, and that of responses whose context was edited since."""
+        for item in items:
+            if item["type"] == "reasoning":
+                context = self.reasoning_contexts[item["id"]]
+                self.stats.reasoning += 1
+                self.stats.stale_reasoning += tuple(expected[: len(context)]) != context
 
     def _usable_responses(self, turn: Turn) -> list[KnownResponse]:
         """Return the known responses of a Turn that the current server can still use."""
@@ -290,11 +308,18 @@ class EngineFuzzer:
         return byte_size(context[max(lengths, default=0) :])
 
     def _record_response(self, turn: Turn, *, stored: bool) -> None:
+        context = tuple(normalize_blocks(turn.blocks))
+        for block in turn.blocks:
+            if (
+                isinstance(block, ReasoningBlock)
+                and block.response_id == turn.blocks[-1].response_id
+            ):
+                self.reasoning_contexts[block.item_id] = context
         response_id = turn.blocks[-1].response_id
         if response_id and response_id not in self.known_responses:
             self.known_responses[response_id] = KnownResponse(
                 self.server_index,
-                tuple(normalize_blocks(turn.blocks)),
+                context,
                 stored,
                 self.clock + MONTH - HOUR,
             )

@@ -79,7 +79,7 @@ def main(count: int, seed: int, workers: int) -> int:
     ):
         task = progress.add_task("playing", total=len(seeds))
         for number, (one, two, beyond) in zip(seeds, pool.map(run_seed, seeds), strict=True):
-            if one.incoherent:
+            if one.incoherent or one.stale_reasoning:
                 print(f"incoherent with seed {number}:\n{one.first_incoherent}")
             if beyond:
                 print(f"wrong answers with seed {number}:\n{two.first_wrong}")
@@ -90,6 +90,8 @@ def main(count: int, seed: int, workers: int) -> int:
     best, full = max(tally.best_bytes, 1), max(tally.full_bytes, 1)
     print(f"requests            {tally.requests:>12,}")
     print(f"incoherent          {tally.incoherent:>12,}   (must be 0)")
+    print(f"reasoning sent again{tally.reasoning:>12,}")
+    print(f"stale reasoning     {tally.stale_reasoning:>12,}   (must be 0)")
     print(f"rejected            {tally.rejected:>12,}")
     print(f"healed              {tally.healed:>12,}")
     print(f"failed with Turn    {tally.failed:>12,}")
@@ -103,7 +105,7 @@ def main(count: int, seed: int, workers: int) -> int:
     print(f"misbehaving servers {memory.requests:>12,}   requests, {memory.chained:,} chained")
     print(f"wrong, in flight    {memory.wrong:>12,}   {memory.flagged:,} flagged")
     print(f"wrong beyond that   {excess:>12,}   (must be 0)")
-    return 1 if tally.incoherent or excess else 0
+    return 1 if tally.incoherent or tally.stale_reasoning or excess else 0
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def test_no_script_makes_an_incoherent_request(
     """After any edits and over any transport, the model's context equals the Turn."""
     tally = run_script(["ask", *actions, "ask"], seed, transport)
     assert tally.incoherent == 0, tally.first_incoherent
+    assert tally.stale_reasoning == 0
 
 
 def test_short_campaign_is_coherent_and_sends_little() -> None:
@@ -40,6 +41,7 @@ def test_short_campaign_is_coherent_and_sends_little() -> None:
     rng = random.Random(2026)
     tally = run_script(choose_actions(rng, 150), 7)
     assert tally.incoherent == 0, tally.first_incoherent
+    assert tally.stale_reasoning == 0
     assert tally.requests > 20
     assert tally.sent_bytes <= tally.best_bytes * 1.02
     assert tally.sent_bytes < tally.full_bytes
@@ -51,6 +53,14 @@ def test_every_rendered_member_is_covered(seed: int) -> None:
     tally = run_script(["ask", "ask", "edit_member", "ask", "edit_member"] * 6, seed)
     assert tally.incoherent == 0, tally.first_incoherent
     assert tally.sent_bytes < tally.full_bytes
+
+
+def test_reasoning_is_sent_again_only_with_its_context() -> None:
+    """Full sends, of stateless requests and after losses, have reasoning, but none of an edited context."""
+    script = ["ask", "ask", "ask stateless", "edit", "ask", "ask unstored", "forget", "ask"] * 6
+    tallies = [run_script(script, seed) for seed in range(3)]
+    assert sum(tally.reasoning for tally in tallies) > 0
+    assert sum(tally.stale_reasoning for tally in tallies) == 0
 
 
 @pytest.mark.parametrize("transport", ["websocket", "websocket, unstored"])

@@ -75,6 +75,8 @@ class Chat(AsyncResource):
             server reported with its last answer, or by this counter if there is none.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
         repair: Whether to complete tool calls that have no result.
+        keep_reasoning: Whether to request encrypted reasoning and store it in states, so that it can be sent again
+            after the server has lost a response. States are smaller without.
 
     Example:
         ```python
@@ -97,6 +99,7 @@ class Chat(AsyncResource):
         counter: TokenCounter = DEFAULT_COUNTER,
         resend_limit: int | None = None,
         repair: bool = True,
+        keep_reasoning: bool = True,
     ) -> None:
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.provider = unwrap(self._base_engine).name
@@ -104,6 +107,7 @@ class Chat(AsyncResource):
         self.cipher = None if key is None else StateCipher(key)
         self._recent = RecentStates()
         self._counter = counter
+        self.keep_reasoning = keep_reasoning
         self.engine = with_default_middleware(
             self._base_engine,
             system=system,
@@ -175,6 +179,7 @@ class Chat(AsyncResource):
         """
         start, discarded = self._load_state(state)
         turn = _build_turn(start, blocks)
+        options.setdefault("keep_reasoning", self.keep_reasoning)
         stream = self.engine.stream(turn, output=output, **options)
         return ChatStream(stream, turn, as_bytes(state), self._make_writer(start), discarded)
 

@@ -231,6 +231,7 @@ MAX_SERVERS = 20
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
     from kedge.memory.evidence import ServerEvidence
+    from kedge.memory.reasoning_evidence import KEY_SUFFIX
     from kedge.store.response_index import select_all_evidence
 
     try:
@@ -240,6 +241,8 @@ def check_servers(address: str) -> Iterator[Check]:
     shown = dict[str, None]()  # streaming or not is usually the same
     for key, form in rows:
         scope, model, *_ = key.split(" ")
+        if key.endswith(KEY_SUFFIX):
+            continue
         evidence = ServerEvidence.from_json(form)
         shown[f"{scope}, {model}: {evidence.describe(time.time())}"] = None
     for text in shown:

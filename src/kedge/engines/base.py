@@ -98,6 +98,8 @@ class Request:
     """Awaited before each request of the run, for example to store what is sent."""
     heal: bool = True
     """Whether a request that the server rejects, or answers without its context, is sent again in full."""
+    keep_reasoning: bool = True
+    """Whether encrypted reasoning is requested, so that it can be sent again."""
     ephemeral: str = ""
     """System text of this run only, which does not become part of a Turn."""
     filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
@@ -131,6 +133,7 @@ class Request:
         output_retries: int = DEFAULT_OUTPUT_RETRIES,
         ephemeral: EphemeralBlocks = (),
         heal: bool = True,
+        keep_reasoning: bool = True,
         **params: Any,
     ) -> "Request":
         """Make a request from keyword options.
@@ -152,6 +155,8 @@ class Request:
             ephemeral: System text or system blocks of this run only: sent, but not part of the Turn.
             heal: Whether a request that the server cannot continue is sent again in another form; if
                 not, its error is raised at once.
+            keep_reasoning: Whether to request encrypted reasoning, so that it can be sent again after the
+                server has lost a response; Turns and states are smaller without.
             params: Members of the request body, by the names of the provider's API. Members that
                 Kedge does not know must be in the mapping ``extra_body``.
 
@@ -181,6 +186,7 @@ class Request:
             output_retries=output_retries,
             ephemeral=_join_ephemeral(ephemeral),
             heal=heal,
+            keep_reasoning=keep_reasoning,
         )
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,8 +189,10 @@ class SendOptions:
     """Send everything, without an anchor."""
     reasoning: bool = True
     """Include encrypted reasoning."""
-    include: bool = True
-    """Request encrypted reasoning if the server does not store the response."""
+    include: bool = False
+    """Request encrypted reasoning."""
+    include_rejected: bool = False
+    """Whether this request repeats one that was rejected with it."""
     reason: str = ""
     """The reason why the mode differs from the requested one."""
 
@@ -248,7 +250,7 @@ def build_request_body(
     body |= {**params, **extra}
     if plan.cache and plan.cache.key:
         body.setdefault("prompt_cache_key", plan.cache.key)
-    if body.get("store") is False and options.include:
+    if options.include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
     return body
 

@@ -23,6 +23,7 @@ from kedge.engines.heal_rules import (
     as_healable,
     error_from_event,
     find_lost,
+    is_format_rejected,
     is_live_only,
     is_server_error,
     lost_context,
@@ -47,6 +48,7 @@ from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
 from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
+from kedge.memory.reasoning_evidence import REJECTION_STATUSES, ReasoningMemory
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
 from kedge.planning import (
@@ -177,7 +179,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             known=known_server,
             store=evidence_store,
         )
-        self._skip_include = False
+        self._is_known = known_server is not None
+        self.reasoning = ReasoningMemory(scope, lambda: self.memory.store)
         self._last_streaming = False
         self._chained_count = 0
 
@@ -245,10 +248,21 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         await self._load_evidence(request)
         check = self._open_check(turn, request)
         mode, requested, reason = self._resolve_mode(turn, request, check)
-        return SendOptions(mode, include=not self._skip_include, reason=reason), requested
+        include = self._should_include(request, mode)
+        return SendOptions(mode, include=include, reason=reason), requested
+
+    def _should_include(self, request: Request, mode: Mode) -> bool:
+        """Return whether to request encrypted reasoning with the answer."""
+        params = flatten_params(request.resolve_params(self.params))
+        unstored = params.get("store", mode != "stateless") is False
+        evidence = self.reasoning.get(request.model or self.model)
+        return request.keep_reasoning and evidence.should_request(
+            known=self._is_known, unstored=unstored, heal=request.heal
+        )
 
     async def _load_evidence(self, request: Request) -> None:
         await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
+        await self.reasoning.load(request.model or self.model)
 
     async def _prepare(
         self, turn: Turn, request: Request, options: SendOptions
@@ -342,11 +356,26 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 )
                 error.turn = _end_running(attempt.turn, attempt.running, "lost")
             return error
-        if isinstance(error, RequestRefused):
-            return as_healable(error, attempt.summary) or error
+        is_refused = isinstance(error, RequestRefused)
+        if is_refused and (failure := as_healable(error, attempt.summary)):
+            return failure
+        if self._may_reject_include(attempt, error):
+            return HealableError("include", error)
+        if is_refused:
+            return error
         if attempt.plan.anchor and is_server_error(error.status):
             attempt.check.record_error()
         return error
+
+    def _may_reject_include(self, attempt: ResponsesAttempt, error: EngineError) -> bool:
+        """Return whether the first request for encrypted reasoning may have failed because of it."""
+        if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
+            return False  # another member was rejected
+        accepted = self.reasoning.get(attempt.request.model or self.model).accepted
+        is_first = attempt.options.include and accepted is None
+        # After a server error the conversation object may contain the request already.
+        is_safe = attempt.plan.mode != "conversation" or not is_server_error(error.status)
+        return is_first and is_safe and error.status in REJECTION_STATUSES
 
     def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:
         if isinstance(event, ResponseFacts):
@@ -433,6 +462,14 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             counted=counted,
         )
         await self.memory.save(evidence)
+        model = attempt.request.model or self.model
+        self.reasoning.get(model).record(
+            outcome,
+            requested=attempt.options.include,
+            rejected=attempt.options.include_rejected,
+            stored=body.get("store", True) is not False,
+        )
+        await self.reasoning.save(model)
         return finished
 
     def _heal(
@@ -455,7 +492,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                     check.record_rejection(reason, created_at, now)
                 if reason in ("unsupported", "forgot") and (doubt := check.doubt):
                     options = replace(options, mode="stateless", reason=doubt)
-                    options = options if doubt == "unsupported" else replace(options, include=False)
+                    options = replace(options, include=self._should_include(request, "stateless"))
             case "unproven" | "empty_input":
                 options = replace(options, full=True)
             case "conversation":
@@ -464,8 +501,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             case "reasoning":
                 options = replace(options, reasoning=False)
             case "include":
-                self._skip_include = True
-                options = replace(options, include=False)
+                options = replace(options, include=False, include_rejected=True)
         return turn, options, lost
 
     async def _before_resend(
@@ -491,6 +527,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", requested, "switched_off"
+        if requested == "chained" and not self.reasoning.get(request.model or self.model).stores:
+            return "stateless", requested, "never_stores"
         if requested == "chained" and self.memory.trust == "never":
             return "stateless", requested, "never"
         if requested == "chained" and (doubt := check.doubt):

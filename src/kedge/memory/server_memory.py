@@ -71,6 +71,11 @@ class ServerMemory:
         evidence = self.get(model, streaming=streaming)
         return MemoryCheck(self, evidence, conversation, can_hold, believes_probes)
 
+    @property
+    def store(self) -> EvidenceStore | None:
+        """Where the evidence is stored, if anywhere."""
+        return self._store
+
     async def attach(self, store: EvidenceStore, model: str) -> None:
         """Use a store for the evidence, unless one is configured, and load its evidence about a model.
 

@@ -1,0 +1,227 @@
+"""Encrypted reasoning is requested for stored responses too, so that a full send does not lose it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, serve_handler
+from kedge import Chat
+from kedge.engines import ResponsesEngine
+from kedge.errors import EngineError
+from kedge.memory.evidence import KnownServer
+from kedge.providers import connect
+from kedge.turns import Turn, tool_result, user
+
+INCLUDE = "reasoning.encrypted_content"
+ERRORS: list[tuple[int, dict[str, Any]]] = [
+    (400, {"message": "Encrypted content is not supported with this model.", "param": "include"}),
+    (400, {"message": "bad request"}),
+    (422, {"message": "unprocessable"}),
+    (500, {"message": "internal error"}),
+]
+
+
+@dataclass
+class ReasoningServer:
+    """A server whose answers contain reasoning, encrypted if requested; it stores responses unless told not to."""
+
+    rejects: tuple[int, dict[str, Any]] | None = None
+    stores: bool = True
+    calls: bool = False
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    known: set[str] = field(default_factory=set[str])
+    broken: bool = False
+
+    async def respond(self, request: Request) -> Response:
+        if request.method != "POST":
+            return json_response({"error": {"message": "no"}}, 404)
+        body = await request.json()
+        self.bodies.append(body)
+        asked = INCLUDE in body.get("include", ())
+        if self.broken or (self.rejects and asked):
+            status, error = self.rejects or (500, {"message": "broken"})
+            return json_response({"error": error}, status)
+        parent = body.get("previous_response_id")
+        if parent and parent not in self.known:
+            error = {"message": "gone", "code": "previous_response_not_found"}
+            return json_response({"error": error}, 400)
+        name = f"resp_{len(self.bodies)}"
+        self.known.add(name)
+        stored = self.stores and body.get("store") is not False
+        sealed = {"encrypted_content": f"sealed {name}"} if asked else {}
+        thought = {"type": "reasoning", "id": f"rs_{name}", "summary": [], **sealed}
+        answer: dict[str, Any] = {
+            "type": "message",
+            "id": f"msg_{name}",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": name}],
+        }
+        if self.calls and body["input"][-1]["type"] != "function_call_output":
+            answer = {"type": "function_call", "id": f"fc_{name}", "call_id": f"call_{name}"}
+            answer |= {"name": "f", "arguments": "{}"}
+        return json_response(
+            {
+                "id": name,
+                "object": "response",
+                "status": "completed",
+                "model": "m",
+                "store": stored,
+                "previous_response_id": parent,
+                "output": [thought, answer],
+            }
+        )
+
+    @property
+    def asked(self) -> list[bool]:
+        """Whether each request asked for encrypted reasoning."""
+        return [INCLUDE in body.get("include", ()) for body in self.bodies]
+
+    def reasoning(self, index: int = -1) -> list[str]:
+        """The encrypted reasoning in the input of a request."""
+        items = self.bodies[index]["input"]
+        return [item["encrypted_content"] for item in items if item["type"] == "reasoning"]
+
+
+@asynccontextmanager
+async def open_engine(server: ReasoningServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
+    settings = {"trust": "always", "max_retries": 0, **settings}
+    with serve_handler(server.respond) as url:
+        async with connect(f"responses:{url}#m", **settings) as engine:
+            assert isinstance(engine, ResponsesEngine)
+            yield engine
+
+
+async def send(engine: ResponsesEngine, turn: Turn, text: str = "Hello", **options: Any) -> Turn:
+    return await engine.run(turn.append(user(text)), streaming=False, **options)
+
+
+async def test_known_hosts_are_asked_at_once_and_others_after_reasoning() -> None:
+    """The first request to an unknown server does not ask; the next one does, because there was reasoning."""
+    server = ReasoningServer()
+    async with open_engine(server) as engine:
+        turn = await send(engine, Turn())
+        await send(engine, turn)
+    known = ReasoningServer()
+    async with open_engine(known, known_server=KnownServer(remembers=True)) as engine:
+        await send(engine, Turn())
+    assert (server.asked, known.asked) == ([False, True], [True])
+    assert server.bodies[1]["previous_response_id"] == "resp_1"
+
+
+@pytest.mark.parametrize("rejects", ERRORS, ids=["named", "400", "422", "500"])
+async def test_a_rejected_request_is_repeated_once_and_remembered_per_model(rejects: Any) -> None:
+    """A server without encrypted reasoning costs one more request for each model."""
+    server = ReasoningServer(rejects=rejects)
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        turn = await send(engine, Turn())
+        turn = await send(engine, turn)
+        await send(engine, turn, model="other")
+    assert server.asked == [True, False, False, True, False]
+
+
+async def test_a_failure_that_is_not_about_reasoning_is_not_remembered() -> None:
+    """If the repeated request fails as well, the next one asks again."""
+    server = ReasoningServer(broken=True)
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        with pytest.raises(EngineError):
+            await send(engine, Turn())
+        server.broken = False
+        await send(engine, Turn())
+    assert server.asked == [True, False, True]
+
+
+async def test_an_error_about_another_member_is_raised_at_once() -> None:
+    """A request that is rejected for another reason is not repeated."""
+    error = {"message": "too hot", "param": "temperature", "code": "invalid_value"}
+    server = ReasoningServer(rejects=(400, error))
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        with pytest.raises(EngineError, match="too hot"):
+            await send(engine, Turn())
+    assert server.asked == [True]
+
+
+async def test_without_healing_only_what_was_accepted_before_is_requested() -> None:
+    """With ``heal=False`` no request is sent that might have to be repeated."""
+    server = ReasoningServer()
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        for heal in (False, True, False):
+            await send(engine, Turn(), heal=heal)
+    assert server.asked == [False, True, True]
+
+
+async def test_evidence_is_shared_by_engines_with_one_store() -> None:
+    """A rejection that one engine has seen is not repeated by another one of the same scope."""
+
+    class MemoryStore:
+        def __init__(self) -> None:
+            self.forms: dict[str, Mapping[str, Any]] = {}
+
+        async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+            return self.forms.get(key)
+
+        async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+            self.forms[key] = form
+
+    server, store = ReasoningServer(rejects=ERRORS[1]), MemoryStore()
+    for _ in range(2):
+        settings = {"evidence_store": store, "scope": "s", "known_server": KnownServer()}
+        async with open_engine(server, **settings) as engine:
+            await send(engine, Turn())
+    assert server.asked == [True, False, False]
+
+
+async def test_a_full_send_after_a_loss_has_the_reasoning() -> None:
+    """After the server has lost its responses, everything is sent with reasoning, unless it was edited."""
+    server = ReasoningServer()
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        turn = await send(engine, await send(engine, Turn(), "One"), "Two")
+        server.known.clear()
+        await send(engine, turn, "Three")
+        assert server.reasoning() == ["sealed resp_1", "sealed resp_2"]
+        server.known.clear()
+        edited = turn.replace(turn.blocks[3].id, user("Two, edited"))
+        await send(engine, edited, "Three")
+        assert server.reasoning() == ["sealed resp_1"]
+        edited = turn.replace(turn.blocks[0].id, user("One, edited"))
+        await send(engine, edited, "Three")
+        assert server.reasoning() == []
+
+
+async def test_a_server_that_does_not_store_unasked_has_no_data_retention() -> None:
+    """From the answer with ``store: false`` on, requests are stateless and carry their reasoning."""
+    server = ReasoningServer(stores=False)
+    async with open_engine(server) as engine:
+        turn = await send(engine, await send(engine, Turn(), "One"), "Two")
+        await send(engine, turn, "Three")
+        assert engine.plan(turn.append(user("Three"))).mode == "stateless"
+    assert [body.get("store") for body in server.bodies] == [None, False, False]
+    assert server.asked == [False, True, True]
+    assert server.reasoning() == ["sealed resp_2"]
+
+
+async def test_a_tool_loop_resends_the_reasoning_of_its_call() -> None:
+    """The request with the result has the call directly after its reasoning."""
+    server = ReasoningServer(stores=False, calls=True)
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        turn = await send(engine, Turn(), "Call f.")
+        await engine.run(turn.append(tool_result("call_resp_1", "1")), streaming=False)
+    kinds = [item["type"] for item in server.bodies[-1]["input"]]
+    assert kinds == ["message", "reasoning", "function_call", "function_call_output"]
+    assert server.reasoning() == ["sealed resp_1"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_chat_may_leave_reasoning_on_the_server(keep: bool) -> None:
+    """``Chat(keep_reasoning=False)`` does not request it, and its states are smaller."""
+    server = ReasoningServer()
+    async with open_engine(server, known_server=KnownServer()) as engine:
+        chat = Chat(engine, keep_reasoning=keep)
+        answer = await chat.chat_with_state(None, "Hello")
+        chat.plan(answer.state, "Again")
+    assert server.asked == [keep]
+    assert (b"sealed" in answer.state) is keep
