@@ -77,6 +77,16 @@ def test_can_disprove_requires_a_visible_loss() -> None:
     assert not can_disprove(AnchorRecord("r", "s", "d", 2), many, 3, exact=True)
 
 
+def test_impossible_counts_are_not_compared() -> None:
+    """A server that reports fewer output tokens than the text has does not count what it sends."""
+    plan = plan_request(Turn([user("The secret key is sesame")]), scope="s", now=0.0)
+    answer = assistant("Open sesame! What would you like to unlock?")
+    outcome = Outcome("completed", (answer,), "resp_1", usage=Usage(10, output_tokens=1))
+    for crude in (True, False):
+        sent = measure_blocks(plan.delta, {"model": "m"}, crude=crude)
+        assert count_response(outcome, plan, sent, None, crude=crude) is None
+
+
 def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -> TokenCounts:
     """Return the counts for an answer to a full send."""
     plan = plan_request(Turn([user("Hello")]), scope="s", now=0.0)
@@ -93,7 +103,7 @@ def test_reported_output_is_no_lower_bound() -> None:
     for crude in (True, False):
         low, high = (
             count_answer(answer, Usage(20, output_tokens=tokens), crude=crude)
-            for tokens in (1, 1_000)
+            for tokens in (100, 1_000)
         )
         assert low.output == high.output < 100
 

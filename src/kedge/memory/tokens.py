@@ -176,9 +176,11 @@ def count_response(
     usage = outcome.usage
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
-    if plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower:
-        return None  # such as a constant
     content = _read_content(outcome.blocks)
+    output = _bound_texts(content.texts, 1.0, crude=crude).lower
+    is_constant = plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower
+    if is_constant or 0 < usage.output_tokens < int(output * sent.share):
+        return None  # fewer tokens than the text has
     reasoning = 0
     if _may_contain_reasoning(plan, sent, base):
         # Servers report another number of reasoning tokens than they count for replayed reasoning.
@@ -187,7 +189,7 @@ def count_response(
     return TokenCounts(
         input=usage.input_tokens,
         cached=usage.cached_tokens,
-        output=_bound_texts(content.texts, 1.0, crude=crude).lower,
+        output=output,
         reasoning=reasoning,
         own_reasoning=usage.reasoning_tokens or int(content.has_reasoning),
         settings=sent.settings,
