@@ -3,7 +3,9 @@
 Each round runs a script of 60 actions against two new servers, from its own seed, so that a failed round
 can be repeated: ``make fuzz N=60 SEED=<seed>``. Rounds alternate between HTTP, WebSocket, and WebSocket
 without stored responses. Each is followed by a conversation with a server whose memory misbehaves
-(``law.memory_fuzzer``). Several processes run at the same time.
+(``law.memory_fuzzer``), with each level of trust, with encrypted reasoning and with images, with a dry run before
+every request, and by the same script through a chained client or the proxy (``law.program_fuzzer``). Several
+processes run at the same time.
 """
 
 import logging
@@ -20,11 +22,15 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from law.engine_fuzzer import TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
-from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
+from law.memory_fuzzer import BEHAVIORS, CONTENTS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
 from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
+from law.program_fuzzer import DOORS, ProgramFuzzer
 
 ACTIONS_PER_ROUND = 60
 MESSAGES_PER_ROUND = 20
+UNSUITABLE = frozenset({"report_usage=none", "lone_surrogate"})
+"""Faults that are not used with programs: without counts it cannot be recognized that a server does not use what it
+lists, and the SDK cannot send a lone surrogate back."""
 WORKERS = 4 * (os.cpu_count() or 1)
 """The number of concurrent rounds, which mostly wait for sockets."""
 
@@ -43,21 +49,41 @@ async def run_memory_round(seed: int, stats: MemoryStats) -> int:
     behavior = list(BEHAVIORS)[seed % len(BEHAVIORS)]
     transport = rng.choice(list(MEMORY_TRANSPORTS))
     late = rng.choice(("", *LATE_BEHAVIORS))
-    before, flagged = stats.wrong, stats.flagged
-    fuzzer = MemoryFuzzer(rng, behavior, transport, stats)
+    trust = rng.choices(("earned", "always", "never"), (6, 1, 1))[0]
+    fuzzer = MemoryFuzzer(rng, behavior, transport, stats, trust, rng.choice(CONTENTS))
     await fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
+    if trust == "always":
+        return stats.unreported + stats.contradicted
     # A stream may show one wrong answer each time a server begins to forget: at its cap, and later.
     in_flight = (bool(late) + behavior.startswith("caps")) if transport != "whole" else 0
-    unflagged = (stats.wrong - before) - (stats.flagged - flagged)
-    return max(stats.wrong - before - in_flight, unflagged)
+    return max(stats.wrong - in_flight, stats.wrong - stats.flagged) + stats.contradicted
+
+
+def run_program_round(seed: int, stats: MemoryStats) -> int:
+    """Run a script through a chained client or the proxy; return the number of unacceptable wrong answers."""
+    rng = random.Random(seed)
+    behaviors = [name for name in BEHAVIORS if UNSUITABLE.isdisjoint(BEHAVIORS[name])]
+    behavior, streaming = behaviors[seed % len(behaviors)], rng.random() < 0.5
+    late = rng.choice(("", *LATE_BEHAVIORS))
+    has_reasoning = rng.random() < 0.3
+    fuzzer = ProgramFuzzer(
+        rng, behavior, DOORS[seed % 2], streaming, reasoning=has_reasoning, stats=stats
+    )
+    fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
+    # A stream cannot be held back: it may show one wrong answer each time that a server begins to forget.
+    in_flight = (bool(late) + bool(BEHAVIORS[behavior])) if streaming else 0
+    return max(stats.wrong - in_flight, stats.wrong - stats.flagged)
 
 
 def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, int]:
-    """Run both rounds of a seed; return their statistics and the number of unacceptable wrong answers."""
+    """Run the rounds of a seed; return their statistics and the number of unacceptable wrong answers."""
     logging.getLogger().addHandler(logging.NullHandler())  # broken connections are intended here
-    tally, memory = FuzzStats(), MemoryStats()
+    tally, memory, program = FuzzStats(), MemoryStats(), MemoryStats()
     anyio.run(run_round, seed, tally)
-    return tally, memory, anyio.run(run_memory_round, seed, memory)
+    excess = anyio.run(run_memory_round, seed, memory)
+    excess += run_program_round(seed, program)
+    add_stats(memory, program)
+    return tally, memory, excess
 
 
 def add_stats(total: Any, part: Any) -> None:
@@ -104,6 +130,7 @@ def main(count: int, seed: int, workers: int) -> int:
     )
     print(f"misbehaving servers {memory.requests:>12,}   requests, {memory.chained:,} chained")
     print(f"wrong, in flight    {memory.wrong:>12,}   {memory.flagged:,} flagged")
+    print(f"dry runs            {memory.contradicted:>12,}   contradicted (must be 0)")
     print(f"wrong beyond that   {excess:>12,}   (must be 0)")
     return 1 if tally.incoherent or tally.stale_reasoning or excess else 0
 

@@ -16,7 +16,7 @@ from kedge.errors import EngineError
 from kedge.events.run import Healed, ServerForgot
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, user
+from kedge.turns import Turn, image, user
 from law.turn_edits import EDITS, answer_open_calls
 from normalization import expected_context, normalize_items
 
@@ -58,6 +58,11 @@ TRANSPORTS: Mapping[str, dict[str, Any]] = {
     "stream": {},
     "websocket": {"transport": "websocket"},
 }
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+THOUGHT = "Think about {n}. "
+"""The start of a message that the practice model answers after reasoning."""
+CONTENTS = ("", "reasoning", "image")
+"""What a conversation contains besides text."""
 MESSAGES = (
     "Line {n}",
     "What did I say first?",
@@ -79,6 +84,10 @@ class MemoryStats:
     flagged: int = 0
     """The number of wrong answers that were reported."""
     healed: int = 0
+    unreported: int = 0
+    """Wrong answers that were not reported, although the server's token count shows them."""
+    contradicted: int = 0
+    """Requests that a dry run planned in another way, without saying that its plan is conditional."""
     first_wrong: str = ""
 
 
@@ -90,6 +99,8 @@ class MemoryFuzzer:
     behavior: str
     transport: str
     stats: MemoryStats = field(default_factory=MemoryStats)
+    trust: str = "earned"
+    content: str = ""
     clock: float = 1_000_000.0
     turn: Turn = field(default_factory=Turn)
 
@@ -103,6 +114,10 @@ class MemoryFuzzer:
                 f"responses:{server.base_url}#practice",
                 max_retries=0,
                 clock=self._read_clock,
+                trust=self.trust,
+                params={"include": ["reasoning.encrypted_content"]}
+                if self.content == "reasoning"
+                else {},
                 **TRANSPORTS[self.transport],
             )
             stack.push_async_callback(engine.aclose)
@@ -122,11 +137,18 @@ class MemoryFuzzer:
     async def _send(self, server: TestServer, engine: Engine, number: int) -> None:
         self.clock += self.rng.choice((1, 20, 70))
         text = self.rng.choice(MESSAGES).format(n=number)
+        if self.content == "reasoning":
+            text = THOUGHT.format(n=number) + text
+        parts: list[Any] = [text]
+        if self.content == "image" and number < 2:
+            parts.append(image(PICTURE))
         since = len(server.requests)
         events: list[Event] = []
-        turn = answer_open_calls(self.turn).append(user(text))
+        turn = answer_open_calls(self.turn).append(user(parts))
+        streaming = self.transport != "whole"
+        plan = engine.plan(turn, streaming=streaming)
         try:
-            async with engine.stream(turn, streaming=self.transport != "whole") as stream:
+            async with engine.stream(turn, streaming=streaming) as stream:
                 async for event in stream:
                     events.append(event)  # noqa: PERF401 - after an error, the earlier events are needed
         except EngineError as error:
@@ -138,9 +160,16 @@ class MemoryFuzzer:
         self.stats.chained += sum("previous_response_id" in each.body for each in posted)
         self.stats.healed += sum(isinstance(event, Healed) for event in events)
         self.stats.answers += 1
+        sent = posted[0].body.get("previous_response_id", "") if posted else ""
+        self.stats.contradicted += not plan.conditional and plan.previous_response_id != sent
         read, expected = normalize_items(posted[-1].context), expected_context(stream.turn)
         if read != expected:
             self.stats.wrong += 1
-            self.stats.flagged += any(isinstance(event, ServerForgot) for event in events)
+            is_flagged = any(isinstance(event, ServerForgot) for event in events)
+            self.stats.flagged += is_flagged
+            # Half of the context is missing from an honest count, which no tolerance explains.
+            is_visible = "report_usage" not in str(BEHAVIORS[self.behavior])
+            is_visible &= 2 * len(str(read)) < len(str(expected)) and len(str(expected)) > 2_000
+            self.stats.unreported += is_visible and not is_flagged
             found = f"{self.behavior}, {self.transport}, message {number}: read {read}"
             self.stats.first_wrong = self.stats.first_wrong or found

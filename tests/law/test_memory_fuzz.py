@@ -1,10 +1,16 @@
 """A limited campaign of the law with servers whose memory misbehaves."""
 
+import json
 import random
+from typing import Any
 
 import pytest
 
+from kedge.providers import connect
+from kedge.testing import serve
+from kedge.turns import Turn, user
 from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, TRANSPORTS, MemoryFuzzer
+from law.program_fuzzer import DOORS, ProgramFuzzer
 
 CAPPED = {"caps the chain", "caps the chain early"}
 
@@ -38,3 +44,58 @@ async def test_server_that_starts_to_forget_shows_one_flagged_answer(
     stats = await MemoryFuzzer(random.Random(late), "honest", transport).run(14, late=late)
     assert stats.wrong <= (0 if transport == "whole" else 1), stats.first_wrong
     assert stats.flagged == stats.wrong
+
+
+@pytest.mark.parametrize("content", ["reasoning", "image"])
+@pytest.mark.parametrize("behavior", ["honest", "stores nothing", "counts only new tokens"])
+async def test_reasoning_and_images_hide_no_loss(behavior: str, content: str) -> None:
+    """No answer is wrong, and every dry run is that of its request."""
+    rng = random.Random(f"{behavior}/{content}")
+    stats = await MemoryFuzzer(rng, behavior, "stream", content=content).run(10)
+    assert (stats.wrong, stats.contradicted) == (0, 0), stats.first_wrong
+    assert stats.answers == 10
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+async def test_losses_of_a_trusted_server_are_reported(transport: str) -> None:
+    """With ``trust="always"`` every loss that a count can show is reported."""
+    stats = await MemoryFuzzer(random.Random(3), "stores nothing", transport, trust="always").run(
+        12
+    )
+    assert stats.wrong > 0
+    assert (stats.unreported, stats.contradicted) == (0, 0)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("behavior", ["honest", "stores nothing", "caps the chain early"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_programs_get_no_unreported_wrong_answer(behavior: str, door: str, streaming: bool) -> None:
+    """A stream cannot be held back, so one answer in flight may be wrong, and it is reported."""
+    rng = random.Random(f"{behavior}/{door}")
+    stats = ProgramFuzzer(rng, behavior, door, streaming).run(12, edits=True)
+    assert stats.wrong <= (streaming and behavior != "honest"), stats.first_wrong
+    assert stats.flagged == stats.wrong
+    assert stats.answers == 12
+
+
+@pytest.mark.parametrize("reasoning", [True, False])
+@pytest.mark.parametrize(("trust", "limit"), [("always", 1.02), ("earned", 1.25)])
+async def test_an_honest_server_is_sent_little_more_than_the_best_plan(
+    trust: str, limit: float, reasoning: bool
+) -> None:
+    """A conversation of 20 long messages with an unknown server costs little more than the messages."""
+    params = {"include": ["reasoning.encrypted_content"]} if reasoning else {}
+    sent = best = 0
+    with serve() as server:
+        server.faults.set("anonymous")
+        settings: Any = {"trust": trust, "params": params, "max_retries": 0}
+        async with connect(f"responses:{server.base_url}#practice", **settings) as engine:
+            turn = Turn()
+            for number in range(20):
+                text = f"Think about {number}. " + "These are words of a long message. " * 6
+                turn = await engine.run(turn.append(user(text)))
+        for request in server.requests:
+            if request.method == "POST":
+                sent += len(json.dumps(request.body["input"]))
+                best += len(json.dumps(request.body["input"][-1:]))
+    assert sent <= limit * best

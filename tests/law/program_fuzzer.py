@@ -1,0 +1,111 @@
+"""Runs the scripts of the memory fuzzer through a chained client or the proxy, as a program that replays history."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai import OpenAI, OpenAIError
+
+from kedge.incremental import ChainReport, chain, chain_report
+from kedge.testing import TestServer, serve
+from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats
+from normalization import normalize_items
+from proxy.running import serve_proxy
+
+DOORS = ("chain", "proxy")
+REASONING = "reasoning.encrypted_content"
+Item = dict[str, Any]
+
+
+@dataclass
+class ProgramFuzzer:
+    """One round: a server with a behavior, and a program that reaches it through a client or the proxy."""
+
+    rng: random.Random
+    behavior: str
+    door: str
+    streaming: bool
+    trust: Any = "earned"
+    reasoning: bool = False
+    stats: MemoryStats = field(default_factory=MemoryStats)
+    history: list[Item] = field(default_factory=list[Item])
+
+    def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
+        """Send messages; from the middle on, the server also has the behavior ``late``."""
+        with ExitStack() as stack:
+            server = stack.enter_context(serve())
+            for fault in ("anonymous", *BEHAVIORS[self.behavior]):
+                server.faults.set(fault)
+            client = stack.enter_context(self._open_client(server))
+            for number in range(count):
+                if late and number == count // 2:
+                    server.faults.set(late)
+                if edits and self.history and self.rng.random() < 0.2:
+                    self._edit()
+                self._send(server, client, number)
+        return self.stats
+
+    @contextmanager
+    def _open_client(self, server: TestServer) -> Iterator[OpenAI]:
+        options: Any = {"api_key": "k", "max_retries": 0}
+        if self.door == "chain":
+            with OpenAI(base_url=server.base_url, **options) as client:
+                yield chain(client, trust=self.trust)
+        else:
+            with (
+                serve_proxy(server.base_url, trust=self.trust) as url,
+                OpenAI(base_url=f"{url}/v1", **options) as client,
+            ):
+                yield client
+
+    def _edit(self) -> None:
+        messages = [item for item in self.history if item["type"] == "message"]
+        edited = self.rng.choice(messages)
+        match self.rng.choice(("text", "cut", "remove")):
+            case "text":
+                edited["content"] = f"Edited {self.rng.random()}"
+            case "cut":
+                del self.history[self.history.index(edited) :]
+            case _:
+                self.history.remove(edited)
+        # Reasoning is valid only before the items that it was generated with.
+        self.history = [item for item in self.history if item["type"] != "reasoning"]
+
+    def _send(self, server: TestServer, client: OpenAI, number: int) -> None:
+        text = self.rng.choice(MESSAGES).format(n=number)
+        text = THOUGHT.format(n=number) + text if self.reasoning else text
+        self.history.append({"type": "message", "role": "user", "content": text})
+        body: Any = {"model": "practice", "input": self.history, "stream": self.streaming}
+        if self.reasoning:
+            body["include"] = [REASONING]
+        since, lost = len(server.requests), self._count_lost(client)
+        try:
+            answer: Any = client.responses.create(**body)
+            if self.streaming:
+                answer = [each for each in answer if each.type == "response.completed"][-1].response
+        except (OpenAIError, IndexError):
+            self.history.pop()
+            return
+        posted = [each for each in server.requests[since:] if each.method == "POST"]
+        self.stats.requests += len(posted)
+        self.stats.chained += sum("previous_response_id" in each.body for each in posted)
+        self.stats.answers += 1
+        read, expected = normalize_items(posted[-1].context), normalize_items(self.history)
+        if read != expected:
+            self.stats.wrong += 1
+            # The report of the proxy is not that of this process; a loss shows in the log.
+            is_flagged = self.door == "proxy" or self._count_lost(client) > lost
+            self.stats.flagged += is_flagged
+            found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
+            self.stats.first_wrong = self.stats.first_wrong or found
+        self.history += [_to_input(item.model_dump(exclude_none=True)) for item in answer.output]
+
+    def _count_lost(self, client: OpenAI) -> int:
+        report: ChainReport | None = chain_report(client) if self.door == "chain" else None
+        return report.lost if report else 0
+
+
+def _to_input(item: Item) -> Item:
+    return {name: item[name] for name in item if name != "status"}
