@@ -35,6 +35,7 @@ CALLS: dict[str, Call] = {
     "fork": lambda store, row, node: store.fork(row, node.id),
     "list_tree_conversations": lambda store, row, _: list_tree_conversations(store, row),
     "last_blocks": lambda store, row, _: store.last_blocks(row, 1),
+    "newest_response": lambda store, row, _: store.newest_response(row),
     "load": lambda store, row, _: store.load(row),
     "load a node": lambda store, row, node: store.load(row, node.id),
     "load_short": lambda store, row, _: store.load_short(row, 10),

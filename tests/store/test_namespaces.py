@@ -80,6 +80,7 @@ ROW_METHODS: dict[str, Call] = {
     "load_short": lambda s, o: s.load_short(o.row, 100),
     "load_sync": lambda s, o: asyncio.to_thread(s.load_sync, o.row, o.row.head),
     "last_blocks": lambda s, o: s.last_blocks(o.row, 1),
+    "newest_response": lambda s, o: s.newest_response(o.row),
     "node": lambda s, o: s.node(o.row, o.row.head),
     "find_node": lambda s, o: s.find_node(o.row, "resp_A_talk_1"),
     "tree": lambda s, o: s.tree(o.row),
