@@ -6,6 +6,7 @@ import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation, user
+from kedge.engines import ResponsesEngine, unwrap
 from kedge.planning import RequestPlan, get_state
 from kedge.store import Store
 from kedge.store.tree import find_marks, read_tree
@@ -104,3 +105,20 @@ async def test_request_after_a_reopened_edit_is_marked_as_sent_in_full(
     assert row.reason == "changed"
     node = next(node for node in tree.nodes if node.id == reply.node)
     assert find_marks(node, row, row.created_at)["full"] == "changed"
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_reply_after_a_loss_names_the_lost_response(
+    store: Store, connected: Connect, reopened: bool
+) -> None:
+    """The plan of a request that was healed says that the server no longer has the response."""
+    first = await Conversation.create(store, connected())
+    asked = await first.send("My name is Ada.")
+    inner = unwrap(first.engine)
+    assert isinstance(inner, ResponsesEngine)
+    await inner.transport.request_json("delete", f"/responses/{asked.response_id}")
+    other = await Conversation.open(store, first.id, connected()) if reopened else first
+    reply = await other.send("What is my name?")
+    assert reply.plan is not None
+    assert (reply.plan.fallback, reply.healed) == ("lost", ("gone",))
+    assert f"Not used: {asked.response_id}" in reply.plan.explain()

@@ -315,6 +315,7 @@ class ConversationRun:
             conversation=self.checkpoint.row.id,
             usage=stream.usage,
             plan=stream.plan,
+            healed=stream.healed,
             output=self.output,
         )
 

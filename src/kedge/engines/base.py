@@ -425,7 +425,12 @@ class Engine(AsyncResource, ABC):
         async with self.stream(turn, output=output, **options) as stream:
             await stream.finish()
         return Reply(
-            stream.text, stream.turn, usage=stream.usage, plan=stream.plan, output=stream.output
+            stream.text,
+            stream.turn,
+            usage=stream.usage,
+            plan=stream.plan,
+            healed=stream.healed,
+            output=stream.output,
         )
 
     async def poll(self, turn: Turn, **options: Any) -> Turn:

@@ -23,6 +23,7 @@ from kedge.events import Event, Usage
 from kedge.events.run import (
     AnswerFinished,
     Healed,
+    HealReason,
     OutputAccepted,
     OutputRejected,
     TurnFinished,
@@ -61,6 +62,7 @@ class Reply(Generic[ReplyT_co]):
         conversation: The id of the conversation; empty for a reply of an engine.
         usage: The tokens of all responses of this call.
         plan: The plan of the last request.
+        healed: Why requests of this call were sent again in another form, in order; see ``Healed``.
         stored: Whether the answer was already stored and nothing was sent.
         output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
             is a call of a tool that is left to the caller.
@@ -72,6 +74,7 @@ class Reply(Generic[ReplyT_co]):
     conversation: str = ""
     usage: Usage = field(default_factory=Usage)
     plan: RequestPlan | None = field(default=None, repr=False)
+    healed: tuple[HealReason, ...] = ()
     stored: bool = False
     output: ReplyT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
 

@@ -8,7 +8,7 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.message_groups import hash_call_id
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
-from kedge.planning import Mode, RequestPlan
+from kedge.planning import Mode, Reason, RejectedAnchor, RequestPlan
 
 EXTRA_BODY = "extra_body"
 """The option whose mapping is merged into the request body unchanged."""
@@ -195,6 +195,15 @@ class SendOptions:
     """Whether this request repeats one that was rejected with it."""
     reason: str = ""
     """The reason why the mode differs from the requested one."""
+    rejected: tuple[RejectedAnchor, ...] = ()
+    """The responses that a full send does not use, because an earlier attempt could not."""
+
+    def without_anchor(self, plan: RequestPlan | None, reason: Reason) -> "SendOptions":
+        """Return the options of a full send in place of a plan whose anchor cannot be used."""
+        if plan is None or plan.anchor is None:
+            return replace(self, full=True)
+        unused = RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
+        return replace(self, full=True, rejected=(*plan.rejected, unused))
 
 
 MAX_CALL_ID_LENGTH = 64

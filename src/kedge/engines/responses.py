@@ -269,12 +269,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     ) -> ResponsesAttempt:
         check = self._open_check(turn, request)
         running = find_running(turn, self.scope)
-        if options.mode == "conversation" and running is None:
-            try:
-                turn = await self._conversation_objects.detach_if_changed(turn)
-            except EngineError as error:
-                attach_context(error, turn, self._build_plan(turn, request, options, check))
-                raise
+        if options.mode == "conversation" and running is None and not options.full:
+            turn, options = await self._check_object(turn, request, options, check)
         if running is not None:  # a second answer would be paid for, too
             plan = self._build_plan(turn, request, options, check)
             check.way = "direct"
@@ -287,6 +283,21 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         # because a wrong answer that a user has read cannot be withdrawn.
         held: list[Event] | None = [] if check.way == "held" else None
         return ResponsesAttempt(turn, request, options, plan, held=held, check=check)
+
+    async def _check_object(
+        self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
+    ) -> tuple[Turn, SendOptions]:
+        """Return the Turn and the options of a request, without the conversation object if that has changed."""
+        plan = self._build_plan(turn, request, options, check)
+        if plan.anchor is None:
+            return turn, options
+        try:
+            checked = await self._conversation_objects.detach_if_changed(turn)
+        except EngineError as error:
+            attach_context(error, turn, plan)
+            raise
+        is_same = checked is turn
+        return checked, options if is_same else options.without_anchor(plan, "changed")
 
     async def _plan_with_probe(
         self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
@@ -485,7 +496,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 turn = set_state(turn, state.mark_lost(lost, plan.scope if plan else None))
                 if plan is not None and plan.conversation_id:
                     turn = set_state(turn, replace(get_state(turn), conversation_id=""))
-                options = replace(options, full=True)
+                options = options.without_anchor(plan, "lost")
                 if reason == "unsupported" or not is_live_only(state, plan):
                     now = self._clock()
                     created_at = plan.anchor.created_at if plan and plan.anchor else now
@@ -493,11 +504,13 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 if reason in ("unsupported", "forgot") and (doubt := check.doubt):
                     options = replace(options, mode="stateless", reason=doubt)
                     options = replace(options, include=self._should_include(request, "stateless"))
-            case "unproven" | "empty_input":
-                options = replace(options, full=True)
+            case "unproven":
+                options = options.without_anchor(plan, "untrusted")
+            case "empty_input":
+                options = options.without_anchor(plan, "empty_input")
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
-                options = replace(options, full=True)
+                options = options.without_anchor(plan, "lost")
             case "reasoning":
                 options = replace(options, reasoning=False)
             case "include":
@@ -560,7 +573,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if options.full or options.mode != "chained":
             mode = "stateless" if options.full else options.mode
             plan = self._plan_mode(turn, request, mode, check)
-            plan = replace(plan, mode=options.mode, mode_reason=options.reason)
+            plan = replace(
+                plan,
+                mode=options.mode,
+                mode_reason=options.reason,
+                rejected=options.rejected if options.full else plan.rejected,
+            )
             check.way = "direct"
         elif has_hidden_context(flatten_params(request.resolve_params(self.params))):
             plan = self._plan_mode(turn, request, "stateless", check)

@@ -24,6 +24,7 @@ from kedge.events.run import (
     AnswerFinished,
     AttemptFailed,
     Healed,
+    HealReason,
     OutputAccepted,
     RequestPlanned,
     ToolFinished,
@@ -193,6 +194,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """The plan of every request of this run, in order."""
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""
+        self.healed: tuple[HealReason, ...] = ()
+        """Why requests of this run were sent again in another form, in order."""
         self.trace: list[TurnEdited] = []
         """The changes to the Turn by each middleware."""
         self._log_context = _build_log_context(turn)
@@ -260,8 +263,11 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
                 measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
-            case AttemptFailed(usage=Usage() as usage) | Healed(usage=Usage() as usage):
-                self._failed_usages.append(usage)
+            case AttemptFailed() | Healed():
+                if isinstance(event, Healed):
+                    self.healed = (*self.healed, event.reason)
+                if event.usage:
+                    self._failed_usages.append(event.usage)
             case ToolFinished():
                 self._tool_results.append(event.result)
             case TurnEdited():

@@ -31,6 +31,7 @@ Reason = Literal[
     "unproven",
     "lost",
     "untrusted",
+    "empty_input",
 ]
 """The reason why a candidate is not used as the anchor of a request."""
 
@@ -45,6 +46,7 @@ REASONS: dict[Reason, str] = {
     "unproven": "there is no record of what it remembers",
     "lost": "the server no longer has it",
     "untrusted": "it cannot be checked whether this server remembers it",
+    "empty_input": "the server rejects a request that only names it, without new blocks",
 }
 """A description of every reason to reject a candidate."""
 
