@@ -11,10 +11,12 @@ from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
+from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from starlette.types import Message, Scope
 from websockets.asyncio.client import connect as connect_socket
 
+from kedge.cli import group
 from kedge.incremental import MemoryIndex, StoreIndex
 from kedge.proxy import app
 from kedge.server.uvicorn_server import bind
@@ -22,6 +24,8 @@ from kedge.store import ProxiedRequest, ProxyTotals, Store
 from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from proxy.running import serve_proxy
+from recordings.check_recordings import check
+from recordings.exchanges import read_folder
 
 
 @pytest.fixture
@@ -246,6 +250,39 @@ def test_requests_are_recorded_in_a_store(
     if keep_bodies:
         assert b"Ada" in (first.request or b"")
         assert b"Ada" in (first.response or b"")
+
+
+def test_stored_bodies_are_exported_as_recordings(server: TestServer, tmp_path: Path) -> None:
+    """Traffic through the proxy becomes lines that ``make test-recordings`` replays without differences."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = Store(open_current_database(url), keep_bodies=True)
+    with (
+        serve_proxy(server.base_url, store=store) as proxy,
+        OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client,
+    ):
+        history: list[Any] = []
+        send(client, history, "My name is Ada.")
+        send(client, history, "Say 2")
+        httpx2.post(f"{proxy}/v1/responses", content=b"{", headers={"content-type": "text/plain"})
+    store.database.close()
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    arguments = [
+        "export",
+        "--proxied",
+        "--store",
+        url,
+        "--out",
+        str(folder / "own.jsonl"),
+        "--json",
+    ]
+    result = CliRunner().invoke(group, arguments)
+    assert json.loads(result.output)["requests"] == 2
+    first, second = read_folder(folder)
+    assert (first.host, first.status, first.is_answer) == ("127.0.0.1", 200, True)
+    assert first.group == second.group
+    assert first.request["input"][0]["content"] == "My name is Ada."
+    assert asyncio.run(check([first, second])).differences == []
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "broken"])

@@ -4,7 +4,7 @@ import httpx2
 
 from kedge.errors import InvalidTurn
 from kedge.turns import blocks_from_messages
-from recordings.exchanges import PATHS, Exchange
+from recordings.exchanges import PATHS, Exchange, JsonObject
 
 STRICT_HOSTS = {
     "responses": "api.openai.com",
@@ -36,6 +36,28 @@ def is_self_contained(exchange: Exchange) -> bool:
     return not any(item.get("type") == "item_reference" for item in listed)
 
 
+def drop_sealed(request: JsonObject) -> JsonObject:
+    """Return a request without what only its provider can decrypt, which another server must reject."""
+    items, messages = request.get("input"), request.get("messages")
+    if isinstance(items, list):
+        return {**request, "input": [item for item in items if not item.get("encrypted_content")]}
+    if not messages:
+        return request
+    dropped = [_drop_thinking(message) for message in messages]
+    if dropped == messages:
+        return request
+    rest = {name: value for name, value in request.items() if name != "thinking"}
+    return {**rest, "messages": dropped}
+
+
+def _drop_thinking(message: JsonObject) -> JsonObject:
+    content = message.get("content")
+    if not isinstance(content, list) or message.get("role") != "assistant":
+        return message
+    sealed = ("signature", "data")
+    return {**message, "content": [part for part in content if not any(map(part.get, sealed))]}
+
+
 async def send_to_strict_server(
     exchange: Exchange, client: httpx2.AsyncClient, strict: str, lenient: str
 ) -> list[str]:
@@ -44,5 +66,7 @@ async def send_to_strict_server(
         return []
     url = strict if exchange.host == STRICT_HOSTS[exchange.api] else lenient
     headers = {"anthropic-version": "2023-06-01"} if exchange.api == "messages" else {}
-    reply = await client.post(f"{url}{PATHS[exchange.api]}", json=exchange.request, headers=headers)
+    reply = await client.post(
+        f"{url}{PATHS[exchange.api]}", json=drop_sealed(exchange.request), headers=headers
+    )
     return [] if reply.status_code < 400 else [f"rejected by the strict server: {reply.text[:300]}"]

@@ -36,20 +36,29 @@ if TYPE_CHECKING:
     "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
 )
 @click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
+@click.option(
+    "--proxied",
+    is_flag=True,
+    help="Instead the requests and responses that 'kedge proxy --keep-bodies' stored.",
+)
 @store_option
 def export_command(
-    conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool
+    conversations: tuple[str, ...], out: Path | None, proxied: bool, store: str, as_json: bool
 ) -> None:
     """Write conversations (default: all) as JSON lines, with trees, anchors and statistics.
 
     'kedge import' restores them. With --json and --out a summary is printed.
     """
+    if proxied and conversations:
+        raise click.UsageError("--proxied exports requests, which belong to no conversation")
     if as_json and out is None:
         raise click.UsageError(
             "the output is JSON already; --json prints a summary of a file, so it needs --out"
         )
 
     async def work(opened: "Store") -> list[str]:
+        if proxied:
+            return await opened.export_proxied()
         rows = await find_conversations(opened, conversations)
         return [await opened.export(row) for row in rows]
 
@@ -61,13 +70,11 @@ def export_command(
         return
     _write_file(out, "".join(written).encode())
     lines = sum(text.count("\n") for text in written)
+    kind = "request" if proxied else "conversation"
     if as_json:
-        echo_json({"file": str(out), "conversations": len(written), "lines": lines})
+        echo_json({"file": str(out), f"{kind}s": len(written), "lines": lines})
     else:
-        echo(
-            f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
-            err=True,
-        )
+        echo(f"{pluralize(len(written), kind)}, {pluralize(lines, 'line')} in {out}", err=True)
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -4,11 +4,13 @@ These are functions of a transaction; `Store` calls them. Bodies are stored only
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from kedge.errors import NotInStore
-from kedge.json_codec import escape_surrogates
+from kedge.json_codec import decode, encode_text, escape_surrogates
 from kedge.store.database import Tx
 
 
@@ -141,6 +143,34 @@ def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
     if not rows:
         raise NotInStore(f"there is no proxied request {number}")
     return _to_request(("id", *_COLUMNS), rows[0])
+
+
+def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
+    """Return the requests whose bodies are complete as lines of JSON, oldest first; a body may have been cut."""
+    rows = tx.rows(
+        "SELECT id, upstream, status, request, response, previous_response_id, response_id "
+        "FROM proxied_requests WHERE namespace = ? AND request IS NOT NULL AND response IS NOT NULL "
+        "ORDER BY id",
+        (tx.namespace,),
+    )
+    groups: dict[str, str] = {}
+    lines: list[str] = []
+    for number, upstream, status, sent, received, previous, response_id in rows:
+        group = groups.get(previous, str(number))
+        groups[response_id] = group
+        if max(len(sent), len(received)) >= body_bytes:
+            continue
+        with suppress(ValueError, RecursionError):  # a body that was rejected may be anything
+            line = {
+                "name": f"{group}#{number}",
+                "api": "responses",
+                "host": urlsplit(upstream).hostname,
+                "status": status,
+                "request": decode(bytes(sent)),
+                "body": bytes(received).decode("utf-8", "replace"),
+            }
+            lines.append(f"{escape_surrogates(encode_text(line))}\n")
+    return lines
 
 
 def sum_proxied(tx: Tx) -> ProxyTotals:

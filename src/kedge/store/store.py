@@ -242,6 +242,15 @@ class Store(AsyncResource):
         """
         return await self.database.read(lambda tx: proxied_requests.select_proxied_one(tx, number))
 
+    async def export_proxied(self) -> list[str]:
+        """Return the requests with complete bodies as lines of JSON, oldest first.
+
+        Each line has ``name``, ``api``, ``host``, ``status``, ``request`` and ``body``, the form of recordings.
+        """
+        return await self.database.read(
+            lambda tx: proxied_requests.export_recordings(tx, self.body_bytes)
+        )
+
     async def sum_proxied(self) -> ProxyTotals:
         """Return the sums over the stored requests that were sent through a proxy."""
         return await self.database.read(proxied_requests.sum_proxied)
