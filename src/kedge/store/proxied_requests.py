@@ -164,7 +164,7 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
             line = {
                 "name": f"{group}#{number}",
                 "api": "responses",
-                "host": urlsplit(upstream).hostname,
+                "host": urlsplit(str(upstream)).hostname,
                 "status": status,
                 "request": decode(bytes(sent)),
                 "body": bytes(received).decode("utf-8", "replace"),
