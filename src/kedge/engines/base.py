@@ -320,10 +320,10 @@ class Engine(AsyncResource, ABC):
         Returns:
             The plan, which is not ``conditional``.
         """
-        await unwrap(self).prepare_plan(self.plan(turn, **options), **options)
+        await unwrap(self)._make_probes(self.plan(turn, **options), **options)  # noqa: SLF001
         return self.plan(turn, **options)
 
-    async def prepare_plan(self, plan: RequestPlan, **options: Any) -> None:
+    async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Make the probes that a plan depends on; an engine without evidence about its server needs none."""
 
     @overload

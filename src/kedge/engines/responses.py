@@ -200,7 +200,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         mode, _, reason = self._resolve_mode(turn, request, check)
         return self._build_plan(turn, request, SendOptions(mode, reason=reason), check)
 
-    async def prepare_plan(self, plan: RequestPlan, **options: Any) -> None:
+    async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
         request, turn = self._plan_options(options), plan.source
         await self._load_evidence(request)

@@ -14,10 +14,12 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
@@ -369,22 +371,15 @@ class ServerEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return the evidence as plain JSON values."""
-        form: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        form["overheads"] = [list(pair) for pair in self.overheads.items()]
-        return form
+        return msgspec.to_builtins(self, str_keys=True)
 
     @classmethod
     def from_json(cls, form: Mapping[str, Any]) -> "ServerEvidence":
-        """Return the evidence from the output of ``to_json``; unknown and invalid members are ignored."""
-        evidence = cls()
-        for each in fields(cls):
-            default, value = getattr(evidence, each.name), form.get(each.name)
-            if each.name == "overheads":
-                pairs = cast("list[tuple[int, int]]", value or [])
-                evidence.overheads = {int(settings): int(tokens) for settings, tokens in pairs}
-            elif isinstance(value, type(default)) or (each.name == "max_depth" and value):
-                setattr(evidence, each.name, value)
-        return evidence
+        """Return the evidence from the output of ``to_json``; invalid evidence counts as none."""
+        try:
+            return msgspec.convert(form, cls, strict=False)
+        except msgspec.ValidationError:
+            return cls()
 
 
 class EvidenceStore(Protocol):
