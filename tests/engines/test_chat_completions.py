@@ -20,6 +20,7 @@ from kedge.errors import (
     UnsupportedBlock,
     UnsupportedParameter,
 )
+from kedge.events import ChatDecoder, ItemCompleted
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import ConversationState, get_state, plan_request, set_state
 from kedge.providers import connect
@@ -682,3 +683,34 @@ async def test_a_signature_without_text_is_stored_with_the_call() -> None:
         turn = await engine.run(Turn([user("Hello")]))
         await engine.run(turn.append(tool_result("c1", "done")))
     assert server.bodies[1]["messages"][1] == message
+
+
+async def test_an_answer_without_text_keeps_its_audio() -> None:
+    """The audio of an answer is stored with an empty message, and the next request refers to it."""
+    audio = {"id": "audio_1", "data": "aGk=", "transcript": "Hi."}
+    message = {"role": "assistant", "content": None, "audio": audio}
+    completion = {"id": "g", "choices": [{"message": message, "finish_reason": "stop"}]}
+    server = RecordingServer(lambda: json_response(completion))
+    with serve_handler(server.handle) as url:
+        engine = connect(f"chat:{url}#m")
+        turn = await engine.run(Turn([user("Hello")]))
+        await engine.run(turn.append(user("Again")))
+    assert turn.blocks[-1].extra["item"]["chat_message"] == {"audio": audio}
+    assert server.bodies[1]["messages"][1]["audio"] == {"id": "audio_1"}
+
+
+def test_audio_is_streamed_in_pieces() -> None:
+    """The pieces of streamed audio are joined, and its id is not repeated."""
+    pieces = [
+        {"id": "a", "transcript": "Hi"},
+        {"id": "a", "data": "aG"},
+        {"data": "k=", "transcript": "."},
+    ]
+    decoder = ChatDecoder()
+    stream = "".join(
+        f"data: {json.dumps({'id': 'g', 'choices': [{'delta': {'audio': piece}}]})}\n\n"
+        for piece in pieces
+    )
+    events = [*decoder.feed(stream.encode()), *decoder.feed(b"data: [DONE]\n\n"), *decoder.close()]
+    (item,) = [event.item for event in events if isinstance(event, ItemCompleted)]
+    assert item["chat_message"]["audio"] == {"id": "a", "transcript": "Hi.", "data": "aGk="}

@@ -30,7 +30,7 @@ from kedge.events import (
     ToolCallStarted,
     Usage,
 )
-from kedge.turns import RefusalPart, assistant, opaque, reasoning, tool_call
+from kedge.turns import AssistantBlock, RefusalPart, assistant, opaque, reasoning, tool_call
 
 COMPLETED = ResponseCompleted("resp_1", status="completed")
 
@@ -539,3 +539,18 @@ def test_an_error_that_ends_a_stream_may_have_usage() -> None:
     """The tokens of a stream that ends with an error are counted."""
     outcome = assemble([StreamFailed("400", "Token limit reached", usage=Usage(43, 0, 10))])
     assert (outcome.status, outcome.usage) == ("failed", Usage(43, 0, 10))
+
+
+def test_annotations_that_only_the_finished_response_lists_are_kept() -> None:
+    """A message that gets its annotations at the end has them, and can be an anchor."""
+    listed = message_item("Hello")
+    listed["content"][0]["annotations"] = [{"type": "url_citation", "url": "https://a.example"}]
+    outcome = assemble(
+        [ItemCompleted(message_item("Hello"), 0), replace(COMPLETED, output=(listed,))]
+    )
+    (block,) = outcome.blocks
+    assert isinstance(block, AssistantBlock)
+    assert block.parts[0].extra["annotations"] == (
+        {"type": "url_citation", "url": "https://a.example"},
+    )
+    assert outcome.anchor_problem == ""

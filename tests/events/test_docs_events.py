@@ -42,7 +42,7 @@ def test_every_status_and_anomaly_is_documented() -> None:
 def test_every_event_that_is_passed_on_is_documented() -> None:
     """The page names the known types of events that are not interpreted, and no others."""
     section = PAGE.partition("### Events that are passed on")[2].partition("\n## ")[0]
-    patterns = re.findall(r"`(response\.[\w.*]+)`", section)
+    patterns = re.findall(r"`((?:response\.|keepalive)[\w.*]*)`", section)
     known = OPAQUE_TYPES | {"response.queued", "response.in_progress", "response.content_part.done"}
     assert [kind for kind in known if not any(fnmatch(kind, each) for each in patterns)] == []
     assert [each for each in patterns if not any(fnmatch(kind, each) for kind in known)] == []

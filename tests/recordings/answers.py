@@ -358,6 +358,11 @@ def _merge_member(message: JsonObject, calls: dict[Any, JsonObject], name: str, 
         message[name] = message.get(name, "") + value
     elif isinstance(value, list):
         message[name] = [*message.get(name, []), *value]
+    elif isinstance(value, dict) and isinstance(message.get(name), dict):
+        known = message[name]
+        for key, piece in value.items():
+            grows = isinstance(piece, str) and isinstance(known.get(key), str) and key != "id"
+            known[key] = known[key] + piece if grows else known.get(key) or piece
     elif value is not None:
         message[name] = value
 

@@ -72,7 +72,7 @@ async def check(exchanges: list[Exchange]) -> Report:
     ):
         async with httpx2.AsyncClient(timeout=60) as client:
             for seed, exchange in enumerate(exchanges):
-                found = await replay(exchange, server, url, seed, report.opaque)
+                found = await replay_safely(exchange, server, url, seed, report)
                 found += check_messages(exchange)
                 found += await send_to_strict_server(
                     exchange, client, strict.base_url, lenient.base_url
@@ -82,6 +82,16 @@ async def check(exchanges: list[Exchange]) -> Report:
             await check_conversation(group, server, url, report)
     report.check_documents()
     return report
+
+
+async def replay_safely(
+    exchange: Exchange, server: RecordedServer, url: str, seed: int, report: Report
+) -> list[str]:
+    """Replay an exchange; a recording of an unknown form is a difference."""
+    try:
+        return await replay(exchange, server, url, seed, report.opaque)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        return [f"the recording cannot be read: {type(error).__name__}: {error}"]
 
 
 async def check_conversation(

@@ -509,5 +509,6 @@ def _read_run(counts: Any) -> Usage:
 
 def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
     """Return the tokens of the context after the last run of the model itself."""
-    own = [run for each, run in zip(iterations, runs, strict=True) if each.get("type") == "message"]
+    kinds = [fields.get_text(each, "type") if isinstance(each, dict) else "" for each in iterations]
+    own = [run for kind, run in zip(kinds, runs, strict=True) if kind == "message"]
     return own[-1].total_tokens if own else runs[-1].output_tokens

@@ -359,6 +359,10 @@ def _merge(known: Any, value: Any) -> Any:
         return known + value
     if isinstance(known, list) and isinstance(value, list):
         return [*cast("list[Any]", known), *cast("list[Any]", value)]
+    if isinstance(known, dict) and isinstance(value, dict):
+        members, pieces = cast("JsonObject", known), cast("JsonObject", value)
+        merged = {name: _merge(members.get(name), pieces[name]) for name in pieces if name != "id"}
+        return {**pieces, **members, **merged}
     return cast("Any", known) if value is None else value
 
 
@@ -374,7 +378,8 @@ def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -
         item = {**_build_reasoning(state, index), **(ending if is_last else {})}
         found.append(ItemCompleted(repair_surrogates(item), index))
     members = {CHAT_MESSAGE: state.members} if state.members else {}
-    if "message" in state.item_indices and (members or state.annotations):
+    has_message = "message" in state.item_indices or not state.calls.sorted_calls()
+    if has_message and (members or state.annotations):
         item = {**_build_message(state), **members, **ending}
         found.append(ItemCompleted(repair_surrogates(item), state.item_index("message")))
         members = {}
@@ -405,7 +410,8 @@ def _build_message(state: _CompletionState) -> JsonObject:
     if state.text_logprobs:
         part["logprobs"] = [dict(each) for each in state.text_logprobs]
     refused = [{"type": "refusal", "refusal": refusal}] if refusal else []
-    return {"type": "message", "role": "assistant", "content": [part, *refused]}
+    written = [part] if text or state.annotations else []
+    return {"type": "message", "role": "assistant", "content": [*written, *refused]}
 
 
 def _build_call(call: ToolCall) -> JsonObject:

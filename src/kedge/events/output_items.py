@@ -143,7 +143,12 @@ class ItemBuilder:
         known = self.item
         if known is None:
             self.item = _copy_item(item)
-        elif known != item and _items_differ(self._complete_item(known), self._complete_item(item)):
+        elif known == item:
+            return
+        elif not _items_differ(self._complete_item(known), self._complete_item(item)):
+            if _count_annotations(item) > _count_annotations(known):
+                self.item = _copy_item(item)  # some servers add them only at the end
+        else:
             self.is_contradicted = self.type != REASONING
             if self.type == MESSAGE and _is_empty_message(known):
                 self.item = _copy_item(item)
@@ -242,6 +247,11 @@ def _items_differ(one: Item, other: Item) -> bool:
         return drop_ciphertext(block_from_item(one)) != drop_ciphertext(block_from_item(other))
     except InvalidTurn:
         return True
+
+
+def _count_annotations(item: Item) -> int:
+    """Return how many annotations the texts of a message have."""
+    return sum(len(part.get("annotations") or ()) for _, _, _, part in read_message_parts(item))
 
 
 class OutputBuilder:

@@ -478,7 +478,7 @@ OPAQUE_TYPES = frozenset(
         "steer.pending",
         "steer.failed",
     )
-)
+) | {"keepalive"}
 
 
 log = logging.getLogger(__name__)
