@@ -48,6 +48,7 @@ from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
 from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
+from kedge.memory.object_claims import OBJECT_CLAIMS
 from kedge.memory.reasoning_evidence import REJECTION_STATUSES, ReasoningMemory
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
@@ -278,6 +279,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 turn, request, options, plan, shown=True, running=running, check=check
             )
         plan = await self._plan_with_probe(turn, request, options, check)
+        plan = self._claim_object(turn, request, options, plan, check)
         await self._audit_periodically(turn, plan, check)
         # The answer of a server that has not shown that it remembers is held back until it is judged,
         # because a wrong answer that a user has read cannot be withdrawn.
@@ -321,6 +323,25 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             plan = self._build_plan(turn, request, options, check)
         return plan
 
+    def _claim_object(
+        self,
+        turn: Turn,
+        request: Request,
+        options: SendOptions,
+        plan: RequestPlan,
+        check: MemoryCheck,
+    ) -> RequestPlan:
+        """Claim the conversation object of a plan; return a full plan if another line of history has it."""
+        if plan.anchor is None or not plan.conversation_id or plan.problems:
+            return plan
+        claim = OBJECT_CLAIMS.claim(self.scope, plan.conversation_id, plan.anchor.response_id)
+        return self._build_plan(turn, request, options, check) if claim == "taken" else plan
+
+    def _release_object(self, attempt: ResponsesAttempt, last: str) -> None:
+        """Record the last response in the conversation object of an attempt, if it has one."""
+        if object_id := attempt.body.get("conversation"):
+            OBJECT_CLAIMS.release(self.scope, object_id, last)
+
     async def _encode(self, attempt: ResponsesAttempt) -> None:
         """Set the body of an attempt; in conversation mode, create the object if there is none."""
         plan, request, options = attempt.plan, attempt.request, attempt.options
@@ -329,6 +350,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             conversation_id = get_conversation_id(attempt.running.scope)
         elif options.mode == "conversation" and not conversation_id:
             conversation_id = await self._conversation_objects.create()
+            OBJECT_CLAIMS.claim(self.scope, conversation_id, "")
         attempt.body = build_request_body(
             plan,
             options,
@@ -368,6 +390,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 error.turn = _end_running(attempt.turn, attempt.running, "lost")
             return error
         is_refused = isinstance(error, RequestRefused)
+        if is_refused and attempt.plan.anchor:  # nothing was added to the object
+            self._release_object(attempt, attempt.plan.anchor.response_id)
         if is_refused and (failure := as_healable(error, attempt.summary)):
             return failure
         if self._may_reject_include(attempt, error):
@@ -472,6 +496,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             reused=reused,
             counted=counted,
         )
+        if get_state(finished).previous_response_id == outcome.response_id:
+            self._release_object(attempt, outcome.response_id)
         await self.memory.save(evidence)
         model = attempt.request.model or self.model
         self.reasoning.get(model).record(
@@ -573,6 +599,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if options.full or options.mode != "chained":
             mode = "stateless" if options.full else options.mode
             plan = self._plan_mode(turn, request, mode, check)
+            if self._is_taken(turn, plan):
+                unused = options.without_anchor(plan, "taken")
+                return self._build_plan(turn, request, unused, check)
             plan = replace(
                 plan,
                 mode=options.mode,
@@ -642,6 +671,13 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             rejected=(*plan.rejected, untrusted),
             conditional=way == "probe" or self.transport.identity is None,
         )
+
+    def _is_taken(self, turn: Turn, plan: RequestPlan) -> bool:
+        """Return whether another line of history continues the conversation object of a plan."""
+        if not plan.anchor or not plan.conversation_id or find_running(turn, self.scope):
+            return False
+        last = plan.anchor.response_id
+        return OBJECT_CLAIMS.find(self.scope, plan.conversation_id, last) == "taken"
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""

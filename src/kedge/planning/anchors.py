@@ -32,6 +32,7 @@ Reason = Literal[
     "lost",
     "untrusted",
     "empty_input",
+    "taken",
 ]
 """The reason why a candidate is not used as the anchor of a request."""
 
@@ -47,6 +48,7 @@ REASONS: dict[Reason, str] = {
     "lost": "the server no longer has it",
     "untrusted": "it cannot be checked whether this server remembers it",
     "empty_input": "the server rejects a request that only names it, without new blocks",
+    "taken": "another line of history continues its conversation object, or may have done so",
 }
 """A description of every reason to reject a candidate."""
 

@@ -19,6 +19,7 @@ _ADVICE = {
     "unstored": "Send with store=true, or in stateless mode, if you want the server to remember.",
     "lost": "Nothing to do: the full conversation is stored locally and is sent again.",
     "too_deep": "Nothing to do: the full send starts a new chain.",
+    "taken": "Nothing to do: the full send starts a new conversation object.",
     "untrusted": (
         "The server is tried once its token count can show whether it remembers. If you know that it "
         "does, connect with trust='always'."

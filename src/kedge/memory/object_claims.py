@@ -1,0 +1,62 @@
+"""Claims on conversation objects: one line of history continues each object.
+
+A conversation object has one end. Two forks, chats or engines that continue it at once would read each other's
+messages, so a request first claims the object by compare-and-swap on its last response. Only an answer that was
+recorded releases the claim, as the new last response. There is no lease: after a request whose end is not known, the
+server may still add to the object, so the object is not used any more.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Literal
+
+Claim = Literal["owned", "unknown", "taken"]
+"""Whether the object ends with the expected response, may do so, or is continued by another line of history."""
+
+MAX_OBJECTS = 65_536
+"""The number of objects whose end is in memory; that of others is not known."""
+_TAKEN = ""
+
+
+class ObjectClaims:
+    """The last response of each conversation object that this process used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def find(self, scope: str, object_id: str, last: str) -> Claim:
+        """Return the claim that a request after the response ``last`` would get.
+
+        Args:
+            scope: The provider, endpoint and account.
+            object_id: The conversation object.
+            last: The last response in the object, as far as the caller knows.
+        """
+        end = self._ends.get((scope, object_id))
+        if end is None:
+            return "unknown"
+        return "owned" if last and end == last else "taken"
+
+    def claim(self, scope: str, object_id: str, last: str) -> Claim:
+        """Claim an object for a request after the response ``last``; the arguments are those of ``find``."""
+        with self._lock:
+            found = self.find(scope, object_id, last)
+            if found != "taken":
+                self._set_end(scope, object_id, _TAKEN)
+            return found
+
+    def release(self, scope: str, object_id: str, last: str) -> None:
+        """Record that an object ends with this response, so that the next request can claim it."""
+        with self._lock:
+            self._set_end(scope, object_id, last)
+
+    def _set_end(self, scope: str, object_id: str, last: str) -> None:
+        self._ends[scope, object_id] = last
+        self._ends.move_to_end((scope, object_id))
+        while len(self._ends) > MAX_OBJECTS:
+            self._ends.popitem(last=False)
+
+
+OBJECT_CLAIMS = ObjectClaims()
+"""The claims of all engines of this process."""
