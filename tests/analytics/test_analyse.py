@@ -7,7 +7,7 @@ import random
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -32,6 +32,8 @@ from kedge.errors import InvalidSetting, ServerFailed
 from kedge.prices import Prices
 from kedge.prices.prices import Price
 from kedge.store import Store, open_store, response_sums
+from kedge.store.records import ResponseStatus
+from kedge.store.summaries import list_summaries
 from kedge.testing import TestServer
 
 
@@ -112,6 +114,21 @@ async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     assert requests.without_id == 1
     assert requests.rejections == 1
     assert requests.success_rate == 0.8
+
+
+async def test_failures_are_those_of_lists(store: Store) -> None:
+    """Failed requests, by model, conversation and interval, are those that a list of failures contains."""
+    for status in get_args(ResponseStatus):
+        writer = await create_writer(store, title=status)
+        await writer.add_response(status=status)
+    found, (bucket,) = await analyse(store), await analyse_over_time(store, buckets=1)
+    rows, listed = await list_summaries(store, show="failed")
+    assert listed == found.requests.failed == bucket.failed == 4
+    assert [model.failed for model in found.models] == [4]
+    conversations = await analyse_conversations(store)
+    assert {each.title for each in conversations if each.failed} == {
+        each.row.title for each in rows
+    }
 
 
 async def test_selection_by_time_and_names(store: Store) -> None:

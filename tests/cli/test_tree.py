@@ -44,7 +44,7 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
         ("answered", {"reason": "changed"}, ["sent in full: changed"]),
         ("answered", {"reason": "new"}, []),
         ("failed", {"status": "refused"}, ["failed: refused"]),
-        ("failed", {"status": "cancelled"}, ["failed: cancelled"]),
+        ("failed", {"status": "cancelled"}, ["cancelled"]),
         ("compacted", {}, ["compacted"]),
         ("edited", {}, ["edited"]),
         ("merged", {}, ["merged"]),

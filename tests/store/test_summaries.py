@@ -2,11 +2,11 @@
 
 import itertools
 import time
-from typing import Any
+from typing import Any, get_args
 
 from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
-from kedge.store.records import StoredExchange
+from kedge.store.records import ResponseStatus, StoredExchange
 from kedge.store.summaries import (
     LIST_FILTERS,
     LIST_ORDERS,
@@ -128,6 +128,17 @@ async def test_every_filter_and_order_works(store: Store) -> None:
         assert total == len(rows)
         if selection == "active":
             assert rows[0].row.title == first.get(order, "Forked")
+
+
+async def test_stopped_and_running_responses_are_not_failures(store: Store) -> None:
+    """Only responses that failed, were rejected, cut off or incomplete are failures, in lists and counts."""
+    for status in get_args(ResponseStatus):
+        await create_conversation(store, status, "One", status=status)
+    rows, _ = await list_summaries(store, show="failed")
+    failed = {"incomplete", "failed", "refused", "cut"}
+    assert {row.row.title for row in rows} == failed
+    rows, _ = await list_summaries(store)
+    assert {row.row.title for row in rows if row.failed} == failed
 
 
 async def test_pages_are_consecutive(store: Store) -> None:

@@ -91,6 +91,25 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
+def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) -> None:
+    """The list shows the words of a first message whose answer was stopped, and nothing counts it as an error."""
+    name = gated.create_conversation()
+    run = start_turn(gated, name, "wait for me")
+    gated.post(f"/api/conversations/{name}/runs/{run}/stop")
+    (row,) = [each for each in gated.get("/api/conversations")["data"] if each["id"] == name]
+    assert (row["first_words"], row["status"]) == ("wait for me", "cancelled")
+    assert "Empty conversation" not in gated.client.get("/").text
+    assert gated.get("/api/conversations", show="failed")["total"] == 0
+    requests = gated.get("/api/analytics")["requests"]
+    assert (requests["failed"], {"name": "cancelled", "count": 1} in requests["statuses"]) == (
+        0,
+        True,
+    )
+    html = gated.client.get("/dashboard").text
+    assert "No errors." in html
+    gate.open_gate()
+
+
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
     """Deleting a conversation cancels the model call, and nothing is written afterwards."""
     name = gated.create_conversation()

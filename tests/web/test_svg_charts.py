@@ -81,13 +81,13 @@ def test_breakdown_rows_add_up_to_total() -> None:
     """Conversations that are not listed are combined in one row; a cost without a price is unknown."""
     tokens, cost = Tokens(100, 0, 50, 0), Cost(3.0, 8, 2)
     stats = Analytics(
-        Selection(), Requests(total=10, succeeded=9, conversations=3), Chains(), Branching(),
+        Selection(), Requests(total=10, succeeded=9, failed=1, conversations=3), Chains(), Branching(),
         tokens, cost, Latency(),
-        (ModelStats("openai", "gpt", 10, 9, Latency(), tokens, cost),),
+        (ModelStats("openai", "gpt", 10, 9, 1, Latency(), tokens, cost),),
     )  # fmt: skip
     listed = [
-        ConversationStats("c<1>", "", 6, 6, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
-        ConversationStats("c2", "Two", 2, 1, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
+        ConversationStats("c<1>", "", 6, 6, 0, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
+        ConversationStats("c2", "Two", 2, 1, 1, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
     ]
     models, conversations = build_breakdowns(stats, listed)
     assert [row.name for row in models.rows] == ["openai:gpt", "Total"]

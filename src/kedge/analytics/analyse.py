@@ -30,10 +30,12 @@ from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Row, Tx
-from kedge.store.records import validate_page
+from kedge.store.records import FAILED_SQL, validate_page
 from kedge.store.response_sums import ANSWERED, read_with_sums
 
 ALL_RESPONSES = Selection()
+_OUTCOMES = f"{queries.count_where(ANSWERED)}, {queries.count_where(FAILED_SQL)}"
+"""The columns of answered and failed requests."""
 MAX_BUCKETS = 10_000
 MAX_NAMED_ROWS = 500
 """How many conversations a query names; databases limit the number of its values."""
@@ -123,11 +125,12 @@ def _collect_models(
             model=model,
             requests=requests,
             succeeded=succeeded,
+            failed=failed,
             latency=latencies.get((provider, model), Latency()),
             tokens=tokens,
             cost=costs.get((provider, model), Cost()),
         )
-        for provider, model, requests, succeeded, tokens in queries.list_models(groups)
+        for provider, model, requests, succeeded, failed, tokens in queries.list_models(groups)
     )
 
 
@@ -163,18 +166,21 @@ def _collect_buckets(
 
 
 def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
-    requests, succeeded, chained, fallbacks, healed, sent, saved = (int(n or 0) for n in row[:7])
+    requests, succeeded, failed, chained, fallbacks, healed, sent, saved = (
+        int(n or 0) for n in row[:8]
+    )
     return replace(
         bucket,
         requests=requests,
         succeeded=succeeded,
+        failed=failed,
         chained=chained,
         fallbacks=fallbacks,
         healed=healed,
         sent_bytes=sent,
         saved_bytes=saved,
-        tokens=queries.tokens_from_row(row[7:11]),
-        cache=queries.cache_use_from_row(row[11:]),
+        tokens=queries.tokens_from_row(row[8:12]),
+        cache=queries.cache_use_from_row(row[12:]),
         cost=cost,
         latency=latency,
     )
@@ -182,7 +188,7 @@ def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Buck
 
 def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
     return tx.rows(
-        f"SELECT {column}, COUNT(*), {queries.count_where(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
+        f"SELECT {column}, COUNT(*), {_OUTCOMES}, COUNT(r.anchor), "  # noqa: S608
         f"{queries.count_where(FALLBACK)}, COUNT(r.healed), {queries.REQUEST_BYTES}, SUM(r.saved_bytes), "
         f"{queries.TOKEN_COLUMNS}, {queries.CACHE_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
         where.values,
@@ -246,7 +252,7 @@ def _collect_conversations(
 ) -> tuple[ConversationStats, ...]:
     where = build_condition(tx, selection)
     rows = tx.rows(
-        f"SELECT r.conversation, COUNT(*), {queries.count_where(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
+        f"SELECT r.conversation, COUNT(*), {_OUTCOMES}, COUNT(r.anchor), "  # noqa: S608
         f"{queries.REQUEST_BYTES}, SUM(r.saved_bytes), {queries.TOKEN_COLUMNS} FROM responses r WHERE {where.sql} "
         "GROUP BY r.conversation ORDER BY COUNT(*) DESC, r.conversation DESC LIMIT ?",
         (*where.values, limit),
@@ -275,10 +281,11 @@ def _collect_conversations(
             title=names[row[0]][1],
             requests=int(row[1]),
             succeeded=int(row[2] or 0),
-            chained=int(row[3]),
-            sent_bytes=int(row[4] or 0),
-            saved_bytes=int(row[5] or 0),
-            tokens=queries.tokens_from_row(row[6:]),
+            failed=int(row[3] or 0),
+            chained=int(row[4]),
+            sent_bytes=int(row[5] or 0),
+            saved_bytes=int(row[6] or 0),
+            tokens=queries.tokens_from_row(row[7:]),
             cost=costs.get(row[0], Cost()),
         )
         for row in rows

@@ -14,6 +14,7 @@ from typing import Any
 from kedge.analytics.results import Latency, Selection
 from kedge.store import response_sums
 from kedge.store.database import Tx
+from kedge.store.records import ANSWERED_STATUSES, has_failed
 from kedge.store.response_sums import (
     ALL_DAYS,
     ANSWERED,
@@ -124,7 +125,12 @@ class ResponseGroup:
     @property
     def is_answered(self) -> bool:
         """Whether the responses were answered, which includes those that the provider lost later."""
-        return self.status in ("completed", "lost")
+        return self.status in ANSWERED_STATUSES
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the requests failed."""
+        return has_failed(self.status)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def count_requests(
         total=total,
         conversations=conversations,
         succeeded=sum(each.responses for each in answered),
+        failed=count_failed(groups),
         chained=chained,
         full=total - chained,
         statuses=_count_by("status", groups),
@@ -89,6 +90,11 @@ def count_requests(
         without_id=sum(each.responses for each in answered if not each.has_id),
         **{name: sum(getattr(each, name) for each in groups) for name in _SIZES},
     )
+
+
+def count_failed(groups: Iterable[ResponseGroup]) -> int:
+    """Return how many requests failed."""
+    return sum(each.responses for each in groups if each.has_failed)
 
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
@@ -211,8 +217,8 @@ def cache_use_from_row(row: Row) -> CacheUse:
     return CacheUse(predictions, predicted, cached, written, saved)
 
 
-def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, int, Tokens]]:
-    """Return each model with its requests, answered requests and tokens, most requests first."""
+def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, int, int, Tokens]]:
+    """Return each model with its requests, those that were answered and failed, and tokens; most requests first."""
     models: dict[tuple[str, str], list[ResponseGroup]] = {}
     for each in groups:
         models.setdefault((each.provider, each.model), []).append(each)
@@ -221,6 +227,7 @@ def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, in
             *model,
             sum(each.responses for each in model_groups),
             sum(each.responses for each in model_groups if each.is_answered),
+            count_failed(model_groups),
             sum_tokens(model_groups),
         )
         for model, model_groups in models.items()

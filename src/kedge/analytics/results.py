@@ -49,16 +49,18 @@ class Count:
 class Requests:
     """Requests by their outcome.
 
-    ``chained`` requests were sent on an anchor, ``full`` ones with the complete context. ``fallbacks``
-    are full requests although there was an anchor, by reason; the first of a conversation is not counted.
-    ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers that
-    a server generated without the stored context. ``without_id`` are answers without an id, on which
-    no request can be chained.
+    ``succeeded`` requests were answered. ``failed`` ones were rejected, failed, were cut off or are incomplete; a
+    request that the user stopped, or that is not finished, is neither. ``chained`` requests were sent on an
+    anchor, ``full`` ones with the complete context. ``fallbacks`` are full requests although there was an anchor,
+    by reason; the first of a conversation is not counted. ``rejections`` are requests that a server rejected,
+    ``healed`` or not. ``forgotten`` are answers that a server generated without the stored context.
+    ``without_id`` are answers without an id, on which no request can be chained.
     """
 
     total: int = 0
     conversations: int = 0
     succeeded: int = 0
+    failed: int = 0
     chained: int = 0
     full: int = 0
     statuses: tuple[Count, ...] = ()
@@ -184,6 +186,7 @@ class ModelStats:
     model: str
     requests: int
     succeeded: int
+    failed: int
     latency: Latency
     tokens: Tokens
     cost: Cost
@@ -202,6 +205,7 @@ class ConversationStats:
     title: str
     requests: int
     succeeded: int
+    failed: int
     chained: int
     sent_bytes: int
     saved_bytes: int
@@ -233,6 +237,7 @@ class Bucket:
     end: float
     requests: int = 0
     succeeded: int = 0
+    failed: int = 0
     chained: int = 0
     fallbacks: int = 0
     healed: int = 0

@@ -35,7 +35,7 @@ MAX_LANE_WIDTH = 15
 """The number of aligned columns of lanes; wider rows are not aligned."""
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
-_MARK_NAMES = {"cancelled": "failed", "full": "sent in full"}
+_MARK_NAMES = {"full": "sent in full"}
 """The names of marks that differ from those in the store."""
 
 

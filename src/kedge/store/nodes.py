@@ -24,6 +24,7 @@ from kedge.store.conversations import (
 )
 from kedge.store.database import Tx, lock_tree_shared
 from kedge.store.records import (
+    MAX_INTEGER,
     ConversationRow,
     Node,
     NodeKind,
@@ -136,10 +137,14 @@ def select_last_bodies(tx: Tx, tree: int) -> dict[int, str]:
     return dict(tx.rows(_SELECT_LAST_BODIES.format("b.body"), (tree,)))
 
 
-def select_question_previews(tx: Tx, tree: int) -> dict[int, str]:
-    """Return the beginning of the last block of each question of a tree, encoded."""
-    beginning = f"SUBSTR(b.body, 1, {PREVIEW_CHARS})"
-    return dict(tx.rows(_SELECT_LAST_BODIES.format(beginning) + " AND n.kind = 'asked'", (tree,)))
+def select_question_previews(
+    tx: Tx, tree: int, *, conversation: int | None = None, limit: int = MAX_INTEGER
+) -> dict[int, str]:
+    """Return the beginning of the last block of each question of a tree or a conversation, encoded, oldest first."""
+    query = _SELECT_LAST_BODIES.format(f"SUBSTR(b.body, 1, {PREVIEW_CHARS})")
+    own = "" if conversation is None else " AND n.conversation = ?"
+    values = (tree, *(() if conversation is None else (conversation,)), limit)
+    return dict(tx.rows(f"{query} AND n.kind = 'asked'{own} ORDER BY n.id LIMIT ?", values))
 
 
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:

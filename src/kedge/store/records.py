@@ -78,6 +78,17 @@ ResponseStatus = Literal[
 ]
 """The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
 that the user stopped it."""
+ANSWERED_STATUSES: tuple[ResponseStatus, ...] = ("completed", "lost")
+"""The statuses of answered requests; a response that the provider lost later was answered."""
+NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (*ANSWERED_STATUSES, "cancelled", "running")
+"""The statuses of requests that did not fail: answered, stopped by the user, or not finished."""
+FAILED_SQL = " AND ".join(f"status <> '{each}'" for each in NOT_FAILED_STATUSES)
+"""The condition for responses that failed; it includes that of the index `responses_failed`, as written there."""
+
+
+def has_failed(status: str) -> bool:
+    """Return whether a request with this status failed."""
+    return status not in NOT_FAILED_STATUSES
 
 
 @with_fast_init

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from kedge.errors import StoreBusy, StoreReadOnly
 from kedge.store.database import Database, Row, Tx, marks, split_chunks
-from kedge.store.records import Damage
+from kedge.store.records import ANSWERED_STATUSES, Damage
 
 T = TypeVar("T")
 
@@ -29,8 +29,7 @@ SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
 """The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
 
-ANSWERED = "r.status IN ('completed', 'lost')"
-"""A response that the provider lost later was answered."""
+ANSWERED = f"r.status IN ({', '.join(map(repr, ANSWERED_STATUSES))})"
 _IS_PREDICTED = "r.predicted_cached_tokens IS NOT NULL AND r.cached_tokens IS NOT NULL"
 _UNCACHED = "COALESCE(r.input_tokens, 0) - COALESCE(r.cached_tokens, 0)"
 

@@ -15,8 +15,9 @@ from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx, marks
+from kedge.store.nodes import select_question_previews
 from kedge.store.paths import PATH_CTE
-from kedge.store.records import ConversationRow, StoredExchange, validate_page
+from kedge.store.records import FAILED_SQL, ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.store import Store
 from kedge.store.telemetry import select_exchanges
@@ -29,15 +30,13 @@ LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
 """The number of blocks that are read for the first question and for the last answer."""
 
-_HAS_FAILED = "status <> 'completed' AND status <> 'lost' AND status <> 'cancelled'"
-"""The condition of the index `responses_failed`, written as it is there."""
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
     "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
     "AND tree IN (SELECT tree FROM nodes WHERE parent > 0 AND (branch = id OR kept = length)) "
     "GROUP BY tree, parent HAVING COUNT(*) > 1)",
     "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "
-    f"WHERE {_HAS_FAILED})",
+    f"WHERE {FAILED_SQL})",
     "archived": "c.archived = 1",
     "all": "1 = 1",
 }
@@ -301,7 +300,7 @@ _FROM_RESPONSES = (
 )
 _SELECT_SUMS = (
     "SELECT r.conversation, COUNT(*), "
-    f"SUM(CASE WHEN {_HAS_FAILED} THEN 1 ELSE 0 END), "
+    f"SUM(CASE WHEN {FAILED_SQL} THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
     "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
     "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
@@ -326,7 +325,7 @@ def _build_summary(
     count, failed, lost, sent, cached, output = (int(each) for each in counts)
     return ConversationSummary(
         row,
-        _first_preview([body for _, body in first], UserBlock),
+        _first_preview([body for _, body in first], UserBlock) or _read_first_question(tx, row),
         _first_preview([body for _, body in reversed(last)], AssistantBlock),
         count,
         failed,
@@ -341,6 +340,12 @@ def _build_summary(
         _compute_relied_until(row, times),
         model,
     )
+
+
+def _read_first_question(tx: Tx, row: ConversationRow) -> str:
+    """Return the beginning of the first question of a conversation, which may have no answer."""
+    bodies = select_question_previews(tx, row.tree, conversation=row.number, limit=1)
+    return _first_preview(list(bodies.values()), UserBlock)
 
 
 class _Times(NamedTuple):

@@ -18,7 +18,7 @@ from kedge.store.block_codec import decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_tree_conversations
 from kedge.store.database import Tx
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
-from kedge.store.records import ConversationRow, Node, ResponseRow
+from kedge.store.records import ConversationRow, Node, ResponseRow, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
 from kedge.turns import AssistantBlock, Block, UserBlock
@@ -340,8 +340,10 @@ def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mar
         marks["lost"] = response.lost_reason
     elif response.status == "running":
         marks["pending"] = ""
-    elif response.status != "completed":
-        marks["cancelled" if response.status == "cancelled" else "failed"] = response.status
+    elif response.status == "cancelled":
+        marks["cancelled"] = ""
+    elif has_failed(response.status):
+        marks["failed"] = response.status
     elif not response.stored:
         marks["unstored"] = ""
     elif is_expired(response, now):

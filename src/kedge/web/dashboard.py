@@ -25,6 +25,7 @@ from kedge.analytics import (
 )
 from kedge.observe import snapshot
 from kedge.planning import REASONS
+from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision
 from kedge.text_format import (
     HEALING_TEXTS,
@@ -58,7 +59,6 @@ MAX_CONVERSATIONS = 10
 
 _LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
 _LAST_LENGTH_BIN = "32 and more"
-_SUCCESS_STATUSES = frozenset({"completed"})
 _REASON_TEXTS: Mapping[str, str] = {**REASONS, **HEALING_TEXTS}
 
 
@@ -114,7 +114,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
         Tile("Planning time", format_duration(counts.plan_seconds), "mean, in this process"),
         Tile(
             "Errors",
-            format_number(total - sent.succeeded),
+            format_number(sent.failed),
             f"{healed} healed, {spent}",
         ),
     )
@@ -217,7 +217,7 @@ def _rank_counts(counts: Sequence[Count]) -> list[RankedBar]:
 
 def _rank_failures(stats: Analytics) -> list[RankedBar]:
     sent = stats.requests
-    counts = [each for each in sent.statuses if each.name not in _SUCCESS_STATUSES]
+    counts = [each for each in sent.statuses if has_failed(each.name)]
     counts += [Count(f"healed: {each.name}", each.count) for each in sent.healed]
     counts += [
         Count("answered without context", sent.forgotten),
@@ -283,16 +283,14 @@ def build_breakdowns(
     stats: Analytics, conversations: Sequence[ConversationStats]
 ) -> tuple[Breakdown, ...]:
     """Build the tables of models and conversations; the rows of each add up to its last row."""
-    total = _build_row("Total", stats.requests.total, stats.requests.succeeded, stats)
+    total = _build_row("Total", stats.requests.total, stats.requests.failed, stats)
     models = [
-        _build_row(
-            f"{each.provider}:{each.model or 'unknown'}", each.requests, each.succeeded, each
-        )
+        _build_row(f"{each.provider}:{each.model or 'unknown'}", each.requests, each.failed, each)
         for each in stats.models
     ]
     listed = [
         replace(
-            _build_row(each.title or each.id, each.requests, each.succeeded, each),
+            _build_row(each.title or each.id, each.requests, each.failed, each),
             url=f"/conversations/{quote(each.id, safe='')}",
         )
         for each in conversations
@@ -310,14 +308,14 @@ def build_breakdowns(
 def _build_row(
     name: str,
     requests: int,
-    succeeded: int,
+    failed: int,
     stats: Analytics | ModelStats | ConversationStats,
 ) -> BreakdownRow:
     tokens = stats.tokens
     return BreakdownRow(
         name,
         requests,
-        requests - succeeded,
+        failed,
         tokens.input,
         tokens.output,
         _format_known_cost(stats.cost),
@@ -341,7 +339,7 @@ def _build_rest(
         BreakdownRow(
             pluralize(others, "other"),
             total.requests - sum(each.requests for each in listed),
-            total.errors - sum(each.requests - each.succeeded for each in listed),
+            total.errors - sum(each.failed for each in listed),
             total.input_tokens - sum(each.tokens.input for each in listed),
             total.output_tokens - sum(each.tokens.output for each in listed),
             _format_known_cost(cost),

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from kedge.json_codec import encode_indented
 from kedge.store import Hit, Node, ResponseRow
+from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
 from kedge.turns import (
     AssistantBlock,
@@ -92,7 +93,7 @@ def split_exchanges(
                 (node, start, stop), blocks, by_response_id, ranges
             )
             done += rewritten
-        elif stop > start or row.status not in ("completed", "lost"):
+        elif stop > start or row.status not in ANSWERED_STATUSES:
             done.append(ExchangeSpan(node, row, before, tuple(ranges), (start, stop), question))
             ranges, before = [], 0
     return tuple(done), tuple(ranges)

@@ -6,6 +6,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from kedge.store import ResponseRow
+from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.summaries import ConversationSummary
 from kedge.store.tree import Layout, Totals
 from kedge.web.runs import TurnRun
@@ -187,7 +188,7 @@ class ExchangeView:
     @property
     def is_trouble(self) -> bool:
         """Whether the question has no complete answer."""
-        return self.status not in ("completed", "lost")
+        return self.status not in ANSWERED_STATUSES
 
     @property
     def trouble(self) -> str:
