@@ -509,6 +509,9 @@ def _read_run(counts: Any) -> Usage:
 
 def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
     """Return the tokens of the context after the last run of the model itself."""
-    kinds = [fields.get_text(each, "type") if isinstance(each, dict) else "" for each in iterations]
+    kinds = [
+        fields.get_text(cast("JsonObject", each), "type") if isinstance(each, dict) else ""
+        for each in iterations
+    ]
     own = [run for kind, run in zip(kinds, runs, strict=True) if kind == "message"]
     return own[-1].total_tokens if own else runs[-1].output_tokens

@@ -119,8 +119,9 @@ class _ChatRenderer:
         """Add what only this server has to a message: the members that it needs again."""
         members = self._get_members(block, CHAT_MESSAGE)
         message |= {name: members[name] for name in RESENT_MEMBERS if name in members}
-        if audio_id := (members.get("audio") or {}).get("id"):
-            message["audio"] = {"id": audio_id}
+        audio = members.get("audio")
+        if isinstance(audio, dict) and "id" in audio:
+            message["audio"] = {"id": audio["id"]}
         parts = block.parts if isinstance(block, AssistantBlock) else ()
         noted = [each for part in parts for each in part.extra.get("annotations", ())]
         annotations = [thaw(each) for each in noted if each.get("type") in each]
