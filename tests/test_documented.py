@@ -53,8 +53,9 @@ from kedge.server import prompt_cache as server_cache
 from kedge.server.schema import requests, validators
 from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
-from kedge.server.storage import sqlite as server_database
+from kedge.server.storage import database as server_database
 from kedge.store import import_export, open_store, response_sums, search, sqlite, tokens
+from kedge.store import migrate as store_migrate
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, service
@@ -262,6 +263,7 @@ def test_every_format_and_header_is_documented() -> None:
         f"`{json_codec.FORMAT}`, {json_codec.VERSION} |",
         f"| state of a `Chat` | {chat_state.VERSION};",
         f"`{import_export.FORMAT}`, {import_export.VERSION} |",
+        f"| the store | {store_migrate.SCHEMA_VERSION} |",
         f"| the server's database | {server_database.SCHEMA_VERSION} |",
     ):
         assert shown in page

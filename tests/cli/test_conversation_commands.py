@@ -607,7 +607,9 @@ def test_doctor_checks_the_store(
         database.execute(newer)
         database.commit()
     report = json.loads(run_command("doctor", "--json").stdout)["checks"]
-    assert "a newer version of Kedge" in next(c["advice"] for c in report if c["name"] == "store")
+    store = next(check for check in report if check["name"] == "store")
+    assert f"{store_path} was written by a newer version of Kedge" in store["found"]
+    assert "Upgrade Kedge" in store["advice"]
     store_path.write_bytes(b"no database at all, but some bytes of something else" * 40)
     result = run_command("doctor", "--json")
     assert result.exit_code == 1

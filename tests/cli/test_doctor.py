@@ -14,6 +14,7 @@ from kedge.cli.doctor import KEY_VARIABLES, command
 from kedge.config import store_url
 from kedge.event_loops import run_sync
 from kedge.memory.evidence import ServerEvidence
+from kedge.server.storage.database import SCHEMA_VERSION
 from kedge.store import open_store
 from kedge.testing import serve
 from postgresql import PASSWORD
@@ -195,11 +196,16 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     file = tmp_path / "server.db"
     monkeypatch.setenv("KEDGE_SERVE_DB", str(file))
     with sqlite3.connect(file) as database:
-        database.execute("PRAGMA user_version=7")
-    database.close()
+        database.execute("PRAGMA user_version=3")
     before = file.read_bytes()
-    assert "schema 7" in run_doctor()[1]["server.db"]["found"]
+    found = run_doctor()[1]["server.db"]
+    assert "older version of Kedge (schema 3" in found["found"]
+    assert "another --db" in found["advice"]
     assert file.read_bytes() == before
+    with sqlite3.connect(file) as database:
+        database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    database.close()
+    assert f"schema {SCHEMA_VERSION}" in run_doctor()[1]["server.db"]["found"]
     file.write_bytes(b"this is no database, but long enough to look at" * 30)
     result, checks = run_doctor()
     assert checks["server.db"]["state"] == "wrong"

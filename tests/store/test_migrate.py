@@ -1,22 +1,40 @@
-"""Schema migrations: numbered and applied once; older stores are upgraded, newer ones rejected."""
+"""The schema of the store: created, upgraded by steps, or rejected. There is no step yet, so the tests make one up."""
 
 import math
 import re
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
+import anyio
 import pytest
 
-from kedge.errors import BrokenInstallation, CannotOpenStore, InvalidSetting, StoreReadOnly
+from kedge.database.schema import Schema
+from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store import migrate as migrate_module
 from kedge.store import open_store
 from kedge.store.database import Tx
-from kedge.store.migrate import load_migrations, migrate, read_schema_version
+from kedge.store.migrate import SCHEMA, SCHEMA_VERSION, create_schema, migrate, read_schema_version
 from kedge.store.open import open_current_database, open_database
-from postgresql import create_schema
+from postgresql import create_schema as create_postgres_schema
 from store.sample_conversations import create_conversation
+
+KILLED = """
+import asyncio, os, sys
+from kedge.database.schema import Schema
+from kedge.store import migrate, open_store
+
+def step(tx):
+    tx.run("ALTER TABLE conversations ADD COLUMN color TEXT")
+    tx.run("UPDATE conversations SET color = 'red'")
+    os._exit(9)
+
+migrate.SCHEMA = Schema(migrate.SCHEMA_VERSION + 1, migrate.create_schema, {migrate.SCHEMA_VERSION: step})
+asyncio.run(open_store(sys.argv[1]))
+"""
+"""A process that ends in the middle of an upgrade."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -25,82 +43,145 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with create_schema(request.getfixturevalue("postgres_url")) as url:
+    with create_postgres_schema(request.getfixturevalue("postgres_url")) as url:
         yield url
 
 
-def test_every_migration_has_a_reason() -> None:
-    """Each migration file begins with a comment that gives its reason."""
-    entries = list((files("kedge.store") / "migrations").iterdir())
-    assert entries
-    for file in entries:
-        assert re.match(r"-- Why: \w.{40,}", file.read_text("utf-8")), file.name
+@pytest.fixture
+def add_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Return a function that adds a step to the schema, and returns the list of its runs."""
+
+    def add() -> list[int]:
+        runs: list[int] = []
+
+        def step(tx: Tx) -> None:
+            tx.run("ALTER TABLE conversations ADD COLUMN color TEXT")
+            tx.run("UPDATE conversations SET color = 'blue'")
+            runs.append(read_schema_version(tx))
+
+        newer = Schema(SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
+        monkeypatch.setattr(migrate_module, "SCHEMA", newer)
+        return runs
+
+    return add
 
 
-def test_both_databases_have_the_same_migrations() -> None:
-    """The migrations of SQLite and PostgreSQL have equal numbers and names."""
-    steps = [
-        [(each.number, each.name) for each in load_migrations(name)]
+async def set_version(url: str, version: int) -> None:
+    """Create a store, and give its schema another number."""
+    async with await open_store(url) as store:
+        change = "UPDATE kedge_schema SET version = ?"
+        await store.database.write(lambda tx: tx.run(change, (version,)))
+
+
+def test_both_databases_have_the_same_columns() -> None:
+    """The tables of SQLite and PostgreSQL have the same columns, apart from those of the search index."""
+    scripts = [
+        (files("kedge.store") / f"schema.{name}.sql").read_text("utf-8")
         for name in ("sqlite", "postgresql")
     ]
-    assert steps[0] == steps[1]
-
-
-@pytest.mark.parametrize("version", range(1, len(load_migrations("sqlite"))))
-async def test_older_store_is_upgraded(empty_url: str, version: int) -> None:
-    """A store of any earlier version retains its conversations and supports all current features."""
-    database = open_database(empty_url)
-    await database.write(lambda tx: migrate(tx, target=version))
-    assert await database.read(read_schema_version) == version
-    await database.write(
-        lambda tx: tx.run(
-            "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
-            "VALUES ('conv_old', 'Old', 0, 0, 0, 1.0, 1.0)"
+    tables = [
+        {name: re.findall(r"^    ([a-z_]+) ", body, re.MULTILINE) for name, body in found}
+        for found in (
+            re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", each, re.DOTALL) for each in scripts
         )
-    )
-    await database.aclose()
+    ]
+    assert tables[0].pop("texts") == ["rowid"]
+    assert tables[1].pop("texts") == ["rowid", "words"]
+    assert "conversations" in tables[0]
+    assert tables[0] == tables[1]
+
+
+async def test_older_store_is_upgraded_once(
+    empty_url: str, add_step: Callable[[], list[int]]
+) -> None:
+    """A step changes an older store, which retains its conversations; opening it again runs no step."""
     async with await open_store(empty_url) as store:
-        assert (await store.conversation("conv_old")).title == "Old"
-        await create_conversation(store, 1)
-        assert len(await store.search("question")) == 1
-        assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
+        row, _ = await create_conversation(store, 1)
+    runs = add_step()
+    for _ in range(2):
+        async with await open_store(empty_url) as store:
+            found = await store.database.read(
+                lambda tx: tx.rows("SELECT id, color FROM conversations")
+            )
+            assert found == [(row.id, "blue")]
+            assert await store.database.read(read_schema_version) == SCHEMA_VERSION + 1
+            assert len(await store.search("question")) == 1
+            assert await store.verify() == []
+    assert runs == [SCHEMA_VERSION]
 
 
-async def test_numbers_of_deleted_conversations_are_not_reused(empty_url: str) -> None:
-    """Numbers are not reused after a table was recreated, so an old row refers to no new conversation."""
-    database = open_database(empty_url)
-    insert = (
-        "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
-        "VALUES (?, '', 0, 0, 0, 1.0, 1.0)"
-    )
-
-    def work(tx: Tx) -> int:
-        migrate(tx, target=9)
-        numbers = [tx.insert(insert, (str(each),), key="number") for each in range(5)]
-        tx.run("DELETE FROM conversations")
-        return numbers[-1]
-
-    last = await database.write(work)
-    assert await database.read(read_schema_version) == 9
-    await database.aclose()
+async def test_killed_upgrade_is_repeated(
+    empty_url: str, add_step: Callable[[], list[int]]
+) -> None:
+    """A process that is killed in the middle of a step changes nothing, and the next one completes it."""
     async with await open_store(empty_url) as store:
-        assert (await store.create()).number > last
+        row = await store.create()
+    killed = await anyio.run_process([sys.executable, "-c", KILLED, empty_url], check=False)
+    assert killed.returncode == 9
+    async with await open_store(empty_url) as store:
+        assert await store.database.read(read_schema_version) == SCHEMA_VERSION
+        with pytest.raises(Exception, match="color"):
+            await store.database.read(lambda tx: tx.rows("SELECT color FROM conversations"))
+    runs = add_step()
+    async with await open_store(empty_url) as store:
+        found = await store.database.read(lambda tx: tx.rows("SELECT id, color FROM conversations"))
+    assert found == [(row.id, "blue")]
+    assert runs == [SCHEMA_VERSION]
 
 
-async def test_newer_store_is_rejected(lasting_url: str) -> None:
-    """A store with a newer schema raises an error that advises to upgrade Kedge."""
-    async with await open_store(lasting_url) as store:
-        await store.database.write(lambda tx: tx.run("UPDATE kedge_schema SET version = 99"))
-    with pytest.raises(CannotOpenStore, match=r"newer Kedge .*99.*upgrade Kedge"):
+async def test_killed_creation_is_repeated(tmp_path: Path) -> None:
+    """A new file whose creation was cut off is created by the next process."""
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    def create_half(tx: Tx) -> None:
+        create_schema(tx)
+        raise KeyboardInterrupt
+
+    database = open_database(url)
+    with pytest.raises(KeyboardInterrupt):
+        await database.write(create_half)
+    assert await database.read(read_schema_version) == 0
+    await database.aclose()
+    async with await open_store(url) as store:
+        assert await store.verify() == []
+
+
+@pytest.mark.parametrize("version", [99, SCHEMA_VERSION + 1])
+async def test_newer_store_is_rejected(lasting_url: str, version: int) -> None:
+    """A store with a newer schema raises an error that names the file and advises to upgrade Kedge."""
+    await set_version(lasting_url, version)
+    name = "store.db" if lasting_url.startswith("sqlite") else "this store"
+    message = rf"{name} was written by a newer version of Kedge \(schema {version}, .*upgrade Kedge"
+    with pytest.raises(CannotOpenStore, match=message):
         await open_store(lasting_url)
 
 
-async def test_older_store_that_may_not_be_written_is_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1])
+async def test_store_of_a_development_version_is_rejected(lasting_url: str, version: int) -> None:
+    """The error names the file and says to export with the version that wrote it and to import."""
+    await set_version(lasting_url, version)
+    name = "store.db" if lasting_url.startswith("sqlite") else "this store"
+    message = (
+        rf"{name} was written by an older version of Kedge \(schema {version}, .*export.* with the version that "
+        r"wrote it .*import"
+    )
+    urls = [lasting_url] + [f"{lasting_url}?mode=ro"] * lasting_url.startswith("sqlite")
+    for url in urls:
+        with pytest.raises(CannotOpenStore, match=message) as error:
+            await open_store(url)
+        assert "\n" not in str(error.value)
+        with pytest.raises(CannotOpenStore, match=message):
+            open_current_database(url)
+
+
+async def test_older_store_that_may_not_be_written_is_explained(
+    tmp_path: Path, add_step: Callable[[], list[int]]
+) -> None:
     """The error says that the store must be upgraded, which reading a current one does not need."""
     url = f"sqlite:///{tmp_path}/store.db"
-    database = open_database(url)
-    await database.write(lambda tx: migrate(tx, target=3))
-    await database.aclose()
+    async with await open_store(url):
+        pass
+    add_step()
     message = r"store\.db: an older version of Kedge wrote this store, so it must be upgraded"
     with pytest.raises(StoreReadOnly, match=message):
         await open_store(f"{url}?mode=ro")
@@ -112,13 +193,18 @@ async def test_older_store_that_may_not_be_written_is_explained(tmp_path: Path) 
 
 
 async def test_migrating_again_changes_nothing(lasting_url: str) -> None:
-    """No migration is applied to a store that is up to date."""
+    """No step is run on a store that is up to date."""
     async with await open_store(lasting_url) as store:
+        assert await store.database.write(lambda tx: migrate(tx, "x")) == 0
+        assert await store.database.read(read_schema_version) == SCHEMA.version
 
-        def migrate_again(tx: Tx) -> int:
-            return migrate(tx)
 
-        assert await store.database.write(migrate_again) == 0
+async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str) -> None:
+    """A row read before its conversation was deleted does not refer to a later conversation."""
+    async with await open_store(lasting_url) as store:
+        deleted = await store.create()
+        await store.delete(deleted)
+        assert (await store.create()).number > deleted.number
 
 
 async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
@@ -128,22 +214,6 @@ async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(CannotOpenStore, match="not of a Kedge store"):
         await open_store(f"sqlite:///{tmp_path}/other.db")
-
-
-def test_missing_migration_is_a_broken_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An incomplete list of migrations raises `BrokenInstallation`."""
-    (tmp_path / "migrations").mkdir()
-    (tmp_path / "migrations" / "0002_second.sql").write_text("SELECT 1;")
-    monkeypatch.setattr(migrate_module, "files", lambda _: tmp_path)
-    load_migrations.cache_clear()
-    try:
-        with pytest.raises(BrokenInstallation):
-            load_migrations("sqlite")
-    finally:
-        monkeypatch.undo()
-        load_migrations.cache_clear()
 
 
 @pytest.mark.parametrize(

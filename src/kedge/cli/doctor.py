@@ -41,6 +41,7 @@ from kedge.errors import InvalidSetting, KedgeError
 from kedge.text_format import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
+    from kedge.database.schema import Schema
     from kedge.engines.transport import Client
     from kedge.store.database import Tx
 
@@ -209,12 +210,12 @@ def check_databases(config: Config) -> Iterator[Check]:
 def check_server_database(db: str) -> Check:
     """Check the database of the server's responses."""
     from kedge.database.postgres import PostgresPool, PostgresTransaction, is_postgresql
-    from kedge.server.storage.database import parse_sqlite_address
+    from kedge.server.storage.database import SCHEMA, parse_sqlite_address
 
     advice = "Check the address, the password and whether the database is running."
     try:
         if not is_postgresql(db):
-            return check_sqlite("server.db", Path(parse_sqlite_address(db)))
+            return check_sqlite("server.db", Path(parse_sqlite_address(db)), SCHEMA)
         pool = PostgresPool(db, PostgresTransaction)
         try:
             pool.run_read(lambda tx: tx.rows("SELECT 1"))
@@ -236,7 +237,7 @@ def check_servers(address: str) -> Iterator[Check]:
 
     try:
         rows = _read_store(address, lambda tx: select_all_evidence(tx, MAX_SERVERS))
-    except KedgeError:  # a store of an older version has no evidence
+    except KedgeError:  # reported by the check of the store
         return
     shown = dict[str, None]()  # streaming or not is usually the same
     for key, form in rows:
@@ -285,8 +286,8 @@ def check_folder(folder: Path) -> Check:
     return Check("folder", "ok", f"{folder}, {format_size(free)} free")
 
 
-def check_sqlite(name: str, path: Path) -> Check:
-    """Check an SQLite file, read-only."""
+def check_sqlite(name: str, path: Path, schema: "Schema[Any] | None" = None) -> Check:
+    """Check an SQLite file and its schema, if that has a number in the header of the file, read-only."""
     if str(path) == ":memory:":
         return Check(name, "ok", "in memory; nothing is stored")
     if not path.exists():
@@ -302,6 +303,8 @@ def check_sqlite(name: str, path: Path) -> Check:
     if sound != "ok":
         advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
         return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
+    if schema and (wrong := _find_wrong_schema(name, str(path), schema, version)):
+        return wrong
     if not (_is_writable(path) and _is_writable(path.absolute().parent)):
         advice = "It can be read but not written: fix the permissions of the file and its folder."
         return Check(name, "wrong", f"{path} is read-only", advice)
@@ -323,20 +326,26 @@ def _read_sqlite(path: Path, options: str = "") -> tuple[int, str]:
 
 def _check_version(address: str, shown: str) -> Check:
     """Compare the schema of the store with the one of this version."""
-    from kedge.store.migrate import load_migrations, read_schema_version
+    from kedge.store.migrate import SCHEMA, read_schema_version
 
     try:
-        found, newest = _read_store(
-            address, lambda tx: (read_schema_version(tx), len(load_migrations(tx.dialect.name)))
-        )
+        found = _read_store(address, read_schema_version)
     except KedgeError as error:
         advice = "Check the address, the password and whether the database is running."
         return Check("store", "wrong", f"{shown} cannot be opened: {error}", advice)
-    if found > newest:
-        advice = "It was written by a newer version of Kedge: upgrade."
-        return Check("store", "wrong", f"{shown}, schema {found} of {newest} known", advice)
-    older = f" of {newest}; it is migrated when it is opened" if found < newest else ""
-    return Check("store", "ok", f"{shown}, schema {found}{older}")
+    older = f" of {SCHEMA.version}; it is migrated when it is opened"
+    shown_version = f"{shown}, schema {found}{older if found < SCHEMA.version else ''}"
+    return _find_wrong_schema("store", shown, SCHEMA, found) or Check("store", "ok", shown_version)
+
+
+def _find_wrong_schema(name: str, shown: str, schema: "Schema[Any]", version: int) -> Check | None:
+    from kedge.database.schema import WrongSchema
+
+    try:
+        schema.list_steps(version, shown)
+    except WrongSchema as error:
+        return Check(name, "wrong", error.problem, f"{error.advice[0].upper()}{error.advice[1:]}.")
+    return None
 
 
 def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> list[Check]:

@@ -7,7 +7,7 @@ them are in `Dialect` and in the two modules that implement `Database`. SQL uses
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -80,8 +80,6 @@ class Dialect:
     """The SQL in which one database differs from the other."""
 
     name: str
-    types: Mapping[str, str]
-    """The column types for ``{serial}``, ``{bytes}`` and so on in migrations."""
     lock_nodes: str
     """Blocks the insertion of nodes by others until the end of the transaction; empty for a single writer."""
     shorten_lock_wait: str
@@ -160,6 +158,8 @@ class Database(ABC):
     """An open database."""
 
     dialect: Dialect
+    name = "this store"
+    """Its name in errors: the path of a file. An address may contain a password."""
 
     @abstractmethod
     async def read(self, work: Callable[[Tx], T]) -> T:

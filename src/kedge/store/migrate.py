@@ -1,58 +1,26 @@
-"""Migrations: numbered SQL files, each with its reason, applied once and in order.
+"""The schema of the store: created in an empty database, upgraded from an older one, or rejected."""
 
-An older database is upgraded when it is opened, in one transaction. A newer one is rejected, because
-this version of Kedge could damage it.
-"""
+from kedge.database.schema import Schema, WrongSchema, read_statements
+from kedge.errors import CannotOpenStore
+from kedge.store.database import Tx, lock_names
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-
-from kedge.errors import BrokenInstallation, CannotOpenStore
-from kedge.store import nodes, responses
-from kedge.store.database import Dialect, Tx, lock_names
-from kedge.store.response_sums import add_all
-
-_FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?:\.(?P<dialect>\w+))?\.sql")
-
-_AFTERWARDS: dict[int, Callable[[Tx], None]] = {
-    4: nodes.fill_checksums,
-    13: add_all,
-    16: responses.fill_checksums,
-}
-"""Functions for changes that SQL cannot compute, by the number of their migration."""
+SCHEMA_VERSION = 17
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step from an older schema to a newer one."""
-
-    number: int
-    name: str
-    script: str
-
-    def statements(self, dialect: Dialect) -> list[str]:
-        """Return the statements for a database."""
-        script = re.sub(r"^--.*$", "", self.script, flags=re.MULTILINE)
-        for word, meaning in dialect.types.items():
-            script = script.replace(f"{{{word}}}", meaning)
-        return [each.strip() for each in script.split(";") if each.strip()]
+def create_schema(tx: Tx) -> None:
+    """Create the tables of the current version in an empty database."""
+    tx.run("CREATE TABLE kedge_schema (version INTEGER NOT NULL)")
+    tx.run("INSERT INTO kedge_schema (version) VALUES (0)")
+    for statement in read_statements("kedge.store", tx.dialect.name):
+        tx.run(statement)
 
 
-@cache
-def load_migrations(dialect: str) -> tuple[Migration, ...]:
-    """Return every migration for a database, in order."""
-    found: list[Migration] = []
-    for file in (files("kedge.store") / "migrations").iterdir():
-        match = _FILE.fullmatch(file.name)
-        if match and match["dialect"] in (None, dialect):
-            found.append(Migration(int(match["number"]), match["name"], file.read_text("utf-8")))
-    found.sort(key=lambda each: each.number)
-    if [each.number for each in found] != list(range(1, len(found) + 1)):
-        raise BrokenInstallation("migrations of kedge.store are missing; reinstall Kedge")
-    return tuple(found)
+SCHEMA = Schema(
+    SCHEMA_VERSION,
+    create_schema,
+    way_out="export its conversations with the version that wrote it ('kedge export'), and import them into a new "
+    "store ('kedge import')",
+)
 
 
 def read_schema_version(tx: Tx) -> int:
@@ -67,30 +35,22 @@ def read_schema_version(tx: Tx) -> int:
     return int(tx.rows("SELECT version FROM kedge_schema")[0][0])
 
 
-def is_current(tx: Tx) -> bool:
-    """Return whether the schema is the newest one; then opening a database does not write to it."""
-    return read_schema_version(tx) == len(load_migrations(tx.dialect.name))
+def needs_upgrade(tx: Tx, name: str) -> bool:
+    """Return whether the schema is not the current one; otherwise opening a database does not write to it.
+
+    Raises:
+        CannotOpenStore: The schema cannot be upgraded.
+    """
+    try:
+        return bool(SCHEMA.list_steps(read_schema_version(tx), name))
+    except WrongSchema as error:
+        raise CannotOpenStore(str(error)) from None
 
 
-def migrate(tx: Tx, target: int | None = None) -> int:
-    """Upgrade the schema, and return the number of migrations applied."""
+def migrate(tx: Tx, name: str) -> int:
+    """Create or upgrade the schema in one transaction, and return the number of steps."""
     tx.allow_long_statements()
     lock_names(tx)
-    version = read_schema_version(tx)
-    known = load_migrations(tx.dialect.name)
-    if version > len(known):
-        raise CannotOpenStore(
-            f"this store was written by a newer Kedge (its schema is {version}, this version supports "
-            f"{len(known)}); upgrade Kedge, or open another store"
-        )
-    if version == 0:
-        tx.run("CREATE TABLE kedge_schema (version INTEGER NOT NULL)")
-        tx.run("INSERT INTO kedge_schema (version) VALUES (0)")
-    steps = known[version:target]
-    for migration in steps:
-        for statement in migration.statements(tx.dialect):
-            tx.run(statement)
-        if migration.number in _AFTERWARDS:
-            _AFTERWARDS[migration.number](tx)
-        tx.run("UPDATE kedge_schema SET version = ?", (migration.number,))
-    return len(steps)
+    count = SCHEMA.upgrade(tx, read_schema_version(tx), name)
+    tx.run("UPDATE kedge_schema SET version = ?", (SCHEMA.version,))
+    return count

@@ -312,12 +312,6 @@ def write_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
     tx.run_many(update, [(hash_node(node), node.id) for node in nodes])
 
 
-def fill_checksums(tx: Tx) -> None:
-    """Compute the checksum of every node that has none; version 0.1 did not write them."""
-    rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.checksum IS NULL")
-    write_checksums(tx, starmap(Node, rows))
-
-
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
     """Store blocks that are not stored yet, and return the numbers of all blocks."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"

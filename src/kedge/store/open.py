@@ -5,11 +5,12 @@ import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store.database import Database, NamespaceDatabase
-from kedge.store.migrate import is_current, migrate, read_schema_version
+from kedge.store.migrate import migrate, needs_upgrade, read_schema_version
 from kedge.store.records import validate_namespace
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
@@ -41,14 +42,14 @@ async def open_store(
         body_bytes: The maximum number of bytes stored of each of them.
         clock: A function that returns the time to record, in seconds since 1970.
         namespace: The namespace of the store's conversations, for example a user; see `Store.use_namespace`.
-            The default namespace has no name; all rows of version 0.1 belong to it.
+            The default namespace has no name.
 
     Returns:
         The store; close it with `aclose`, or use it as an async context manager.
 
     Raises:
-        CannotOpenStore: The address or the password is wrong, the database is not a store, or a newer
-            version of Kedge wrote it.
+        CannotOpenStore: The address or the password is wrong, the database is not a store, or
+            another version of Kedge wrote it.
         StoreUnreachable: The database server does not answer.
         InvalidSetting: ``wait_seconds``, ``statement_seconds`` or the name of the namespace is not valid.
     """
@@ -56,9 +57,9 @@ async def open_store(
         validate_namespace(namespace)
     database = open_database(url, wait_seconds, statement_seconds)
     try:
-        if not await database.read(is_current):
+        if await database.read(partial(needs_upgrade, name=database.name)):
             with _explain_read_only(await database.read(read_schema_version)):
-                await database.write(migrate)
+                await database.write(partial(migrate, name=database.name))
     except BaseException:
         await database.aclose()
         raise
@@ -94,9 +95,9 @@ def open_current_database(
     """Return the database at an address after upgrading it; blocks the calling thread."""
     database = open_database(url, wait_seconds, statement_seconds)
     try:
-        if not database.read_sync(is_current):
+        if database.read_sync(partial(needs_upgrade, name=database.name)):
             with _explain_read_only(database.read_sync(read_schema_version)):
-                database.write_sync(migrate)
+                database.write_sync(partial(migrate, name=database.name))
     except BaseException:
         database.close()
         raise

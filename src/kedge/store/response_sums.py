@@ -117,12 +117,6 @@ def lock_position(tx: Tx) -> int:
     return tx.rows(f"SELECT node FROM summed {tx.dialect.for_update}")[0][0]
 
 
-def add_all(tx: Tx) -> None:
-    """Add all responses to the sums that are not in them."""
-    while _add_batch(tx):
-        pass
-
-
 def _add_batch(tx: Tx) -> bool:
     """Add the next responses to the sums; return whether there may be more."""
     position = lock_position(tx)

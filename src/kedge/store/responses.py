@@ -118,11 +118,6 @@ def write_checksums(tx: Tx, nodes: Sequence[int]) -> None:
         _store_checksums(tx, find_wrong_checksums(tx, f"r.node IN ({marks(chunk)})", chunk))
 
 
-def fill_checksums(tx: Tx) -> None:
-    """Compute the checksum of every response; before migration 16 they had none."""
-    _store_checksums(tx, find_wrong_checksums(tx, "r.checksum IS NULL"))
-
-
 def _store_checksums(tx: Tx, checksums: Mapping[int, bytes]) -> None:
     update = "UPDATE responses SET checksum = ? WHERE node = ?"
     tx.run_many(update, [(checksum, node) for node, checksum in checksums.items()])

@@ -40,13 +40,6 @@ CHECKPOINT_PAGES = 4_000
 
 SQLITE = Dialect(
     name="sqlite",
-    types={
-        "serial": "INTEGER PRIMARY KEY",
-        "integer": "INTEGER",
-        "real": "REAL",
-        "bytes": "BLOB",
-        "clustered": " WITHOUT ROWID",
-    },
     lock_nodes="",
     shorten_lock_wait="",
     for_update="",
@@ -160,7 +153,7 @@ class SQLiteDatabase(Database):
     dialect = SQLITE
 
     def __init__(self, path: str, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
-        self.path = path
+        self.path = self.name = path
         self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._options = "mode=ro" if read_only else "mode=rwc"

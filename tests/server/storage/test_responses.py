@@ -238,16 +238,6 @@ def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) 
         assert SECRET.encode() not in read_files(db)
 
 
-def test_newer_database_is_rejected(tmp_path: Path) -> None:
-    """The error for a database of a newer version says to upgrade."""
-    db = tmp_path / "server.db"
-    with sqlite3.connect(db) as direct:
-        direct.execute("PRAGMA user_version = 99")
-    direct.close()
-    with pytest.raises(CannotServe, match=r"newer version of Kedge.*upgrade"), serve(db=str(db)):
-        pass
-
-
 def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer) -> None:
     """A second server on a database that is not shared is rejected."""
     db = str(tmp_path / "server.db")

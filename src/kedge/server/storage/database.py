@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from kedge.database.postgres import is_postgresql
+from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ IN_MEMORY = ":memory:"
 class ServerDatabase(ABC):
     """An open database with the current schema."""
 
+    dialect: str
+    """The kind of database: ``sqlite`` or ``postgresql``."""
     clock: Clock
     """Returns the time by which responses expire."""
     execute: Callable[..., Any]
@@ -44,6 +47,17 @@ class ServerDatabase(ABC):
     claims: "ReplicaClaims | None" = None
     """The claims of this server and others on the same database; None if the database is not shared."""
     _numbers: Iterator[int] = iter(())
+
+    def upgrade_schema(self, version: int, name: str) -> None:
+        """Create the tables, or change those of an older schema, in the transaction of the caller.
+
+        Raises:
+            CannotServe: If that is not possible.
+        """
+        try:
+            SCHEMA.upgrade(self, version, name)
+        except WrongSchema as error:
+            raise CannotServe(str(error)) from None
 
     @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
@@ -110,6 +124,21 @@ class ServerDatabase(ABC):
         return row[0]
 
 
+def create_schema(database: ServerDatabase) -> None:
+    """Create the tables of the current version in an empty database."""
+    for statement in read_statements("kedge.server.storage", database.dialect):
+        database.execute(statement)
+
+
+SCHEMA_VERSION = 4
+SCHEMA = Schema(
+    SCHEMA_VERSION,
+    create_schema,
+    way_out="its responses cannot be imported, so serve it with the version that wrote it until they have expired, or "
+    "use another --db",
+)
+
+
 def open_server_database(settings: "Settings") -> ServerDatabase:
     """Open the database of a server: a PostgreSQL address or a file.
 
@@ -124,15 +153,6 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
 
     path = parse_sqlite_address(settings.db)
     return SQLiteServerDatabase(path, clock=settings.clock, shared=settings.shared)
-
-
-def check_schema_version(database: str, version: int, newest: int) -> None:
-    """Reject a database that was written by a newer version of Kedge."""
-    if version > newest:
-        raise CannotServe(
-            f"{database} was written by a newer version of Kedge (schema {version}, this "
-            f"version supports {newest}): upgrade Kedge, or use another --db"
-        )
 
 
 def parse_sqlite_address(db: str) -> str:

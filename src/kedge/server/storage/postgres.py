@@ -34,7 +34,7 @@ from kedge.database.postgres import (
 )
 from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.storage.claims import ReplicaClaims
-from kedge.server.storage.database import Clock, ServerDatabase, check_schema_version
+from kedge.server.storage.database import SCHEMA, Clock, ServerDatabase
 
 if TYPE_CHECKING:
     import psycopg
@@ -46,6 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger("kedge.server")
 
 NUMBERS_PER_RESERVATION = 64
+"""The increment of the sequence ``kedge_server_numbers``."""
 MAX_FAILED = 10_000
 """The number of functions that are called again after an outage."""
 DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729, 5461730, 5461731
@@ -55,57 +56,6 @@ _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(?, hashtext(current_schema()))"
 
 _TABLE_NAMES = re.compile(r"\b(nodes|conversations|facts)\b")
 
-_MIGRATIONS = (
-    f"""
-    CREATE TABLE nodes (
-        id BIGINT PRIMARY KEY,
-        key TEXT NOT NULL,
-        parent BIGINT REFERENCES nodes,
-        barrier BOOLEAN NOT NULL,
-        tokens BIGINT NOT NULL,
-        status TEXT,
-        expires_at DOUBLE PRECISION,
-        conversation TEXT,
-        input BYTEA NOT NULL,
-        output BYTEA NOT NULL,
-        asked BYTEA,
-        became BYTEA,
-        namespace TEXT NOT NULL DEFAULT '',
-        owner TEXT,
-        request BYTEA,
-        idempotency_key TEXT,
-        background BOOLEAN NOT NULL DEFAULT FALSE,
-        attempts INTEGER NOT NULL DEFAULT 1
-    );
-    CREATE INDEX kedge_server_parent ON nodes (parent) WHERE parent IS NOT NULL;
-    CREATE INDEX kedge_server_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE INDEX kedge_server_unfinished ON nodes (owner) WHERE status IN ('in_progress', 'queued');
-    CREATE INDEX kedge_server_conversation ON nodes (conversation) WHERE conversation IS NOT NULL;
-    CREATE UNIQUE INDEX kedge_server_idempotency ON nodes (namespace, idempotency_key)
-        WHERE idempotency_key IS NOT NULL;
-    CREATE TABLE conversations (
-        id TEXT PRIMARY KEY,
-        created_at BIGINT NOT NULL,
-        metadata BYTEA NOT NULL,
-        node BIGINT REFERENCES nodes,
-        namespace TEXT NOT NULL DEFAULT '',
-        locked_by TEXT
-    );
-    CREATE INDEX kedge_server_end ON conversations (node) WHERE node IS NOT NULL;
-    CREATE TABLE facts (name TEXT PRIMARY KEY, value BYTEA NOT NULL);
-    CREATE TABLE kedge_server_replicas (id TEXT PRIMARY KEY, alive_until DOUBLE PRECISION NOT NULL);
-    CREATE TABLE kedge_server_events (
-        node BIGINT NOT NULL REFERENCES nodes ON DELETE CASCADE,
-        first BIGINT NOT NULL,
-        last BIGINT NOT NULL,
-        created_at DOUBLE PRECISION NOT NULL,
-        frames BYTEA NOT NULL,
-        PRIMARY KEY (node, first)
-    );
-    CREATE SEQUENCE kedge_server_numbers INCREMENT {NUMBERS_PER_RESERVATION}
-    """,
-)
-"""The versions of the schema, each of which upgrades the previous one."""
 _CREATE_VERSION = (
     "CREATE TABLE IF NOT EXISTS kedge_server_schema (version INTEGER NOT NULL)",
     "INSERT INTO kedge_server_schema SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM kedge_server_schema)",
@@ -177,8 +127,10 @@ class PostgresServerDatabase(ServerDatabase):
         limits: The limits of the server for waiting and for its claims.
 
     Raises:
-        CannotServe: If the database cannot be opened, or was written by a newer version.
+        CannotServe: If the database cannot be opened, or was written by another version.
     """
+
+    dialect = "postgresql"
 
     def __init__(self, url: str, *, clock: Clock = time.time, limits: "Limits") -> None:
         self.owner = token_hex(8)
@@ -196,7 +148,7 @@ class PostgresServerDatabase(ServerDatabase):
             )
             self.check = self.pool.check
             try:
-                self.transact(self._upgrade_schema)
+                self.transact(self._prepare_schema)
                 self.claims = ReplicaClaims(self, self.owner, limits.lease_seconds)
                 self.claims.renew()
             except BaseException:
@@ -318,13 +270,10 @@ class PostgresServerDatabase(ServerDatabase):
                 self.claims.give_up()
         self.pool.close()
 
-    def _upgrade_schema(self) -> None:
+    def _prepare_schema(self) -> None:
         self.execute(_LOCK, (SCHEMA_LOCK,))
         for statement in _CREATE_VERSION:
             self.execute(statement)
         ((version,),) = self.execute("SELECT version FROM kedge_server_schema").fetchall()
-        check_schema_version("the database", version, len(_MIGRATIONS))
-        for script in _MIGRATIONS[version:]:
-            for statement in script.split(";"):
-                self.execute(statement)
-        self.execute("UPDATE kedge_server_schema SET version = ?", (len(_MIGRATIONS),))
+        self.upgrade_schema(version, "the database")
+        self.execute("UPDATE kedge_server_schema SET version = ?", (SCHEMA.version,))

@@ -22,70 +22,16 @@ from typing import Any, TypeVar
 from kedge.errors import CannotServe
 from kedge.server.storage.database import (
     IN_MEMORY,
+    SCHEMA,
     Clock,
     ServerDatabase,
-    check_schema_version,
 )
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 3
 SHARED_WAIT_MS = 10_000
 """The maximum time that a statement waits for another process that writes to a shared database."""
 NUMBERS_PER_RESERVATION = 64
-
-_INDEX_KEYS = """
-CREATE UNIQUE INDEX nodes_idempotency ON nodes (namespace, idempotency_key)
-WHERE idempotency_key IS NOT NULL
-"""
-_SCHEMA = f"""
-CREATE TABLE nodes (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL,
-    parent INTEGER,
-    barrier INTEGER NOT NULL,     -- holds a compaction: children see nothing before it
-    tokens INTEGER NOT NULL,      -- of this node's own items, as a model sees them
-    status TEXT,                  -- of the response; NULL where there is none, or none any more
-    expires_at REAL,              -- likewise
-    conversation TEXT,            -- to which the items were added
-    input BLOB NOT NULL,          -- JSON array of items
-    output BLOB NOT NULL,         -- JSON array of items
-    asked BLOB,                   -- the response as JSON: what its request decided
-    became BLOB,                  -- the response as JSON: what became of it
-    namespace TEXT NOT NULL DEFAULT '',  -- of the user who added it; empty for the administrator
-    owner TEXT,                   -- the server that generates the response, if there are several
-    request BLOB,                 -- the body of the request, where it may be needed again
-    idempotency_key TEXT,         -- which the client sent with the request
-    background INTEGER NOT NULL DEFAULT 0  -- whether its client does not wait for the response
-);
-CREATE INDEX nodes_parent ON nodes (parent) WHERE parent IS NOT NULL;
-CREATE INDEX nodes_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
-CREATE TABLE conversations (
-    id TEXT PRIMARY KEY,
-    created_at INTEGER NOT NULL,
-    metadata BLOB NOT NULL,
-    node INTEGER,
-    namespace TEXT NOT NULL DEFAULT ''
-) WITHOUT ROWID;
-CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
-
-CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-{_INDEX_KEYS}"""
-
-_UPGRADES = {
-    1: (
-        "ALTER TABLE nodes ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE conversations ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
-    ),
-    2: (
-        "ALTER TABLE nodes ADD COLUMN owner TEXT",
-        "ALTER TABLE nodes ADD COLUMN request BLOB",
-        "ALTER TABLE nodes ADD COLUMN idempotency_key TEXT",
-        "ALTER TABLE nodes ADD COLUMN background INTEGER NOT NULL DEFAULT 0",
-        _INDEX_KEYS,
-    ),
-}
-"""The statements that upgrade each older schema to the next one."""
 
 _RESERVE_NUMBERS = """
 INSERT INTO facts (name, value)
@@ -105,8 +51,10 @@ class SQLiteServerDatabase(ServerDatabase):
         shared: Whether other processes may use the file at the same time.
 
     Raises:
-        CannotServe: If the file cannot be opened, is in use, or was written by a newer version.
+        CannotServe: If the file cannot be opened, is in use, or was written by another version.
     """
+
+    dialect = "sqlite"
 
     def __init__(self, path: str, *, clock: Clock = time.time, shared: bool = False) -> None:
         self.path = path
@@ -141,17 +89,13 @@ class SQLiteServerDatabase(ServerDatabase):
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA secure_delete = ON")
-        self.transact(self._upgrade_schema)  # acquires the lock until the connection is closed
+        self.transact(self._prepare_schema)  # acquires the lock until the connection is closed
 
-    def _upgrade_schema(self) -> None:
+    def _prepare_schema(self) -> None:
         run = self.execute
         (version,) = run("PRAGMA user_version").fetchone()
-        check_schema_version(f"the database {self.path}", version, SCHEMA_VERSION)
-        versions = range(version, SCHEMA_VERSION) if version else ()
-        upgrades = (statement for each in versions for statement in _UPGRADES[each])
-        for statement in upgrades if version else _SCHEMA.split(";\n"):
-            run(statement)
-        run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self.upgrade_schema(version, f"the database {self.path}")
+        run(f"PRAGMA user_version = {SCHEMA.version}")
         run("UPDATE facts SET value = value WHERE name = ''")  # fails if the file is read-only
 
     def transact(self, work: Callable[[], T]) -> T:

@@ -1,1 +1,0 @@
--- Why: SQLite needs a full-text table for each group of blocks; PostgreSQL does not, and nothing changes here.

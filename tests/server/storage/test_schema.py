@@ -1,0 +1,94 @@
+"""The schema of the server's database: created, upgraded by steps, or rejected. The tests make up a step."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from kedge.database.schema import Schema
+from kedge.errors import CannotServe
+from kedge.server.storage import database as database_module
+from kedge.server.storage import postgres as postgres_module
+from kedge.server.storage import sqlite as sqlite_module
+from kedge.server.storage.database import SCHEMA_VERSION, ServerDatabase, create_schema
+from kedge.testing import serve
+from postgresql import create_schema as create_postgres_schema
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the ``db`` setting of a server whose database was created."""
+    if request.param == "sqlite":
+        url = str(tmp_path / "server.db")
+        with serve(db=url):
+            pass
+        yield url
+        return
+    with create_postgres_schema(request.getfixturevalue("postgres_url")) as url:
+        with serve(db=url):
+            pass
+        yield url
+
+
+def execute(address: str, in_sqlite: str, in_postgresql: str) -> list[tuple[object, ...]]:
+    """Run a statement on a database, and return its rows."""
+    if address.startswith("postgresql"):
+        with psycopg.connect(address) as postgres:
+            cursor = postgres.execute(in_postgresql.encode())
+            return cursor.fetchall() if cursor.description else []
+    with sqlite3.connect(address) as file:
+        rows = file.execute(in_sqlite).fetchall()
+    file.close()
+    return rows
+
+
+def set_version(address: str, version: int) -> None:
+    """Give the schema of a database another number."""
+    execute(
+        address,
+        f"PRAGMA user_version = {version}",
+        f"UPDATE kedge_server_schema SET version = {version}",  # noqa: S608 - a number
+    )
+
+
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1])
+def test_database_of_a_development_version_is_rejected(address: str, version: int) -> None:
+    """The error names the file and says what can be done with it."""
+    set_version(address, version)
+    name = "the database" if address.startswith("postgresql") else rf"the database {address}"
+    message = rf"{name} was written by an older version of Kedge \(schema {version},.*another --db"
+    with pytest.raises(CannotServe, match=message) as error, serve(db=address):
+        pass
+    assert "\n" not in str(error.value)
+
+
+def test_newer_database_is_rejected(address: str) -> None:
+    """The error for a database of a newer version says to upgrade."""
+    set_version(address, SCHEMA_VERSION + 1)
+    with pytest.raises(CannotServe, match=r"newer version of Kedge.*upgrade"), serve(db=address):
+        pass
+
+
+def test_cut_off_upgrade_is_repeated_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails in the middle changes nothing; it is repeated by the next server, and by no later one."""
+    runs: list[int] = []
+
+    def step(database: ServerDatabase) -> None:
+        database.execute("ALTER TABLE nodes ADD COLUMN color TEXT")
+        runs.append(len(runs))
+        if len(runs) == 1:
+            raise CannotServe("cut off")
+
+    newer = Schema(SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
+    for module in (database_module, postgres_module, sqlite_module):
+        monkeypatch.setattr(module, "SCHEMA", newer)
+    with pytest.raises(CannotServe, match="cut off"), serve(db=address):
+        pass
+    for _ in range(2):
+        with serve(db=address):
+            pass
+    assert runs == [0, 1]
+    color = execute(address, "SELECT color FROM nodes", "SELECT color FROM kedge_server_nodes")
+    assert color == []
