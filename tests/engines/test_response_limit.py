@@ -111,7 +111,7 @@ async def test_messages_of_a_websocket_are_limited() -> None:
             await connection.send(json.dumps({"type": "response.in_progress", "x": "x" * 100_000}))
 
     async with serve_socket(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+        port = next(iter(server.sockets)).getsockname()[1]
         model = f"responses:http://127.0.0.1:{port}/v1#m"
         settings: Any = {"transport": "websocket", "max_retries": 0}
         async with connect(model, max_response_bytes=LIMIT, **settings) as engine:
