@@ -71,7 +71,7 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
     assert analytics.requests.conversations == 2
     assert analytics.requests.chained == 3
     assert analytics.requests.full == 2
-    assert analytics.requests.fallbacks == (Count("gone", 1),)
+    assert analytics.requests.fallbacks == (Count("lost", 1),)
     assert analytics.requests.healed == (Count("gone", 1),)
     assert analytics.requests.rejections == 1
     assert analytics.requests.success_rate == 1.0

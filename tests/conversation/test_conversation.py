@@ -754,7 +754,7 @@ async def test_lost_response_is_marked_and_resent(
     assert reply.text == "Your name is Ada."
     first, second = await conversation.responses()
     assert (first.status, first.lost_reason) == ("lost", "gone")
-    assert (second.healed, second.reason, second.anchor) == ("gone", "gone", "")
+    assert (second.healed, second.reason, second.anchor) == ("gone", "lost", "")
     assert (await conversation.send("What is 1+1?")).plan.previous_response_id == (  # type: ignore[union-attr]
         second.provider_response_id
     )

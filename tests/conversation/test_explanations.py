@@ -6,10 +6,14 @@ import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation, user
+from kedge.analytics import analyse
 from kedge.engines import ResponsesEngine, unwrap
+from kedge.events.run import FellBack
+from kedge.observe import reset, snapshot
 from kedge.planning import RequestPlan, get_state
 from kedge.store import Store
 from kedge.store.tree import find_marks, read_tree
+from kedge.testing import TestServer
 
 Change = Callable[[Conversation], Awaitable[object]]
 
@@ -122,3 +126,31 @@ async def test_reply_after_a_loss_names_the_lost_response(
     assert reply.plan is not None
     assert (reply.plan.fallback, reply.healed) == ("lost", ("gone",))
     assert f"Not used: {asked.response_id}" in reply.plan.explain()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("omit_response_id", "no_id"), ("omit_call_id", "unproven")]
+)
+async def test_full_sends_to_a_server_without_ids_are_fallbacks(
+    store: Store, connected: Connect, kedge_server: TestServer, fault: str, reason: str
+) -> None:
+    """Plan, event, metric and row name the reason of every request that a missing id makes a full send."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    kedge_server.faults.set(fault)
+    reset()
+    conversation = await Conversation.create(store, connected(), tools=[add])
+    async with conversation.stream("Please add 2 and 3") as stream:
+        events = [event async for event in stream]
+    assert stream.reply.plan is not None
+    assert (stream.reply.plan.fallback, stream.reply.plan.delta_blocks) == (reason, 3)
+    assert [event for event in events if isinstance(event, FellBack)] == [FellBack(reason)]
+    assert snapshot()["responses_fallback_total"] == {(("reason", reason),): (1, 1.0)}
+    other = await Conversation.open(store, conversation.id, connected())
+    assert [row.reason for row in await other.responses()] == ["new", reason]
+    assert describe(other.plan(user("?"))) == describe(conversation.plan(user("?")))
+    requests = (await analyse(store)).requests
+    assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]

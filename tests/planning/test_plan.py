@@ -122,7 +122,7 @@ def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -
     assert [each.reason for each in planned.rejected] == [reason]
     alone = make_plan(set_state(turn, ConversationState(anchors=(invalidate(last),))), **options)
     assert alone.is_full
-    assert alone.fallback == reason
+    assert [each.reason for each in alone.rejected] == [reason]
 
 
 def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
@@ -206,7 +206,9 @@ def test_two_providers_have_separate_chains() -> None:
     to_alpha, to_beta = make_plan(turn, scope="alpha"), make_plan(turn, scope="beta")
     assert (to_alpha.previous_response_id, to_alpha.delta_blocks) == ("A1", 3)
     assert (to_beta.previous_response_id, to_beta.delta_blocks) == ("B1", 1)
-    assert make_plan(turn, scope="gamma").fallback == "scope"
+    to_gamma = make_plan(turn, scope="gamma")
+    assert (to_gamma.fallback, to_gamma.reason) == (None, "new")
+    assert [each.reason for each in to_gamma.rejected] == ["scope", "scope"]
 
 
 def test_forks_have_separate_chains() -> None:
@@ -248,11 +250,11 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
     assert planned.anchor is not None
     edited = make_plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
-    assert make_plan(turn, mode="conversation", scope="there").fallback == "scope"
+    assert make_plan(turn, mode="conversation", scope="there").fallback is None
     moved = set_state(turn, replace(get_state(turn), conversation_id="c2"))
     assert make_plan(moved, mode="conversation").fallback == "scope"
     cleared = set_state(turn, replace(get_state(turn), conversation_id=""))
-    assert make_plan(cleared, mode="conversation").is_full
+    assert make_plan(cleared, mode="conversation").fallback == "scope"
 
 
 def test_unstored_response_is_not_in_its_conversation_object() -> None:
@@ -271,7 +273,8 @@ def test_extra_candidates_are_checked_in_the_same_way() -> None:
     assert make_plan(cleared).is_full
     assert make_plan(cleared, extra=known).previous_response_id == "R3"
     assert make_plan(cleared, extra=reversed(known[:2])).previous_response_id == "R2"
-    assert make_plan(cleared, extra=iter(known), scope="there").fallback == "scope"
+    [newest, *_] = make_plan(cleared, extra=iter(known), scope="there").rejected
+    assert newest.reason == "scope"
     partly = set_state(turn, ConversationState(anchors=known[:1]))
     assert make_plan(partly, extra=known[1:]).previous_response_id == "R3"
     assert make_plan(turn, extra=known).rejected == ()

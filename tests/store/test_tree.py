@@ -18,7 +18,6 @@ from kedge.store.tree import (
     build_response_graph,
     compute_layout,
     find_marks,
-    is_fallback,
 )
 
 NOW = 1_000_000.0
@@ -92,8 +91,8 @@ def test_question_without_answer_is_pending() -> None:
         ({"anchor": "", "reason": "changed", "mode": "conversation"}, {"full"}),
         ({"anchor": "", "reason": "conversation", "mode": "conversation"}, set[str]()),
         ({"anchor": "", "reason": "stateless", "mode": "stateless"}, set[str]()),
-        ({"anchor": "", "reason": "reasoning", "mode": "stateless"}, set[str]()),
-        ({"anchor": "", "reason": "gone", "status": "lost"}, {"full", "lost"}),
+        ({"anchor": "", "reason": "never_stores", "mode": "stateless"}, {"full"}),
+        ({"anchor": "", "reason": "lost", "status": "lost"}, {"full", "lost"}),
     ],
 )
 def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]) -> None:
@@ -101,7 +100,6 @@ def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]
     row = make_response(3, **members)
     nodes = make_node(1, 0, "root"), make_node(3, 1, "answered")
     assert make_graph(*nodes, head=1, responses=(row,)).nodes[0].marks == marks
-    assert is_fallback(row) is ("full" in marks)
 
 
 def test_marks_have_reasons() -> None:

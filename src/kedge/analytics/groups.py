@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.analytics.results import Latency, Selection
+from kedge.planning.fallback import NOT_FALLBACK_REASONS
 from kedge.store import response_sums
 from kedge.store.database import Tx
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -23,12 +24,9 @@ from kedge.store.response_sums import (
     SUMS,
     round_seconds,
 )
-from kedge.store.tree import NOT_FALLBACK_REASONS
 
-FALLBACK = (
-    "r.anchor IS NULL AND r.reason IS NOT NULL "
-    f"AND r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
-)
+FALLBACK = f"r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
+"""The condition that a response is a fallback; it has no reason if it was chained."""
 
 OWN_NUMBERS = "(SELECT number FROM conversations WHERE namespace = ?)"
 """The numbers of the conversations of a namespace."""

@@ -30,10 +30,10 @@ from kedge.analytics.results import (
     Tokens,
 )
 from kedge.events import Usage
+from kedge.planning.fallback import is_fallback_reason
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Row, Tx
 from kedge.store.response_sums import SECONDS_PER_DAY, SUMS
-from kedge.store.tree import NOT_FALLBACK_REASONS
 
 ROUND_DIGITS = 9
 """Sums of dollars are rounded, so that the order in which a database adds does not matter."""
@@ -69,11 +69,7 @@ def count_requests(
     healed = _count_by("healed", (each for each in groups if each.healed))
     healed_count = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
     rejected = sum(each.responses for each in groups if each.status == "refused")
-    fallbacks = (
-        each
-        for each in groups
-        if not each.is_chained and each.reason and each.reason not in NOT_FALLBACK_REASONS
-    )
+    fallbacks = (each for each in groups if is_fallback_reason(each.reason))
     return Requests(
         total=total,
         conversations=conversations,

@@ -179,7 +179,7 @@ class RunRecorder:
             "scope": plan.scope,
             "mode": plan.mode,
             "anchor": plan.previous_response_id,
-            "reason": _full_send_reason(plan, self.healed),
+            "reason": plan.reason,
             "healed": self.healed,
             "sent_blocks": plan.delta_blocks,
             "sent_bytes": plan.delta_bytes,
@@ -237,15 +237,6 @@ def _filter_json(value: Any, filters: ContentFilters) -> Any:
             return {name: _filter_json(each, filters) for name, each in members.items()}
         case _:
             return value
-
-
-def _full_send_reason(plan: RequestPlan, healed: str) -> str:
-    """Return the reason why a request sent everything, or an empty string."""
-    if plan.anchor:
-        return ""
-    if healed:
-        return healed
-    return plan.fallback or ("new" if plan.mode == "chained" else plan.mode)
 
 
 def _classify_error(error: type[EngineError]) -> ResponseStatus:

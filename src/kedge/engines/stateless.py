@@ -106,7 +106,8 @@ class StatelessEngine(RequestEngine):
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, which always sends everything."""
-        return self._build_plan(turn, Request.of(**options), SendOptions("stateless"))
+        request = Request.of(**options)
+        return self._build_plan(turn, request, self._resolve_options(turn, request)[0])
 
     def _build_plan(self, turn: Turn, request: Request, options: SendOptions) -> RequestPlan:
         start = time.perf_counter()
@@ -117,7 +118,7 @@ class StatelessEngine(RequestEngine):
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
-        plan = request.add_ephemeral(plan)
+        plan = replace(request.add_ephemeral(plan), mode_reason=options.reason)
         if not options.reasoning:
             plan = plan.without_reasoning()
         plan = self._plan_cache(turn, plan, request)
@@ -125,8 +126,12 @@ class StatelessEngine(RequestEngine):
         return plan
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
+        return self._resolve_options(turn, request)
+
+    def _resolve_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
         requested = request.mode or get_state(turn).mode or self.mode
-        return SendOptions("stateless", reason=MODE_CHANGE_REASON), requested
+        reason = "" if requested == "stateless" else MODE_CHANGE_REASON
+        return SendOptions("stateless", reason=reason), requested
 
     async def _prepare(self, turn: Turn, request: Request, options: SendOptions) -> Attempt:
         return Attempt(turn, request, options, self._build_plan(turn, request, options))

@@ -13,7 +13,7 @@ from kedge.events.types import (
     ToolCallStarted,
     Usage,
 )
-from kedge.planning import Mode, Reason, RequestPlan
+from kedge.planning import Mode, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
 VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
@@ -74,13 +74,13 @@ class ModeChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class FellBack(Event):
-    """The full conversation is sent although it has anchors.
+    """Blocks are sent that an earlier answer of the same server covered.
 
     Attributes:
-        reason: Why the newest anchor cannot be used.
+        reason: Why that answer is not used, or why the request is sent in another mode than requested.
     """
 
-    reason: Reason
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

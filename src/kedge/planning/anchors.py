@@ -33,11 +33,12 @@ Reason = Literal[
     "untrusted",
     "empty_input",
     "taken",
+    "no_id",
 ]
 """The reason why a candidate is not used as the anchor of a request."""
 
 REASONS: dict[Reason, str] = {
-    "scope": "it belongs to another provider, endpoint or account",
+    "scope": "it belongs to another provider, endpoint, account or conversation object",
     "incomplete": "it was never completed",
     "unstored": "the server did not store it",
     "expired": "the server no longer stores it, or is about to drop it",
@@ -49,6 +50,7 @@ REASONS: dict[Reason, str] = {
     "untrusted": "it cannot be checked whether this server remembers it",
     "empty_input": "the server rejects a request that only names it, without new blocks",
     "taken": "another line of history continues its conversation object, or may have done so",
+    "no_id": "it came without an id",
 }
 """A description of every reason to reject a candidate."""
 

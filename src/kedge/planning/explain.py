@@ -40,6 +40,7 @@ MODE_REASONS = {
     "no_verdict": "the server's token counts do not show whether it remembers",
     "fails": "the server answered the last chained requests with server errors",
     "never": "this server was connected with trust='never'",
+    "stateless_api": "this API stores no responses",
     "prompt": "the request uses a stored prompt, whose messages only the server has",
 }
 
@@ -87,6 +88,8 @@ def describe_full_send(plan: "RequestPlan") -> str:
         return f"stateless mode, because {reason}" if reason else "stateless mode"
     if plan.rejected:
         return "no stored response matches this history"
+    if plan.fallback in REASONS:
+        return f"the last answer cannot be continued, because {REASONS[plan.fallback]}"
     return "the server has no response of this conversation yet"
 
 

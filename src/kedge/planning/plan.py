@@ -20,6 +20,7 @@ from kedge.planning.anchors import (
     unavailable_reason,
 )
 from kedge.planning.digests import PrefixIndex, get_prefix_index
+from kedge.planning.fallback import find_full_send_reason, is_fallback_reason
 from kedge.planning.render import build_input_from_blocks, find_omitted, get_instructions
 from kedge.planning.reusable_items import (
     conversation_scope,
@@ -110,9 +111,15 @@ class RequestPlan:
         return self.anchor is None
 
     @property
-    def fallback(self) -> Reason | None:
-        """Why all blocks are sent although there were candidates; None otherwise."""
-        return self.rejected[0].reason if self.is_full and self.rejected else None
+    def reason(self) -> str:
+        """Why all blocks are sent: that of a fallback, ``new``, or the mode; empty if there is an anchor."""
+        return find_full_send_reason(self)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why blocks are sent that an earlier answer of the same server covered; None if there are none."""
+        reason = self.reason
+        return reason if is_fallback_reason(reason) else None
 
     def check(self) -> None:
         """Check that the plan can be sent.

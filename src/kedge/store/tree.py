@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kedge.planning.anchors import is_expired
+from kedge.planning.fallback import is_fallback_reason
 from kedge.store.block_codec import decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_tree_conversations
 from kedge.store.database import Tx
@@ -60,8 +61,6 @@ SHOWN_KINDS = frozenset(
 )
 """The kinds of node that a graph of responses shows."""
 
-NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
-"""Reasons for a full request that are not a fallback: there was no anchor, or chaining was disabled."""
 _KIND_LABELS = {
     "compacted": "History was compacted",
     "edited": "History was edited",
@@ -350,16 +349,9 @@ def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mar
         marks["expired"] = ""
     if response.healed:
         marks["healed"] = response.healed
-    if is_fallback(response):
+    if is_fallback_reason(response.reason):
         marks["full"] = response.reason
     return marks
-
-
-def is_fallback(row: ResponseRow) -> bool:
-    """Return whether a request was sent in full although there were stored responses."""
-    if row.anchor or row.mode == "stateless":
-        return False
-    return row.reason not in ("", *NOT_FALLBACK_REASONS)
 
 
 def response_totals(row: ResponseRow) -> Totals:

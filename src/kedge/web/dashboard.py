@@ -25,10 +25,10 @@ from kedge.analytics import (
 )
 from kedge.observe import snapshot
 from kedge.planning import REASONS
+from kedge.planning.explain import MODE_REASONS
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision
 from kedge.text_format import (
-    HEALING_TEXTS,
     NO_VALUE,
     format_cost,
     format_duration,
@@ -59,7 +59,7 @@ MAX_CONVERSATIONS = 10
 
 _LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
 _LAST_LENGTH_BIN = "32 and more"
-_REASON_TEXTS: Mapping[str, str] = {**REASONS, **HEALING_TEXTS}
+_REASON_TEXTS: Mapping[str, str] = {**REASONS, **MODE_REASONS}
 
 
 @dataclass(frozen=True, slots=True)
