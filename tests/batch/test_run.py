@@ -85,6 +85,17 @@ async def test_every_line_is_a_conversation(
         ] == "two"
 
 
+async def test_a_line_in_the_background_is_waited_for(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """The result of a line is its answer, also if the server generates it in the background."""
+    lines = {"id": "a", "prompts": ["Say: One.", "Say: Two."], "params": {"background": True}}
+    await run_batch(write_prompts(tmp_path, lines), **batch)
+    assert read_results(batch)["a"]["answers"] == ["One.", "Two."]
+    posted = [each for each in server.requests if each.method == "POST"]
+    assert len(posted) == 2
+
+
 async def test_finished_batch_sends_nothing_again(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:

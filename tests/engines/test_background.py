@@ -12,7 +12,7 @@ from engines.runs import last_text, request_bodies
 from kedge import Chat, Conversation, open_store
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
-from kedge.events import TextDelta
+from kedge.events import ResponseStarted, TextDelta
 from kedge.planning import find_running, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -92,6 +92,18 @@ async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> No
     running = find_running(turn)
     assert running is not None
     assert running.response_id == "resp_1"
+
+
+async def test_a_run_that_is_left_early_keeps_the_id(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """``stream.reached`` has the id as soon as the response has started."""
+    async with engine.stream(TURN, background=True) as stream:
+        async for event in stream:
+            if isinstance(event, ResponseStarted):
+                break
+    assert last_text(await engine.poll(stream.reached)) == "Hello there."
+    assert count_requests(server) == 1
 
 
 def dump(value: Any) -> str:

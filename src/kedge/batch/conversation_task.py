@@ -18,6 +18,7 @@ from kedge.conversation import Conversation, ConversationSettings
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused
 from kedge.middleware import retry, with_middleware
+from kedge.planning import find_running
 from kedge.providers import connect
 from kedge.store import Store, open_store
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
@@ -130,12 +131,11 @@ class BatchContext:
         """Send one turn of a line and return the answer; JSON if the line has a schema."""
         key = f"{self.work.name}/{line.id}/{number}"
         options: dict[str, Any] = {**thaw(self.work.params), **thaw(line.params)}
-        if line.schema is None:
-            return (await conversation.send(line.prompts[number], key=key, **options)).text
-        reply = await conversation.send(
-            line.prompts[number], key=key, output=thaw(line.schema), **options
-        )
-        return json.dumps(reply.output, ensure_ascii=False)
+        typed: dict[str, Any] = {} if line.schema is None else {"output": thaw(line.schema)}
+        reply = await conversation.send(line.prompts[number], key=key, **typed, **options)
+        if find_running(reply.turn):  # the result of a line is its answer
+            reply = await conversation.resume(**typed, **{**options, "background": False})
+        return json.dumps(reply.output, ensure_ascii=False) if typed else reply.text
 
     def _get_engine(self, model: str) -> Engine:
         """Return the engine of a model; attempts and limits apply to each request, also after tool calls."""

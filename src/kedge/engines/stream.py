@@ -33,7 +33,7 @@ from kedge.events.run import (
 )
 from kedge.observe import measure
 from kedge.observe.logs import BOUND_FIELDS
-from kedge.planning import RequestPlan, get_state
+from kedge.planning import RequestPlan, get_state, record_response
 from kedge.turns import Block, Turn
 
 _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
@@ -259,6 +259,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self._sent_at, self._has_output = time.perf_counter(), False
             case ResponseStarted():
                 self._log_context = {**self._log_context, "response_id": event.response_id}
+                if event.response.get("background") is True and event.response_id:
+                    self._keep_running(event.response_id)
             case AnswerFinished():
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
@@ -277,6 +279,20 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
             case _:
                 pass
+
+    def _keep_running(self, response_id: str) -> None:
+        """Record a response in the background at its start, because the run may be left before its end."""
+        plan = self.plan
+        if plan is not None and isinstance(plan.source, Turn):
+            self._tool_results = []
+            self._partial_turn = record_response(
+                plan.source,
+                (),
+                response_id=response_id,
+                plan=plan,
+                created_at=time.time(),
+                status="running",
+            )
 
     def _handle_error(self, error: Exception) -> None:
         if isinstance(error, EngineError) and error.usage:
