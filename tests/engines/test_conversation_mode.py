@@ -1,4 +1,4 @@
-"""Test conversation mode: a conversation object on the server is checked before it is used."""
+"""Test conversation mode: a conversation object on the server holds the conversation."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from engines.conftest import open_engine
-from engines.runs import last_text, request_bodies, send_lines
+from engines.runs import last_context, last_text, request_bodies, send_lines
 from kedge.events.run import Healed, ServerForgot
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
@@ -28,7 +28,7 @@ async def test_one_object_holds_the_complete_conversation(server: TestServer) ->
     assert conversation_ids == {get_state(turn).conversation_id}
     assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
     assert all("previous_response_id" not in body for body in request_bodies(server))
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)
     assert "One" in last_text(turn)
 
 
@@ -40,7 +40,7 @@ async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
         edited = turn.replace(turn.blocks[0].id, user("Uno")).append(user("Three"))
         turn = await engine.run(edited)
     assert get_state(turn).conversation_id != before
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)
 
 
 async def test_a_message_of_another_client_starts_a_new_object(server: TestServer) -> None:
@@ -53,8 +53,8 @@ async def test_a_message_of_another_client_starts_a_new_object(server: TestServe
             client.conversations.items.create(object_id, items=[item])
         turn = await engine.run(turn.append(user("Two")))
     assert get_state(turn).conversation_id != object_id
-    assert "Intruder" not in str(server.requests[-1].context)
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert "Intruder" not in str(last_context(server))
+    assert normalize_items(last_context(server)) == expected_context(turn)
 
 
 async def test_deleted_object_is_replaced(server: TestServer) -> None:
@@ -64,7 +64,7 @@ async def test_deleted_object_is_replaced(server: TestServer) -> None:
         with make_client(server) as client:
             client.conversations.delete(get_state(turn).conversation_id)
         turn = await engine.run(turn.append(user("Two")))
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)
 
 
 async def test_responses_in_an_object_are_no_anchors(server: TestServer) -> None:
@@ -90,7 +90,7 @@ async def test_an_answer_outside_the_object_is_healed(
         async with engine.stream(next_turn, streaming=streaming) as stream:
             events = [event async for event in stream]
     assert [event.reason for event in events if isinstance(event, Healed)] == ["forgot"]
-    assert normalize_items(server.requests[-1].context) == expected_context(stream.turn)
+    assert normalize_items(last_context(server)) == expected_context(stream.turn)
     assert "One" in last_text(stream.turn)
     assert get_state(stream.turn).conversation_id != object_id
 
@@ -111,12 +111,12 @@ async def test_null_object_is_healed_at_once(server: TestServer) -> None:
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=True)
         turn = await engine.run(turn.append(user("What did I say first?")), streaming=True)
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)
     assert "One" in last_text(turn)
 
 
 async def test_server_that_never_names_objects_is_not_healed(server: TestServer) -> None:
-    """A server that never names the object is not healed; the items are checked before each request."""
+    """A server that never names the object is not healed; an answer outside of its object is no anchor."""
     server.faults.set("forget_silently,echo=missing", times=1)
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=False)
@@ -136,9 +136,10 @@ async def test_the_id_of_an_object_does_not_choose_another_address(
         turn = set_state(turn, replace(get_state(turn), conversation_id=conversation_id))
         server.requests.clear()
         turn = await engine.run(turn.append(user("Two")))
-    allowed = {"/v1/responses", "/v1/conversations", f"/v1/conversations/{conversation_id}/items"}
+    own_items = f"/v1/conversations/{get_state(turn).conversation_id}/items"
+    allowed = {"/v1/responses", "/v1/conversations", own_items}
     assert {each.path for each in server.requests} <= allowed
     assert not any(
         ".." in each.path.split("/") for each in server.requests if each.path not in allowed
     )
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)

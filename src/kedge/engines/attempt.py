@@ -170,7 +170,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
             cut = error  # relevant only if the answer had not ended
         outcome = assembler.finish()
         record_completion(outcome, decoder.calls)
-        for event in self._check_outcome(attempt, outcome):
+        for event in await self._check_outcome(attempt, outcome):
             yield event
         if request.streaming:
             for event in assembler.unstreamed_text():
@@ -253,7 +253,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
     def _check_event(self, attempt: AttemptT, event: StreamEvent) -> None:
         """Raise if an event shows, before any output, that the request has to be sent again."""
 
-    def _check_outcome(self, attempt: AttemptT, outcome: Outcome) -> list[Event]:
+    async def _check_outcome(self, attempt: AttemptT, outcome: Outcome) -> list[Event]:
         """Return the events to pass on before a response is recorded; raise to send the request again."""
         return []
 

@@ -181,6 +181,8 @@ def lost_context(
         turn: The Turn to heal, if it is not the one that was sent.
     """
     message = "the server answered without the context that the request continues"
+    if reason == "conversation":
+        message = "the conversation object has items of other requests; send the Turn in full to a new one"
     error = ChainRefused(message, provider=provider)
     error.response_id, error.usage = response_id, usage
     return HealableError(reason, error, turn)

@@ -17,6 +17,7 @@ from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
 from kedge.engines.base import Request, require_running
+from kedge.engines.conversation_objects import ConversationObjects, find_previous
 from kedge.engines.heal_rules import (
     HealableError,
     RequestSummary,
@@ -36,7 +37,7 @@ from kedge.engines.request_body import (
     summarize_request,
 )
 from kedge.engines.response_reader import attach_context, record_outcome, record_running
-from kedge.engines.responses_endpoints import ConversationObjects, identify_server
+from kedge.engines.responses_endpoints import identify_server
 from kedge.engines.telemetry import record_lost_context, record_plan, record_usage
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
@@ -48,7 +49,6 @@ from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
 from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
-from kedge.memory.object_claims import OBJECT_CLAIMS
 from kedge.memory.reasoning_evidence import REJECTION_STATUSES, ReasoningMemory
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
@@ -87,11 +87,18 @@ class ResponsesAttempt(Attempt):
 
     check: MemoryCheck = field(kw_only=True)
     judgment: Judgment = field(default=Judgment(), init=False)
+    is_at_end: bool = field(default=True, init=False)
+    """Whether the answer is the end of its conversation object, if it has one."""
 
     @property
     def forgot(self) -> bool:
-        """Whether the server answered without the context that the request continues."""
-        return self.judgment.reason == "forgot"
+        """Whether the server answered from another context than the request continues."""
+        return self.judgment.reason in ("forgot", "conversation")
+
+    @property
+    def object_id(self) -> str:
+        """The conversation object of the request, or an empty string."""
+        return self.body.get("conversation", "")
 
     @property
     def summary(self) -> RequestSummary:
@@ -171,7 +178,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
-        self._conversation_objects = ConversationObjects(self.transport)
+        self._conversation_objects = ConversationObjects(self.transport, scope)
         self.memory = ServerMemory(
             scope,
             trust=trust,
@@ -270,8 +277,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     ) -> ResponsesAttempt:
         check = self._open_check(turn, request)
         running = find_running(turn, self.scope)
-        if options.mode == "conversation" and running is None and not options.full:
-            turn, options = await self._check_object(turn, request, options, check)
         if running is not None:  # a second answer would be paid for, too
             plan = self._build_plan(turn, request, options, check)
             check.way = "direct"
@@ -279,27 +284,17 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 turn, request, options, plan, shown=True, running=running, check=check
             )
         plan = await self._plan_with_probe(turn, request, options, check)
-        plan = self._claim_object(turn, request, options, plan, check)
+        claim = "owned"
+        if plan.conversation_id and not plan.problems:
+            claim = self._conversation_objects.claim(plan)
+        if claim == "taken":
+            plan = self._build_plan(turn, request, options, check)
         await self._audit_periodically(turn, plan, check)
-        # The answer of a server that has not shown that it remembers is held back until it is judged,
-        # because a wrong answer that a user has read cannot be withdrawn.
-        held: list[Event] | None = [] if check.way == "held" else None
+        # The answer of a server that has not shown that it remembers, or in an object that others may continue,
+        # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
+        is_held = check.way == "held" or claim == "unknown"
+        held: list[Event] | None = [] if is_held else None
         return ResponsesAttempt(turn, request, options, plan, held=held, check=check)
-
-    async def _check_object(
-        self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
-    ) -> tuple[Turn, SendOptions]:
-        """Return the Turn and the options of a request, without the conversation object if that has changed."""
-        plan = self._build_plan(turn, request, options, check)
-        if plan.anchor is None:
-            return turn, options
-        try:
-            checked = await self._conversation_objects.detach_if_changed(turn)
-        except EngineError as error:
-            attach_context(error, turn, plan)
-            raise
-        is_same = checked is turn
-        return checked, options if is_same else options.without_anchor(plan, "changed")
 
     async def _plan_with_probe(
         self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
@@ -323,25 +318,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             plan = self._build_plan(turn, request, options, check)
         return plan
 
-    def _claim_object(
-        self,
-        turn: Turn,
-        request: Request,
-        options: SendOptions,
-        plan: RequestPlan,
-        check: MemoryCheck,
-    ) -> RequestPlan:
-        """Claim the conversation object of a plan; return a full plan if another line of history has it."""
-        if plan.anchor is None or not plan.conversation_id or plan.problems:
-            return plan
-        claim = OBJECT_CLAIMS.claim(self.scope, plan.conversation_id, plan.anchor.response_id)
-        return self._build_plan(turn, request, options, check) if claim == "taken" else plan
-
-    def _release_object(self, attempt: ResponsesAttempt, last: str) -> None:
-        """Record the last response in the conversation object of an attempt, if it has one."""
-        if object_id := attempt.body.get("conversation"):
-            OBJECT_CLAIMS.release(self.scope, object_id, last)
-
     async def _encode(self, attempt: ResponsesAttempt) -> None:
         """Set the body of an attempt; in conversation mode, create the object if there is none."""
         plan, request, options = attempt.plan, attempt.request, attempt.options
@@ -350,7 +326,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             conversation_id = get_conversation_id(attempt.running.scope)
         elif options.mode == "conversation" and not conversation_id:
             conversation_id = await self._conversation_objects.create()
-            OBJECT_CLAIMS.claim(self.scope, conversation_id, "")
         attempt.body = build_request_body(
             plan,
             options,
@@ -390,8 +365,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 error.turn = _end_running(attempt.turn, attempt.running, "lost")
             return error
         is_refused = isinstance(error, RequestRefused)
-        if is_refused and attempt.plan.anchor:  # nothing was added to the object
-            self._release_object(attempt, attempt.plan.anchor.response_id)
+        if (
+            is_refused and attempt.object_id and attempt.plan.anchor
+        ):  # nothing was added to the object
+            self._conversation_objects.release(attempt.object_id, attempt.plan.anchor.response_id)
         if is_refused and (failure := as_healable(error, attempt.summary)):
             return failure
         if self._may_reject_include(attempt, error):
@@ -430,21 +407,41 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             if failure is not None:
                 raise failure
 
-    def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
+    async def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
         if self.transport.identity:
             self.memory.identify(self.transport.identity)
-        judgment = attempt.judgment = attempt.check.judge(outcome)
+        judgment = attempt.check.judge(outcome)
+        is_finished = outcome.status in ("completed", "incomplete")
+        if attempt.object_id and is_finished and not judgment.reason:
+            judgment = await self._check_object(attempt, outcome, judgment)
+        attempt.judgment = judgment
         if judgment.reason and judgment.action == "resend" and not attempt.shown:
             raise lost_context(judgment.reason, self.name, outcome.response_id, outcome.usage)
         if attempt.forgot:
             record_lost_context(outcome.response_id)
             return [ServerForgot(outcome.response_id)]
-        is_finished = outcome.status in ("completed", "incomplete")
         return attempt.held if attempt.held and is_finished else []
+
+    async def _check_object(
+        self, attempt: ResponsesAttempt, outcome: Outcome, judgment: Judgment
+    ) -> Judgment:
+        """Check that the conversation object of an answer has the items of its line of history, and no others."""
+        plan, is_stored = attempt.plan, _is_stored(attempt.body, outcome)
+        found = await self._conversation_objects.check_end(
+            attempt.object_id,
+            find_previous(plan),
+            attempt.body["input"] if is_stored else (),
+            outcome.blocks if is_stored else (),
+        )
+        attempt.is_at_end = found is True
+        if plan.anchor is None or (found is None and attempt.held is None):
+            return judgment
+        return judgment if found else Judgment("foreign", "resend", "conversation")
 
     def _check_finished(self, attempt: ResponsesAttempt, outcome: Outcome, finished: Turn) -> None:
         if attempt.forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
-            raise lost_context("forgot", self.name, outcome.response_id, outcome.usage, finished)
+            reason = "conversation" if attempt.judgment.reason == "conversation" else "forgot"
+            raise lost_context(reason, self.name, outcome.response_id, outcome.usage, finished)
 
     async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
         """Record an answer in the Turn and in the evidence."""
@@ -492,12 +489,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             stored=stored,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
-            lost=attempt.forgot,
+            lost=attempt.forgot or not attempt.is_at_end,
             reused=reused,
             counted=counted,
         )
-        if get_state(finished).previous_response_id == outcome.response_id:
-            self._release_object(attempt, outcome.response_id)
+        if attempt.object_id:
+            finished = self._end_object(attempt, finished, outcome.response_id)
         await self.memory.save(evidence)
         model = attempt.request.model or self.model
         self.reasoning.get(model).record(
@@ -507,6 +504,14 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             stored=body.get("store", True) is not False,
         )
         await self.reasoning.save(model)
+        return finished
+
+    def _end_object(self, attempt: ResponsesAttempt, finished: Turn, response_id: str) -> Turn:
+        """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
+        state = get_state(finished)
+        if not response_id or state.previous_response_id != response_id:
+            return set_state(finished, replace(state, conversation_id=""))
+        self._conversation_objects.release(attempt.object_id, response_id)
         return finished
 
     def _heal(
@@ -536,7 +541,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 options = options.without_anchor(plan, "empty_input")
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
-                options = options.without_anchor(plan, "lost")
+                options = options.without_anchor(
+                    plan, "taken" if failure.error.response_id else "lost"
+                )
             case "reasoning":
                 options = replace(options, reasoning=False)
             case "include":
@@ -599,7 +606,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if options.full or options.mode != "chained":
             mode = "stateless" if options.full else options.mode
             plan = self._plan_mode(turn, request, mode, check)
-            if self._is_taken(turn, plan):
+            is_running = find_running(turn, self.scope) is not None
+            if (
+                plan.conversation_id
+                and not is_running
+                and self._conversation_objects.is_taken(plan)
+            ):
                 unused = options.without_anchor(plan, "taken")
                 return self._build_plan(turn, request, unused, check)
             plan = replace(
@@ -671,13 +683,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             rejected=(*plan.rejected, untrusted),
             conditional=way == "probe" or self.transport.identity is None,
         )
-
-    def _is_taken(self, turn: Turn, plan: RequestPlan) -> bool:
-        """Return whether another line of history continues the conversation object of a plan."""
-        if not plan.anchor or not plan.conversation_id or find_running(turn, self.scope):
-            return False
-        last = plan.anchor.response_id
-        return OBJECT_CLAIMS.find(self.scope, plan.conversation_id, last) == "taken"
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""

@@ -48,7 +48,7 @@ class Judgment(NamedTuple):
 
     verdict: Verdict = ""
     action: Action = "accept"
-    reason: Literal["", "forgot", "unproven"] = ""
+    reason: Literal["", "forgot", "unproven", "conversation"] = ""
 
 
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:

@@ -35,8 +35,8 @@ from kedge.turns import (
 encode_settings = json.JSONEncoder(default=str, sort_keys=True).encode
 """Return values as JSON text for a comparison; values that are not JSON are written as text."""
 
-Verdict = Literal["remembered", "partial", "lost", ""]
-"""Whether the server read all, some or none of the anchor's context, or this is unknown."""
+Verdict = Literal["remembered", "partial", "lost", "foreign", ""]
+"""Whether the server read all, some or none of the anchor's context, or more than that, or this is unknown."""
 
 BLOCK_TOLERANCE = 2
 """The maximum number of tokens by which the frame around one block may be smaller than our count."""

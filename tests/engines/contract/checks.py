@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from engines.runs import last_context
 from kedge.testing import TestServer
 from kedge.turns import Turn
 from normalization import expected_context, normalize_items
@@ -37,7 +38,7 @@ def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 def check_law(server: TestServer, turn: Turn) -> None:
     """Check that the model's context equals the Turn without its last answer and leading system text."""
-    saw = flatten(normalize_items(server.requests[-1].context))
+    saw = flatten(normalize_items(last_context(server)))
     while saw and saw[0][0] == "system":
         saw.pop(0)
     assert saw == flatten(expected_context(turn))

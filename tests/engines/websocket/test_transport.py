@@ -11,6 +11,7 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
+from engines.runs import last_context
 from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
 from kedge.engines.websocket import SocketTransport
@@ -71,7 +72,7 @@ def request_bodies(server: TestServer) -> list[dict[str, Any]]:
 
 def check_law(server: TestServer, turn: Turn) -> None:
     """Check that the context of the newest request equals the Turn."""
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert normalize_items(last_context(server)) == expected_context(turn)
 
 
 async def test_unstored_responses_are_chained_on_their_connection(

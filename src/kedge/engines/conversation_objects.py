@@ -1,0 +1,144 @@
+"""Conversation objects: create one, claim it for a request, and check its end after the answer.
+
+An object can change independently: another client, another line of history or a retry may add to it. So a request
+claims the object of its Turn (``kedge.memory.object_claims``), and after each answer the end of the object must be
+the previous last item, the items that were sent, and those of the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kedge.engines.transport import Transport
+from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
+from kedge.memory.object_claims import OBJECT_CLAIMS, Claim
+from kedge.observe import get_logger
+from kedge.planning import RequestPlan
+from kedge.planning.canonical import is_copy
+from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item
+from kedge.urls import quote_segment
+
+PAGE_SIZE = 100
+"""The maximum number of items that a server lists at once."""
+
+log = get_logger("kedge.engines.conversation_objects")
+
+
+class ConversationObjects:
+    """The conversation objects of one server.
+
+    Args:
+        transport: The connection to the server.
+        scope: The provider, endpoint and account.
+    """
+
+    def __init__(self, transport: Transport, scope: str) -> None:
+        self._transport = transport
+        self._scope = scope
+
+    async def create(self) -> str:
+        """Create an empty object, and claim it."""
+        try:
+            created = await self._transport.request_json("post", "/conversations", json={})
+        except RequestRefused as error:
+            if error.status == 404:
+                error.message = "this server has no conversation objects; use another mode"
+            raise
+        if not isinstance(created.get("id"), str):
+            raise ServerFailed("the server returned a conversation object without an id")
+        OBJECT_CLAIMS.claim(self._scope, created["id"], "")
+        return created["id"]
+
+    def is_taken(self, plan: RequestPlan) -> bool:
+        """Return whether another line of history continues the object of a plan."""
+        return self._find(plan) == "taken"
+
+    def _find(self, plan: RequestPlan) -> Claim:
+        last = plan.anchor.response_id if plan.anchor else ""
+        return OBJECT_CLAIMS.find(self._scope, plan.conversation_id, last)
+
+    def claim(self, plan: RequestPlan) -> Claim:
+        """Claim the object of a plan."""
+        last = plan.anchor.response_id if plan.anchor else ""
+        return OBJECT_CLAIMS.claim(self._scope, plan.conversation_id, last)
+
+    def release(self, object_id: str, last: str) -> None:
+        """Record the last response in an object, so that its line of history can continue it."""
+        OBJECT_CLAIMS.release(self._scope, object_id, last)
+
+    async def check_end(
+        self,
+        object_id: str,
+        previous: Block | None,
+        sent: Sequence[Mapping[str, Any]],
+        received: Sequence[Block],
+    ) -> bool | None:
+        """Return whether an object ends as expected; None if the server did not say.
+
+        Args:
+            object_id: The object.
+            previous: The last item before the request; None if the object was empty.
+            sent: The input items of the request, if the server was to add them.
+            received: The blocks of the answer, if the server was to add them.
+        """
+        window = [*map(block_from_item, sent), *received]
+        expected = [block for block in window if not isinstance(block, ReasoningBlock)]
+        expected = [previous, *expected] if previous else expected
+        # One more than expected shows that a new object has no other items.
+        wanted = len(expected) + (previous is None)
+        limit = min(len(window) + 1, PAGE_SIZE)
+        try:
+            listed = await list_newest(self._transport, object_id, wanted, limit)
+        except InvalidTurn:
+            return False
+        except EngineError as error:
+            log.warning("the end of a conversation object cannot be checked: %s", error)
+            return False if error.status in (404, 410) else None
+        pairs = zip(reversed(expected), listed, strict=False)
+        return (
+            len(listed) >= len(expected)
+            and (previous is not None or len(listed) == len(expected))
+            and all(_is_same_item(ours, theirs) for ours, theirs in pairs)
+        )
+
+
+async def list_newest(transport: Transport, object_id: str, wanted: int, limit: int) -> list[Block]:
+    """Return the newest items of an object without reasoning, the newest first.
+
+    Args:
+        transport: The connection to the server.
+        object_id: The object.
+        wanted: How many items are needed; more may be returned.
+        limit: How many to request at once.
+    """
+    path = f"/conversations/{quote_segment(object_id)}/items"
+    found: list[Block] = []
+    after: dict[str, str] = {}
+    while True:
+        page = await transport.request_json("get", path, order="desc", limit=limit, **after)
+        items = cast("list[Mapping[str, Any]]", page.get("data") or [])
+        blocks = [block_from_item(item) for item in items]
+        found += [block for block in blocks if not isinstance(block, ReasoningBlock)]
+        last = {"after": str(page.get("last_id") or (items[-1].get("id") if items else ""))}
+        if len(found) >= wanted or not page.get("has_more") or not items or last == after:
+            return found
+        after, limit = last, PAGE_SIZE
+
+
+def find_previous(plan: RequestPlan) -> Block | None:
+    """Return the last block that the object of a plan should have before the request."""
+    if plan.anchor is None:
+        return None
+    earlier = plan.source[: plan.start]
+    return next((each for each in reversed(earlier) if not isinstance(each, ReasoningBlock)), None)
+
+
+def _is_same_item(ours: Block, theirs: Block) -> bool:
+    """Return whether an item is the expected one: by the id of an output, or by its content."""
+    if ours.response_id and ours.item_id and theirs.item_id:
+        return ours.item_id == theirs.item_id
+    if is_copy(ours, theirs):
+        return True
+    # Servers list images and files in other forms than they were sent in.
+    if isinstance(ours, UserBlock | ToolResultBlock) and isinstance(theirs, type(ours)):
+        return ours.text == theirs.text and len(ours.parts) == len(theirs.parts)
+    return False
