@@ -43,6 +43,7 @@ CALLS: dict[str, Call] = {
     "load_turn": lambda store, row, node: store.load_turn(row, node.id, known=node, turn=Turn()),
     "load_last_blocks": lambda store, row, _: load_last_blocks(store, row),
     "move_head": lambda store, row, node: store.move_head(row, node, head=row.head),
+    "unanswered_after": lambda store, row, node: store.unanswered_after(row, node.id),
     "newest_below": lambda store, row, node: store.newest_below(row, node.id),
     "node": lambda store, row, node: store.node(row, node.id),
     "node_of_response": lambda store, row, _: store.node_of_response(row, "resp_A_talk_0"),

@@ -87,6 +87,7 @@ ROW_METHODS: dict[str, Call] = {
     "path": lambda s, o: s.path(o.row),
     "pending": lambda s, o: s.pending(o.row),
     "children": lambda s, o: s.children(o.row, o.row.head),
+    "unanswered_after": lambda s, o: s.unanswered_after(o.row, o.row.head),
     "newest_below": lambda s, o: s.newest_below(o.row, o.row.head),
     "node_of_response": lambda s, o: s.node_of_response(o.row, "resp_A_talk_1"),
     "common_ancestor": lambda s, o: s.common_ancestor(o.row, o.row.head, o.nodes[0].id),

@@ -7,6 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from kedge.store import ResponseRow
+from kedge.turns import tool_call, user
+from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
 from web.conftest import PageServer, serve_page
 from web.test_api import parse_events
@@ -108,6 +111,38 @@ def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) 
     html = gated.client.get("/dashboard").text
     assert "No errors." in html
     gate.open_gate()
+
+
+def test_run_killed_during_tool_call_can_be_continued(empty_page: PageServer) -> None:
+    """The page, the list and `pending()` agree that a question whose tool call has no result is unanswered."""
+    name = empty_page.create_conversation("Hello")
+
+    async def interrupt(service: ConversationService) -> int:
+        store = service.store
+        row = await store.conversation(name)
+        head = await store.node(row, row.head)
+        question = await store.append(row, head, [user("Add 1 and 2")], kind="asked")
+        call = tool_call("add", {"a": 1, "b": 2}, call_id="call_1")
+        response = ResponseRow(
+            provider="practice", scope="s", model="practice", created_at=head.created_at
+        )
+        await store.append(row, question, [call], kind="answered", response=response)
+        assert [each.id for each in await store.pending(row)] == [question.id]
+        return question.id
+
+    question = empty_page.run(interrupt)
+    (row,) = empty_page.get("/api/conversations")["data"]
+    assert row["status"] == "pending"
+    html = empty_page.client.get(f"/conversations/{name}").text
+    assert 'class="chip pending"' in html
+    assert f'data-do="resume" data-node="{question}"' in html
+    assert empty_page.post(f"/api/conversations/{name}/resume", node=question)["text"]
+    (row,) = empty_page.get("/api/conversations")["data"]
+    assert row["status"] == "active"
+    assert (
+        f'data-do="resume" data-node="{question}"'
+        not in empty_page.client.get(f"/conversations/{name}").text
+    )
 
 
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:

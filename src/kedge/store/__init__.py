@@ -16,6 +16,7 @@ from kedge.store.records import (
     StoredExchange,
     Telemetry,
     ToolRow,
+    UnansweredQuestion,
 )
 from kedge.store.store import Store
 from kedge.store.tokens import TokenRegistry
@@ -39,6 +40,7 @@ __all__ = [
     "TokenRegistry",
     "TokenUse",
     "ToolRow",
+    "UnansweredQuestion",
     "open_store",
 ]
 

@@ -60,13 +60,22 @@ WHERE n.parent = ? AND n.parent > 0 AND (n.branch = n.id OR n.kept = n.length) A
 UNION
 SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.branch = ? AND n.kept = ? AND n.parent = ?
 """
-_SELECT_NEWEST_DESCENDANT = f"""
+_SELECT_TURN = f"""
 WITH RECURSIVE below (id) AS (
     SELECT id FROM nodes WHERE id = ?
     UNION ALL
     SELECT n.id FROM below JOIN nodes n ON n.parent = below.id
-    WHERE n.tree = ? AND n.kind IN ('answered', 'results')
-) SELECT {NODE_COLUMNS} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id DESC LIMIT 1
+    WHERE n.tree = ? AND n.kind IN ('answered', 'results', 'failed')
+) SELECT {NODE_COLUMNS} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id
+"""
+_SELECT_LOOSE_ENDS = f"""
+SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? AND (
+    n.kind = 'asked' AND n.id NOT IN (
+        SELECT m.parent FROM nodes m WHERE m.tree = ? AND m.kind IN ('answered', 'results')
+    ) OR n.kind IN ('answered', 'results') AND n.id NOT IN (
+        SELECT m.parent FROM nodes m WHERE m.tree = ? AND m.kind <> 'failed'
+    ) AND n.id NOT IN (SELECT c.head FROM conversations c WHERE c.tree = ?)
+)
 """
 
 
@@ -92,33 +101,21 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
     return [Node(*row) for row in rows]
 
 
-def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
-    """Return the questions of a conversation that have no answer, oldest first.
+def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> list[Node]:
+    """Return the nodes of a conversation after which a turn may have been interrupted, oldest first.
 
-    After a question follows an answer, or the id of one that is generated in the background.
-    """
-    rows = tx.rows(
-        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
-        "AND n.kind = 'asked' AND n.id NOT IN (SELECT m.parent FROM nodes m WHERE m.tree = ? "
-        "AND m.kind IN ('answered', 'results')) ORDER BY n.id",
-        (conversation.tree, conversation.number, conversation.tree),
-    )
-    return [Node(*row) for row in rows]
+    They are questions without an answer, and answers and tool results that are at the head of no conversation and
+    that nothing but failed requests follows.
 
-
-def select_loose_ends(tx: Tx, conversation: ConversationRow) -> list[Node]:
-    """Return the answers and tool results of a conversation after which a run may have been interrupted.
-
-    They are at the head of no conversation, and nothing but failed requests follows them.
+    Args:
+        tx: The transaction.
+        conversation: The conversation.
+        node: Only this node, if it is one of them.
     """
     tree = conversation.tree
-    rows = tx.rows(
-        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
-        "AND n.kind IN ('answered', 'results') AND n.id NOT IN (SELECT m.parent FROM nodes m "
-        "WHERE m.tree = ? AND m.kind <> 'failed') "
-        "AND n.id NOT IN (SELECT c.head FROM conversations c WHERE c.tree = ?) ORDER BY n.id",
-        (tree, conversation.number, tree, tree),
-    )
+    values = (tree, conversation.number, tree, tree, tree, *((node,) if node else ()))
+    only = "AND n.id = ?" if node else ""
+    rows = tx.rows(f"{_SELECT_LOOSE_ENDS} {only} ORDER BY n.id", values)
     return [Node(*row) for row in rows]
 
 
@@ -340,7 +337,11 @@ def select_children(tx: Tx, node: Node) -> list[Node]:
     return sorted(starmap(Node, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
 
 
+def select_turn(tx: Tx, question: Node) -> list[Node]:
+    """Return a question and the answers, tool results and failed requests that follow from it, oldest first."""
+    return [Node(*row) for row in tx.rows(_SELECT_TURN, (question.id, question.tree))]
+
+
 def find_newest_descendant(tx: Tx, node: Node) -> Node:
-    """Return the newest of the nodes that follow from a question, including itself."""
-    rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node.id, node.tree))
-    return Node(*rows[0])
+    """Return the newest of the nodes that follow from a question and did not fail, including itself."""
+    return [each for each in select_turn(tx, node) if each.kind != "failed" or each == node][-1]

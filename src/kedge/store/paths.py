@@ -15,9 +15,10 @@ from kedge.store.database import Tx
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,
+    select_children,
     select_loose_ends,
     select_node,
-    select_pending,
+    select_turn,
 )
 from kedge.store.records import (
     MAX_INTEGER,
@@ -27,6 +28,7 @@ from kedge.store.records import (
     Node,
     PathChange,
     ResponseRow,
+    UnansweredQuestion,
     is_row_number,
 )
 from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows, select_responses
@@ -195,18 +197,44 @@ def load_bodies(tx: Tx, node: Node) -> list[str]:
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
 
 
-def find_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
-    """Return the questions of a conversation that have no answer, or whose tool calls were interrupted."""
-    pending = {node.id: node for node in select_pending(tx, conversation)}
-    for end in select_loose_ends(tx, conversation):
-        if end.kind == "answered" and not _has_open_calls(tx, end):
-            continue
-        question = end
-        while question.kind in ("answered", "results"):
-            question = select_node(tx, question.parent, end.tree)
-        if question.kind == "asked" and find_newest_descendant(tx, question).id == end.id:
-            pending[question.id] = question
-    return [pending[number] for number in sorted(pending)]
+def find_unanswered(
+    tx: Tx, conversation: ConversationRow, node: Node | None = None
+) -> list[UnansweredQuestion]:
+    """Return the questions of a conversation without a complete answer, oldest first.
+
+    Args:
+        tx: The transaction.
+        conversation: The conversation.
+        node: Only questions directly after this node, and this node itself; all by default.
+    """
+    if node is None:
+        ends = select_loose_ends(tx, conversation)
+    else:
+        asked = [each for each in (node, *select_children(tx, node)) if each.kind == "asked"]
+        newest = [find_newest_descendant(tx, each) for each in asked]
+        ends = [end for each in newest for end in select_loose_ends(tx, conversation, each.id)]
+    found = [_check_end(tx, end) for end in ends]
+    return sorted((each for each in found if each), key=lambda each: each.question.id)
+
+
+def _check_end(tx: Tx, end: Node) -> UnansweredQuestion | None:
+    """Return the question whose turn was interrupted after a node, if it was."""
+    if end.kind == "answered" and not _has_open_calls(tx, end):
+        return None
+    question = end
+    while question.kind in ("answered", "results"):
+        question = select_node(tx, question.parent, end.tree)
+    if question.kind != "asked":
+        return None
+    turn = select_turn(tx, question)
+    if end != [each for each in turn if each.kind != "failed"][-1]:
+        return None
+    last = turn[-1]
+    if last.kind != "failed":
+        return UnansweredQuestion(question, last, "pending")
+    rows = tx.rows("SELECT status FROM responses WHERE node = ?", (last.id,))
+    is_cancelled = rows == [("cancelled",)]
+    return UnansweredQuestion(question, last, "cancelled" if is_cancelled else "failed")
 
 
 def _has_open_calls(tx: Tx, node: Node) -> bool:

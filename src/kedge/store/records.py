@@ -259,6 +259,17 @@ class PathChange:
 
 
 @dataclass(frozen=True, slots=True)
+class UnansweredQuestion:
+    """A question without a complete answer: its request is in progress or failed, or a tool was interrupted."""
+
+    question: Node
+    end: Node
+    """The newest node of its turn, such as a failed request."""
+    status: Literal["pending", "cancelled", "failed"]
+    """``cancelled`` if the user stopped the last request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Differences:
     """The number of common blocks at the start of two paths, and the further blocks of each."""
 

@@ -62,6 +62,7 @@ from kedge.store.records import (
     ResponseRow,
     StoredExchange,
     Telemetry,
+    UnansweredQuestion,
     is_row_number,
     validate_data,
     validate_namespace,
@@ -846,7 +847,20 @@ class Store(AsyncResource):
 
         They are in progress, or were interrupted while the model answered or a tool ran.
         """
-        return await self._read(conversation, lambda tx: paths.find_pending(tx, conversation))
+        found = await self._read(conversation, lambda tx: paths.find_unanswered(tx, conversation))
+        return [each.question for each in found]
+
+    async def unanswered_after(
+        self, conversation: ConversationRow, node: int
+    ) -> list[UnansweredQuestion]:
+        """Return those of the pending questions that follow directly after a node, or are this node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self._read_at(
+            conversation, node, lambda tx, found: paths.find_unanswered(tx, conversation, found)
+        )
 
     async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
         """Return the newest node that follows from a question: itself, tool results, or an answer."""

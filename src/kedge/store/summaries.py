@@ -7,7 +7,7 @@ lists stay fast at ten thousand conversations.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,8 +15,8 @@ from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx, marks
-from kedge.store.nodes import select_question_previews
-from kedge.store.paths import PATH_CTE
+from kedge.store.nodes import select_node, select_question_previews
+from kedge.store.paths import PATH_CTE, find_unanswered
 from kedge.store.records import FAILED_SQL, ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.store import Store
@@ -260,37 +260,12 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     for number, *values in tx.rows(query, numbers):
         times.setdefault(number, []).append(tuple(values))
     forks = dict(tx.rows(_SELECT_FORKS.format(marks=among), numbers))
-    unanswered = _find_unanswered(tx.rows(_SELECT_UNANSWERED.format(marks=among), numbers))
     return [
-        replace(
-            _build_summary(
-                tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.number, 0)
-            ),
-            unanswered=unanswered.get(row.number, ""),
+        _build_summary(
+            tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.number, 0)
         )
         for row in rows
     ]
-
-
-_SELECT_UNANSWERED = (
-    "SELECT c.number, q.id, n.kind, r.status FROM conversations c "
-    "JOIN nodes q ON q.tree = c.tree AND q.parent = c.head AND q.conversation = c.number "
-    "AND q.kind = 'asked' LEFT JOIN nodes n ON n.tree = c.tree AND n.parent = q.id "
-    "LEFT JOIN responses r ON r.node = n.id WHERE c.number IN ({marks}) ORDER BY q.id, n.id"
-)
-
-
-def _find_unanswered(rows: Sequence[Row]) -> dict[int, str]:
-    """Return the status of the newest question at each head that has no answer."""
-    found: dict[int, str] = {}
-    for number, _, kind, status in rows:
-        if kind == "answered":
-            found.pop(number, None)
-        else:
-            found[number] = (
-                "cancelled" if status == "cancelled" else "failed" if kind else "pending"
-            )
-    return found
 
 
 # The responses of some conversations, which are found by the index on the nodes of their trees.
@@ -317,9 +292,10 @@ def _build_summary(
     tx: Tx, row: ConversationRow, sums: Row | None, times: list[Row], forks: int
 ) -> ConversationSummary:
     first = tx.rows(_SELECT_PATH_BLOCKS.format(where="< ?"), (row.head, FIRST_BLOCKS))
-    length = tx.rows("SELECT length FROM nodes WHERE id = ?", (row.head,))[0][0]
+    head = select_node(tx, row.head, row.tree)
+    unanswered = find_unanswered(tx, row, head)
     last = tx.rows(
-        _SELECT_PATH_BLOCKS.format(where=">= ?"), (row.head, max(length - LAST_BLOCKS, 0))
+        _SELECT_PATH_BLOCKS.format(where=">= ?"), (row.head, max(head.length - LAST_BLOCKS, 0))
     )
     *counts, cost, expires, model = (sums or _NO_SUMS)[1:]
     count, failed, lost, sent, cached, output = (int(each) for each in counts)
@@ -339,6 +315,7 @@ def _build_summary(
         expires,
         _compute_relied_until(row, times),
         model,
+        unanswered[-1].status if unanswered else "",
     )
 
 

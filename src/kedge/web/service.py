@@ -20,7 +20,15 @@ from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.planning import RequestPlan
 from kedge.planning.anchors import relied_until
 from kedge.server.access import CALLER_KEY
-from kedge.store import AccessToken, ConversationRow, Hit, Node, ResponseRow, Store
+from kedge.store import (
+    AccessToken,
+    ConversationRow,
+    Hit,
+    Node,
+    ResponseRow,
+    Store,
+    UnansweredQuestion,
+)
 from kedge.store.summaries import (
     ConversationSummary,
     find_by_title,
@@ -197,7 +205,7 @@ class ConversationService:
         previous = await self._load_previous_texts(row, nodes, blocks)
         path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
         pending = render_pending(nodes, ranges, blocks)
-        runs = self.runs.list(row.id)
+        runs, unanswered = self.runs.list(row.id), await self.store.unanswered_after(row, row.head)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
         return ConversationView(
@@ -206,7 +214,7 @@ class ConversationService:
             model=model,
             models=tuple(dict.fromkeys((*((model,) if not problem else ()), *self.models.names))),
             model_problem=problem,
-            status="running" if runs else conversation_status(row, tree, self.clock()),
+            status="running" if runs else conversation_status(row, tree, unanswered, self.clock()),
             archived=row.archived,
             tags=tuple(map(build_tag, row.tags)),
             layout=layout,
@@ -250,14 +258,22 @@ class ConversationService:
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
         exchanges: list[ExchangeView] = []
-        for question, tip in find_unanswered(tree, node)[-MAX_UNANSWERED:]:
-            if any(run.has_asked(question) for run in runs):
+        found = await self.store.unanswered_after(row, node)
+        for each in found[-MAX_UNANSWERED:]:
+            question = each.question.id
+            if question == node or any(run.has_asked(question) for run in runs):
                 continue
-            path, blocks = path_to(tree, tip), (await self.store.load(row, tip)).blocks
+            path, blocks = (
+                path_to(tree, each.end.id),
+                (await self.store.load(row, each.end.id)).blocks,
+            )
             spans, ranges = split_exchanges(path, blocks, tree.responses)
             exchanges += render_exchanges([s for s in spans if s.question == question], blocks)
             pending = render_pending(path, ranges, blocks)
-            exchanges += [pending] if pending else []
+            if pending:
+                exchanges.append(pending)
+            elif each.status == "pending":  # its last answer has a tool call without a result
+                exchanges[-1] = replace(exchanges[-1], status="pending", has_progress=True)
         return exchanges
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
@@ -351,40 +367,15 @@ def read_instructions(blocks: Sequence[Block]) -> str:
     return "\n\n".join(block.text for block in leading if isinstance(block, SystemBlock))
 
 
-def find_unanswered(tree: StoredTree, node: int) -> list[tuple[int, int]]:
-    """Return the questions directly below a node that have no complete answer.
-
-    Returns:
-        The node of each question, and the newest node of its turn, which may be a partial answer.
-    """
-    turns: dict[int, int] = {}
-    tips: dict[int, int] = {}
-    answers: dict[int, set[int]] = {}
-    for each in tree.nodes:  # parents come before their children
-        if each.kind == "asked" and each.parent == node:
-            question = each.id
-        elif each.parent in turns and each.kind in ("answered", "results", "failed"):
-            question = turns[each.parent]
-        else:
-            continue
-        turns[each.id], tips[question] = question, each.id
-        final = answers.setdefault(question, set())
-        final.discard(each.parent)  # a response with tool calls, which is not the last of its turn
-        if each.kind == "answered":
-            final.add(each.id)
-    return [(question, tip) for question, tip in tips.items() if not answers[question]]
-
-
-def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:
-    """Return the status of a conversation from its tree."""
+def conversation_status(
+    row: ConversationRow, tree: StoredTree, unanswered: Sequence[UnansweredQuestion], now: float
+) -> str:
+    """Return the status of a conversation from its tree and the unanswered questions at its head."""
     response = tree.responses.get(row.head)
-    unanswered = ""
-    for _, tip in find_unanswered(tree, row.head)[-1:]:
-        last = tree.responses.get(tip)
-        unanswered = "pending" if last is None else last.status
+    status = unanswered[-1].status if unanswered else ""
     lost = response is not None and response.status == "lost"
     until = relied_until(response) if response is not None and response.stored else None
-    return classify_status(row, unanswered=unanswered, lost=lost, until=until, now=now)
+    return classify_status(row, unanswered=status, lost=lost, until=until, now=now)
 
 
 def overview_status(summary: ConversationSummary, now: float) -> str:
@@ -413,7 +404,7 @@ def classify_status(
     if row.archived:
         return "archived"
     if unanswered:
-        return unanswered if unanswered in ("pending", "cancelled") else "failed"
+        return unanswered
     if lost:
         return "lost"
     if until is None or now < until - EXPIRING_SECONDS:
