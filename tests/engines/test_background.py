@@ -238,3 +238,20 @@ async def test_a_stored_conversation_keeps_the_id(
         assert (await conversation.send("Say: Again.")).text == "Again."
     assert count_requests(server) == 2
     assert request_bodies(server)[1]["previous_response_id"] == reply.response_id
+
+
+async def test_an_interrupted_conversation_keeps_the_id(
+    engine: ResponsesEngine, server: TestServer, tmp_path: Any
+) -> None:
+    """A run that is left while it streams has stored the id, so that its answer is not paid for twice."""
+    async with await open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        conversation = await Conversation.create(store, engine)
+        async with conversation.stream("Say: Hello there.", background=True) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+        conversation = await Conversation.open(store, conversation.id, engine)
+        assert (await conversation.resume()).text == "Hello there."
+        assert await conversation.pending() == []
+        assert conversation.turn.blocks == (user("Say: Hello there."), assistant("Hello there."))
+    assert count_requests(server) == 1

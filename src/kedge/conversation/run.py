@@ -26,7 +26,7 @@ from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Strea
 from kedge.engines.reply import answer_text
 from kedge.engines.request_body import KNOWN_PARAMS
 from kedge.errors import EngineError, HeadConflict, KedgeError, KeyReused, StoreError
-from kedge.events import Event, RefusalDelta, TextDelta
+from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.run import (
     AnswerFinished,
     AttemptFailed,
@@ -36,7 +36,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.observe import bind_fields, get_logger
-from kedge.planning import find_problems, find_running
+from kedge.planning import RequestPlan, find_problems, find_running
 from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
@@ -206,6 +206,7 @@ class ConversationRun:
         with bind_fields(conversation_id=self.checkpoint.row.id):
             stream = self.engine.stream(task.turn, **options)
         self.filters = self.recorder.filters = stream.filters
+        self.stream = stream
         return stream
 
     async def _handle_event(self, event: Event) -> None:
@@ -215,6 +216,11 @@ class ConversationRun:
         match event:
             case AnswerFinished():
                 self.pending_answer, self.partial_text = event, None
+            case ResponseStarted() if self._is_new_in_background(event):
+                # Its id is stored at once: the run may be interrupted, and the answer is paid for.
+                outcome = Outcome("running", response_id=event.response_id, model=event.model)
+                plan = cast("RequestPlan", self.stream.plan)
+                self.pending_answer = AnswerFinished(outcome, self.stream.reached, plan)
             case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
                 anchor = self.recorder.plan.anchor
                 await self._persist(lambda: self.store.mark_lost(anchor, reason))
@@ -229,6 +235,12 @@ class ConversationRun:
             self.partial_text = []
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
             self.partial_text.append(event.delta)
+
+    def _is_new_in_background(self, event: ResponseStarted) -> bool:
+        """Return whether a response is generated in the background, and its id is not stored yet."""
+        if event.response.get("background") is not True or find_running(self.checkpoint.turn):
+            return False
+        return find_running(self.stream.reached) is not None
 
     async def _save_outgoing(self, turn: Turn) -> None:
         """Store the blocks that are about to be sent."""
