@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.bench_store import make_exchange, make_row
 from benchmarks.table import Row
-from kedge.analytics import analyse
+from kedge.analytics import analyze
 from kedge.conversation import Conversation
 from kedge.store import Store, open_store
 from kedge.store.database import Tx
@@ -106,14 +106,14 @@ async def measure(work: Callable[[], Awaitable[object]], *, repeat: int = 5) -> 
 async def measure_store(store: Store, conversations: int) -> dict[str, tuple[float, float]]:
     """The costs of one store."""
     await store.database.write(lambda tx: fill(tx, conversations))
-    await analyse(store)
+    await analyze(store)
     doomed = iter(range(1, 100))
 
     async def delete() -> None:
         await store.delete(f"conv_{next(doomed)}")
 
     return {
-        "analyze": await measure(lambda: analyse(store)),
+        "analyze": await measure(lambda: analyze(store)),
         "list, newest first": await measure(lambda: list_summaries(store, limit=20)),
         "list, by tokens": await measure(lambda: list_summaries(store, order="tokens", limit=20)),
         "delete a conversation": await measure(delete),

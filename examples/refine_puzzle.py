@@ -35,7 +35,7 @@ STEPS: dict[str, Callable[[Grid], Grid]] = {
 TASK = f"""\
 This is a puzzle. One rule makes each output from its input; 0 is the background.
 {json.dumps(PUZZLE["train"])}
-Find the rule, as steps: {", ".join(STEPS)}, or "paint A B" to give the cells of colour A the colour B.
+Find the rule, as steps: {", ".join(STEPS)}, or "paint A B" to give the cells of color A the color B.
 Answer with a JSON object: {{"steps": ["…", "…"]}}"""
 
 
@@ -96,7 +96,7 @@ def _problem(actual: Grid, expected: Grid) -> str:
         if a != b
     }
     corrections = ", ".join(f"{a} should be {b}" for a, b in sorted(wrong))
-    return f"the places are right, the colours are not: {corrections}."
+    return f"the places are right, the colors are not: {corrections}."
 
 
 @asynccontextmanager

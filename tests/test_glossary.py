@@ -40,7 +40,6 @@ SHARED_CLASS_NAMES: dict[str, str] = {
 NOUN_MODULES = {
     "planning": "a layer, named by design.md",
     "testing": "a package of test helpers, as in other libraries",
-    "summarising": "a documented import of version 0.1",
 }
 
 ODD_FUNCTIONS: dict[str, str] = {
@@ -65,7 +64,6 @@ NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "seed", "speed", "bring",
 
 SMALL_MODULES = {
     "kedge.testing.plugin": "the entry point of the pytest plugin",
-    "kedge.compaction.summarising": "a documented import of version 0.1",
 }
 MIN_LINES = 40
 
@@ -89,7 +87,7 @@ BANNED_PHRASES = (
 WORDING_EXCEPTIONS: dict[str, str] = {
     "docs/practice.md": "sentences of the practice model",
     "src/kedge/practice/": "sentences of the practice model",
-    "src/kedge/tools/approval.py": "a public parameter of version 0.1 is named tell",
+    "src/kedge/tools/approval.py": "a public parameter is named tell",
     "src/kedge/web/templates/conversation.html": "a CSS class of the page",
     "src/kedge/workflows/debate.py": "prompts of stored workflows, which must not change",
 }

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from pkgutil import walk_packages
+from pkgutil import iter_modules, walk_packages
 from typing import Any, assert_type, cast
 
 import pytest
@@ -86,6 +86,22 @@ def test_nothing_else_is_public() -> None:
         if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert others - machinery <= set(kedge.__all__)
+
+
+@pytest.mark.parametrize(
+    "package", [each.name for each in iter_modules(kedge.__path__) if each.ispkg]
+)
+def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
+    """A class or function has its own name in the package that offers it; British spellings are not used."""
+    home = import_module(f"kedge.{package}")
+    names = {
+        name: value.__name__
+        for name, value in vars(home).items()
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__.startswith("kedge")
+    }
+    assert {name for name, own in names.items() if name != own} == set()
+    assert not re.search(r"(?i)(analys|authoris|summaris)", " ".join(vars(home)))
 
 
 def test_the_version_is_the_installed_one() -> None:

@@ -46,7 +46,7 @@ HOMES: dict[str, str] = {
     "InvalidJSON": "kedge.errors",
     "InvalidTurn": "kedge.errors",
     "KedgeError": "kedge.errors",
-    "NotAuthorised": "kedge.errors",
+    "NotAuthorized": "kedge.errors",
     "OutputInvalid": "kedge.errors",
     "RateLimited": "kedge.errors",
     "RequestRefused": "kedge.errors",
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from kedge.errors import InvalidJSON as InvalidJSON
     from kedge.errors import InvalidTurn as InvalidTurn
     from kedge.errors import KedgeError as KedgeError
-    from kedge.errors import NotAuthorised as NotAuthorised
+    from kedge.errors import NotAuthorized as NotAuthorized
     from kedge.errors import OutputInvalid as OutputInvalid
     from kedge.errors import RateLimited as RateLimited
     from kedge.errors import RequestRefused as RequestRefused

@@ -10,7 +10,7 @@
     │   ├── RequestRefused         the server rejected the request (4xx)
     │   │   ├── ChainRefused       ... because it does not have the previous response
     │   │   │   └── ResendTooLong  ... and a full send exceeds the limit of the request
-    │   │   ├── NotAuthorised      ... because of the API key
+    │   │   ├── NotAuthorized      ... because of the API key
     │   │   └── RateLimited        ... because of a rate limit
     │   ├── ServerFailed           the server failed (5xx), or failed to generate the response
     │   ├── StreamCut              the stream ended before the response was complete
@@ -487,7 +487,7 @@ class ResendTooLong(ChainRefused):
     """The server lost the previous response, and a full send exceeds the limit of the request."""
 
 
-class NotAuthorised(RequestRefused):
+class NotAuthorized(RequestRefused):
     """The API key is missing, wrong, or not permitted to do this."""
 
 

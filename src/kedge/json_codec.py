@@ -46,7 +46,7 @@ def _build_checked_type(number: Any) -> Any:
     return msgspec.defstruct("_Checked", [("value", checked)])
 
 
-# Structures, because msgspec analyses the type of a structure once and any other type in every call.
+# Structures, because msgspec analyzes the type of a structure once and any other type in every call.
 _RoundFloats = _build_checked_type(
     Annotated[float, msgspec.Meta(gt=-1e16, lt=1e16, multiple_of=2**-13)]
 )
@@ -63,7 +63,7 @@ def _check(value: object) -> None:
         msgspec.convert({"value": value}, _UsualFloats)
 
 
-# msgspec analyses both types when they are first used, and crashes if two threads do that at the same time.
+# msgspec analyzes both types when they are first used, and crashes if two threads do that at the same time.
 _check(0.1)
 
 

@@ -355,8 +355,8 @@ def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> No
 
 STATUSES = {
     "status=429,retry_after=7": (429, "rate_limit_exceeded"),
-    "status=401": (502, "upstream_not_authorised"),
-    "status=403": (502, "upstream_not_authorised"),
+    "status=401": (502, "upstream_not_authorized"),
+    "status=403": (502, "upstream_not_authorized"),
     "status=404": (502, "upstream_not_found"),
     "status=400": (400, "upstream_refused"),
     "status=500": (502, "upstream_failed"),

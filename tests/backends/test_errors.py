@@ -13,7 +13,7 @@ from kedge.backends.errors import to_api_error
 from kedge.errors import (
     CannotConnect,
     KedgeError,
-    NotAuthorised,
+    NotAuthorized,
     RequestRefused,
     ServerFailed,
     StreamTooLarge,
@@ -95,7 +95,7 @@ def test_reason_of_a_retryable_failure_is_logged(caplog: pytest.LogCaptureFixtur
 
 def test_a_rejected_key_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
     """The upstream message about a rejected key is not passed on; it may contain a part of the key."""
-    error = NotAuthorised("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
+    error = NotAuthorized("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
     assert "sk-ab" not in to_api_error(error).message
     assert "sk-ab" not in caplog.text
 

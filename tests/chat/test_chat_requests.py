@@ -9,7 +9,7 @@ from kedge.compaction import (
     ProviderCounter,
     ServerCompactor,
     SplitCompactor,
-    SummarisingCompactor,
+    SummarizingCompactor,
     TokenLimitCompactor,
     ToolExchangeCompactor,
     is_summary,
@@ -60,7 +60,7 @@ async def test_compacted_history_starts_a_new_chain(
 
 async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> None:
     """The summary is sent only in the request that starts the new chain."""
-    chat = open_chat(compactor=SummarisingCompactor(180, 60, ask=SUMMARY_PROMPT))
+    chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
     compacted = [n for n, answer in enumerate(answers) if answer.compaction]
@@ -87,7 +87,7 @@ async def test_summary_request_contains_only_the_prompt(
     server: TestServer, open_chat: OpenChat
 ) -> None:
     """The summary is requested as a branch of the chain, because the server has stored the old blocks."""
-    chat = open_chat(compactor=SummarisingCompactor(180, 60, ask=SUMMARY_PROMPT))
+    chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
     answers = await send_lines(chat, *(f"My boat number {n} is called Argo {n}." for n in range(8)))
     assert any(answer.compaction for answer in answers)
     questions = [
@@ -103,7 +103,7 @@ async def test_later_summary_contains_the_earlier_one(
     server: TestServer, open_chat: OpenChat
 ) -> None:
     """There is one summary at a time, and it contains the facts of the earlier one."""
-    chat = open_chat(compactor=SummarisingCompactor(220, 60, ask=SUMMARY_PROMPT))
+    chat = open_chat(compactor=SummarizingCompactor(220, 60, ask=SUMMARY_PROMPT))
     answers = await send_lines(
         chat, *(f"My boat number {n} is called Argo {n}." for n in range(20))
     )
@@ -119,7 +119,7 @@ async def test_failed_summary_request_changes_nothing(
 ) -> None:
     """If the summary request fails, the answer is returned, the history is unchanged, and a note is added."""
     broken = open_chat("responses:http://127.0.0.1:9/v1#practice").engine
-    chat = open_chat(compactor=SummarisingCompactor(20, engine=broken))
+    chat = open_chat(compactor=SummarizingCompactor(20, engine=broken))
     answers = await send_lines(chat, "Number 0.", "Number 1.")
     assert len(answers[-1].turn) == 4
     assert answers[-1].compaction.notes == (

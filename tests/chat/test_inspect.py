@@ -3,7 +3,7 @@
 import json
 
 from chat.conftest import OpenChat
-from kedge.chat.state import StateCipher, StateReport, build_report, new_key
+from kedge.chat.state import FernetCipher, StateReport, build_report, new_key
 from kedge.turns import user
 
 
@@ -63,7 +63,7 @@ async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> 
     """Without the key, the report says only that the state is encrypted."""
     key = new_key()
     state = (await open_chat(key=key).chat_with_state(b"", user("Hello"))).state
-    inside, outside = build_report(state, None, StateCipher(key)), build_report(state, None, None)
+    inside, outside = build_report(state, None, FernetCipher(key)), build_report(state, None, None)
     assert (inside.usable, inside.encrypted, inside.blocks) == (True, True, 2)
     assert (outside.usable, outside.encrypted, outside.blocks) == (False, True, 0)
     assert str(inside).startswith(f"{len(state)} bytes, encrypted, version 2")

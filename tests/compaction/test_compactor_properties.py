@@ -11,7 +11,7 @@ from kedge.compaction import (
     CompositeCompactor,
     MessageLimitCompactor,
     SplitCompactor,
-    SummarisingCompactor,
+    SummarizingCompactor,
     TokenLimitCompactor,
     ToolExchangeCompactor,
     run_compactor,
@@ -50,7 +50,7 @@ def compactors() -> st.SearchStrategy[Compactor]:
             min_saving=st.integers(1, 200),
         ),
         st.integers(2, 900).map(
-            lambda maximum: SummarisingCompactor(maximum, engine=SUMMARY_ENGINE)
+            lambda maximum: SummarizingCompactor(maximum, engine=SUMMARY_ENGINE)
         ),
         limits.map(lambda maximum: SplitCompactor(AlwaysTrigger(), MessageLimitCompactor(maximum))),
     )
@@ -106,7 +106,7 @@ def test_compaction_is_idempotent(blocks: tuple[Block, ...], compactor: Compacto
 def _has_summarizer(compactor: Compactor) -> bool:
     if isinstance(compactor, CompositeCompactor):
         return any(map(_has_summarizer, compactor.compactors))
-    return isinstance(compactor, SummarisingCompactor)
+    return isinstance(compactor, SummarizingCompactor)
 
 
 @given(histories(), st.integers(1, 30))

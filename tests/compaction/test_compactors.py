@@ -18,7 +18,6 @@ from kedge.compaction import (
     Replacement,
     ServerCompactor,
     SplitCompactor,
-    SummarisingCompactor,
     SummarizingCompactor,
     TokenLimitCompactor,
     advance_to_first_user_message,
@@ -229,12 +228,12 @@ def test_empty_combined_trigger_is_false() -> None:
 def test_summary_replaces_the_old_blocks() -> None:
     """The newest blocks are unchanged, and the summary is marked in its text and its metadata."""
     oracle = FunctionEngine(lambda _: "They counted to ten.")
-    result = compact_now(SummarisingCompactor(200, 60, engine=oracle), make_exchanges(20))
+    result = compact_now(SummarizingCompactor(200, 60, engine=oracle), make_exchanges(20))
     summary, *newest = result.blocks
     assert isinstance(summary, UserBlock)
     assert is_summary(summary)
     assert summary.text == "[Summary of the conversation so far]\nThey counted to ten."
-    assert summary.origin == "SummarisingCompactor"
+    assert summary.origin == "SummarizingCompactor"
     assert tuple(newest) == make_exchanges(20)[-len(newest) :]
     assert summary.metadata["summary"] == 40 - len(newest)
     assert result.usage == Usage(10, 0, 5, 0, 15)
@@ -244,7 +243,7 @@ def test_summary_replaces_the_old_blocks() -> None:
 def test_earlier_summary_is_included_in_the_new_one() -> None:
     """The model gets the earlier summary, and the new one counts the blocks that both replace."""
     oracle = FunctionEngine(lambda turn: f"of {len(turn)} blocks")
-    compactor = SummarisingCompactor(200, 60, engine=oracle)
+    compactor = SummarizingCompactor(200, 60, engine=oracle)
     first = compact_now(compactor, make_exchanges(20))
     second = compact_now(compactor, (*first.blocks, *make_exchanges(10)))
     assert oracle.turns[1].blocks[0] == first.blocks[0]
@@ -263,7 +262,7 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
 def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
     """A failed or empty summary leaves the history unchanged."""
     result = compact_now(
-        SummarisingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
+        SummarizingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
     )
     assert not result.changed
     assert result.notes == (note,)
@@ -272,7 +271,7 @@ def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
 def test_long_summary_is_truncated() -> None:
     """A summary that is too long is truncated, so that several exchanges fit before the next compaction."""
     oracle = FunctionEngine(lambda _: "x " * 5_000)
-    compactor = SummarisingCompactor(400, 100, engine=oracle)
+    compactor = SummarizingCompactor(400, 100, engine=oracle)
     result = compact_now(compactor, make_exchanges(40))
     request = CompactionRequest(result.blocks)
     assert request.count(result.blocks[:1]) <= compactor.max_summary_tokens == 150
@@ -317,7 +316,7 @@ def test_chat_rejects_an_invalid_compactor(compactor: Any) -> None:
 
 def test_summary_without_an_engine_is_reported() -> None:
     """Without an engine no summary is created, and a note reports it."""
-    result = compact_now(SummarisingCompactor(200, 60), make_exchanges(20))
+    result = compact_now(SummarizingCompactor(200, 60), make_exchanges(20))
     assert result.notes == ("the summary call failed (KedgeError); nothing was cut",)
 
 
@@ -325,7 +324,7 @@ def test_single_exchange_is_not_summarized() -> None:
     """A history of one exchange is not summarized, because it has no old blocks."""
     oracle = FunctionEngine(lambda _: "short")
     blocks = (user("x " * 500), assistant("y"))
-    result = compact_now(SummarisingCompactor(100, 50, engine=oracle), blocks)
+    result = compact_now(SummarizingCompactor(100, 50, engine=oracle), blocks)
     assert result.notes == ("there is nothing old enough to summarize",)
     assert oracle.turns == []
 
@@ -333,7 +332,7 @@ def test_single_exchange_is_not_summarized() -> None:
 def test_summary_model_can_be_configured() -> None:
     """A summary can be requested from another model of the same engine."""
     oracle = FunctionEngine(lambda _: "short")
-    compact_now(SummarisingCompactor(200, 60, engine=oracle, model="small"), make_exchanges(20))
+    compact_now(SummarizingCompactor(200, 60, engine=oracle, model="small"), make_exchanges(20))
     assert oracle.requests[0].model == "small"
 
 
@@ -346,7 +345,7 @@ def test_summary_is_not_requested_in_conversation_mode() -> None:
             return plan_request(turn, scope="oracle", mode=mode, now=0.0)
 
     oracle = InObjects(lambda _: "short")
-    compact_now(SummarisingCompactor(200, 60, engine=oracle), make_exchanges(20))
+    compact_now(SummarizingCompactor(200, 60, engine=oracle), make_exchanges(20))
     assert oracle.requests[0].mode == "chained"
 
 
@@ -390,7 +389,7 @@ def test_advance_to_first_user_message() -> None:
         lambda: MessageLimitCompactor(True),
         lambda: TokenLimitCompactor(-1),
         lambda: TokenLimitCompactor(10, 20),
-        lambda: SummarisingCompactor(10, 20),
+        lambda: SummarizingCompactor(10, 20),
         lambda: ServerCompactor(0),
     ],
 )

@@ -24,7 +24,7 @@ from kedge.engines.param_rules import map_params
 from kedge.errors import (
     AnswerIncomplete,
     EngineError,
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -415,8 +415,8 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
     ("status", "kind", "expected"),
     [
         (400, "invalid_request_error", RequestRefused),
-        (401, "authentication_error", NotAuthorised),
-        (403, "permission_error", NotAuthorised),
+        (401, "authentication_error", NotAuthorized),
+        (403, "permission_error", NotAuthorized),
         (404, "not_found_error", RequestRefused),
         (413, "request_too_large", RequestRefused),
         (429, "rate_limit_error", RateLimited),

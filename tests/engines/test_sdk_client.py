@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
 from kedge.engines.sdk_client import SdkClient
-from kedge.errors import EngineError, InvalidSetting, NotAuthorised, StreamCut, Unreachable
+from kedge.errors import EngineError, InvalidSetting, NotAuthorized, StreamCut, Unreachable
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -77,7 +77,7 @@ async def test_error_of_the_server_has_no_key(api: str) -> None:
     handler = make_handler(lambda: json_response(refusal, 401))
     with serve_handler(handler) as url:
         async with open_engine(url, api) as engine:
-            with pytest.raises(NotAuthorised, match=r"Incorrect key \*\*\*") as exc_info:
+            with pytest.raises(NotAuthorized, match=r"Incorrect key \*\*\*") as exc_info:
                 await engine.run(TURN)
     assert KEY not in f"{exc_info.value!r} {exc_info.value.__cause__!r}"
 

@@ -18,7 +18,7 @@ from engines.fake_server import (
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -252,7 +252,7 @@ async def test_credentials_in_headers_are_redacted(header: str, value: str) -> N
 
     with serve_handler(refuse) as url:
         async with connect(f"responses:{url}#m", default_headers={header: value}) as engine:
-            with pytest.raises(NotAuthorised, match=r"not valid: (\w+ )?\*\*\*") as exc_info:
+            with pytest.raises(NotAuthorized, match=r"not valid: (\w+ )?\*\*\*") as exc_info:
                 await engine.run(TURN)
     assert SECRET not in str(exc_info.value)
 
@@ -266,7 +266,7 @@ async def test_each_value_of_several_cookies_is_redacted() -> None:
 
     with serve_handler(refuse) as url:
         async with connect(f"responses:{url}#m", default_headers={"Cookie": cookies}) as engine:
-            with pytest.raises(NotAuthorised, match=r"unknown: \*\*\*, \*\*\*, \*\*\*"):
+            with pytest.raises(NotAuthorized, match=r"unknown: \*\*\*, \*\*\*, \*\*\*"):
                 await engine.run(TURN)
 
 

@@ -133,9 +133,9 @@ def test_custom_trigger_removes_the_old_subject(capsys: pytest.CaptureFixture[st
 
 def test_summary_contains_removed_messages(capsys: pytest.CaptureFixture[str]) -> None:
     """The first ship is found in the summary."""
-    runpy.run_path(str(EXAMPLES / "summariser.py"), run_name="__main__")
+    runpy.run_path(str(EXAMPLES / "summarizer.py"), run_name="__main__")
     printed = capsys.readouterr().out
-    assert "compacted by SummarisingCompactor" in printed
+    assert "compacted by SummarizingCompactor" in printed
     assert "Yes, in message 1" in printed
     assert "Argo" in printed
 

@@ -68,7 +68,7 @@ class DigestModel:
             await asyncio.sleep(0)
         yield ItemClosed()
 
-    async def summarise(self, items: Sequence[Any]) -> str:
+    async def summarize(self, items: Sequence[Any]) -> str:
         return ""
 
     async def aclose(self) -> None:

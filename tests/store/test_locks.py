@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from kedge import user
-from kedge.analytics import analyse
+from kedge.analytics import analyze
 from kedge.store import ConversationRow, Node, Store, delete, import_export, nodes, open_store
 from kedge.store.block_codec import hash_block
 from kedge.store.database import Tx
@@ -81,7 +81,7 @@ async def test_nothing_waits_for_an_import(
             await second.append(row, added[-1], [user("not blocked")], head=added[-1].id)
             await create_conversation(second, 2)
             await second.delete(other.id)
-            await analyse(second)
+            await analyze(second)
         finally:
             may_end.set()
     assert len(await first.conversations()) == 3
@@ -96,7 +96,7 @@ async def test_sends_do_not_wait_for_a_deletion(stores: tuple[Store, Store]) -> 
     async with hold_open(first, lambda tx: delete.delete_conversation(tx, deleted)):
         await second.append(row, added[-1], [user("not blocked")], head=added[-1].id)
         await create_conversation(second, 2)
-        assert (await analyse(second)) is not None
+        assert (await analyze(second)) is not None
     assert await first.verify() == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kedge import Conversation, Turn, assistant, user
-from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
+from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.incremental.store_index import StoreIndex
 from kedge.store import (
@@ -192,15 +192,15 @@ async def test_lists_and_statistics_are_isolated(
             await read(other, alice.row)
     with pytest.raises(NotInStore):
         await load_attached(other, alice.row, "blk")
-    analytics = await analyse(other)
+    analytics = await analyze(other)
     assert (analytics.requests.total, analytics.chains.count, analytics.branching.points) == (
         0,
         0,
         0,
     )
     assert analytics.models == ()
-    assert await analyse_over_time(other) == ()
-    own_analytics = await analyse(alice.store)
+    assert await analyze_over_time(other) == ()
+    own_analytics = await analyze(alice.store)
     assert (own_analytics.requests.total, own_analytics.chains.count) == (2, 2)
     assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
     evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
@@ -211,9 +211,9 @@ async def read_everything(store: Store) -> list[Any]:
     """Return all statistics, lists and search results of a namespace."""
     selections = [Selection(), Selection(since=0.5, until=86_400.0 * 2.5), Selection(model="gpt")]
     selections += [Selection(conversation="shared")]
-    reports: list[Any] = [await analyse(store, each) for each in selections]
-    reports += [await analyse_conversations(store, each) for each in selections]
-    reports += [await analyse_over_time(store, buckets=3), await list_labels(store)]
+    reports: list[Any] = [await analyze(store, each) for each in selections]
+    reports += [await analyze_conversations(store, each) for each in selections]
+    reports += [await analyze_over_time(store, buckets=3), await list_labels(store)]
     reports += [await list_summaries(store, show=show) for show in LIST_FILTERS]
     reports += [await list_summaries(store, order=order) for order in LIST_ORDERS]
     reports += [await store.search("question"), await store.search("answer*", order="rank")]
@@ -363,7 +363,7 @@ async def test_negative_limits_are_rejected(store: Store) -> None:
             store.conversations(offset=limit),
             store.list_proxied(limit=limit),
             list_summaries(store, limit=limit),
-            analyse_conversations(store, limit=limit),
+            analyze_conversations(store, limit=limit),
         ):
             with pytest.raises(InvalidSetting, match="must be 0 or more"):
                 await attempt

@@ -1,14 +1,14 @@
 """Analytics: statistics about the requests and chains in a store, as plain values.
 
-    found = await analyse(store, Selection(since=yesterday, model="gpt-5.1"))
+    found = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
     found.chains.longest, found.requests.chained, found.tokens.cached_share, found.cost.dollars
 
 Everything is counted in one consistent read, with the same results on SQLite and PostgreSQL. The sums of complete
 days are maintained by the store, so the cost does not grow with the number of responses.
-`analyse_over_time` returns the same in intervals, for charts, and `analyse_conversations` a breakdown by conversation.
+`analyze_over_time` returns the same in intervals, for charts, and `analyze_conversations` a breakdown by conversation.
 """
 
-from kedge.analytics.analyse import analyse, analyse_conversations, analyse_over_time
+from kedge.analytics.analyze import analyze, analyze_conversations, analyze_over_time
 from kedge.analytics.results import (
     Analytics,
     Branching,
@@ -39,7 +39,7 @@ __all__ = [
     "Requests",
     "Selection",
     "Tokens",
-    "analyse",
-    "analyse_conversations",
-    "analyse_over_time",
+    "analyze",
+    "analyze_conversations",
+    "analyze_over_time",
 ]

@@ -188,7 +188,7 @@ class EngineModel:
         except KedgeError as error:
             raise to_api_error(error) from error
 
-    async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
+    async def summarize(self, items: Sequence[Mapping[str, Any]]) -> str:
         """Summarize the items that a compaction removes.
 
         Args:

@@ -14,7 +14,7 @@ from kedge.errors import (
     EngineError,
     InvalidTurn,
     KedgeError,
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -61,7 +61,7 @@ def _describe_error(error: KedgeError) -> str:
     if isinstance(error, EngineError):
         fields = (error.provider, error.status, error.code, error.request_id)
         facts += [str(field) for field in fields if field]
-    if isinstance(error, NotAuthorised):  # the message may contain a part of the key
+    if isinstance(error, NotAuthorized):  # the message may contain a part of the key
         return ", ".join(facts)
     return f"{', '.join(facts)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
 
@@ -92,7 +92,7 @@ def _map_rate_limit(error: KedgeError) -> ApiError:
 def _map_auth_error(error: KedgeError) -> ApiError:
     # Without the provider's message, which may contain a part of the key.
     detail = "rejected this server's API key; the operator of this server has to replace it"
-    return _build_upstream_error(error, 502, "upstream_not_authorised", detail)
+    return _build_upstream_error(error, 502, "upstream_not_authorized", detail)
 
 
 def _map_engine_error(error: KedgeError) -> ApiError:
@@ -143,7 +143,7 @@ def _map_stream_cut(error: KedgeError) -> ApiError:
 
 _ERROR_MAPPERS: tuple[tuple[type[KedgeError], Callable[[KedgeError], ApiError]], ...] = (
     (RateLimited, _map_rate_limit),
-    (NotAuthorised, _map_auth_error),
+    (NotAuthorized, _map_auth_error),
     (RequestRefused, _map_engine_error),
     (ServerFailed, _map_engine_error),
     (StreamCut, _map_stream_cut),

@@ -26,9 +26,3 @@ __all__ = [
     "read_lines",
     "run_batch",
 ]
-
-# Names of version 0.1, for compatibility.
-Line = BatchLine
-Pace = RateLimiter
-Results = ResultsFile
-Work = BatchJob

@@ -5,6 +5,3 @@ from kedge.chat.chat import Chat, State
 from kedge.chat.state import DISCARD_REASONS, StateReport, new_key
 
 __all__ = ["DISCARD_REASONS", "Answer", "Chat", "ChatStream", "State", "StateReport", "new_key"]
-
-# Names of version 0.1, for compatibility.
-REASONS = DISCARD_REASONS

@@ -13,9 +13,9 @@ from kedge.chat.answer import Answer, ChatStream, StateWriter
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
+    FernetCipher,
     Key,
     RecentStates,
-    StateCipher,
     StateReport,
     as_bytes,
     build_report,
@@ -104,7 +104,7 @@ class Chat(AsyncResource):
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.provider = unwrap(self._base_engine).name
         self.compactor = compactor
-        self.cipher = None if key is None else StateCipher(key)
+        self.cipher = None if key is None else FernetCipher(key)
         self._recent = RecentStates()
         self._counter = counter
         self.keep_reasoning = keep_reasoning

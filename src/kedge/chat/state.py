@@ -24,8 +24,7 @@ from kedge.chat.state_codec import (
     encode_anchors,
     encode_blocks,
 )
-from kedge.encryption import FernetCipher as StateCipher
-from kedge.encryption import Key, new_key
+from kedge.encryption import FernetCipher, Key, new_key
 from kedge.errors import KedgeError
 from kedge.json_codec import decode, encode_text, quote, reject_constant
 from kedge.observe import get_logger
@@ -44,7 +43,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
 
 log = get_logger("kedge.chat")
 
-__all__ = ["ENCRYPTED_PREFIX", "Key", "StateCipher", "is_encrypted", "new_key"]
+__all__ = ["ENCRYPTED_PREFIX", "FernetCipher", "Key", "is_encrypted", "new_key"]
 
 ENCRYPTED_PREFIX = b"gAAAAA"
 """The first bytes of every encrypted state: Fernet's version and the high bytes of its time."""
@@ -234,7 +233,7 @@ def _optional_members(state: ChatState) -> Json:
 
 
 def decode_state(
-    data: bytes, provider: str | None, cipher: StateCipher | None = None
+    data: bytes, provider: str | None, cipher: FernetCipher | None = None
 ) -> ChatState | DiscardedState:
     """Decode state bytes, of any provider if ``provider`` is None. Never raises."""
     if is_encrypted(data):
@@ -484,7 +483,7 @@ class StateReport:
         return "\n".join(lines)
 
 
-def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) -> StateReport:
+def build_report(data: bytes, provider: str | None, cipher: FernetCipher | None) -> StateReport:
     """Return a report on state bytes, of any provider if ``provider`` is None. Never raises."""
     if not data:
         return StateReport(True, 0)

@@ -25,7 +25,7 @@ from kedge.errors import KedgeError
 from kedge.text_format import escape_json, sanitize_styled, sanitize_text
 
 HINTS: dict[type[BaseException], str] = {
-    errors.NotAuthorised: "'kedge doctor' shows which keys are set.",
+    errors.NotAuthorized: "'kedge doctor' shows which keys are set.",
     errors.UnconfirmedReference: "",
     errors.CannotConnect: "'kedge doctor' shows which keys are set and what is missing.",
     errors.RateLimited: "Wait and try again.",

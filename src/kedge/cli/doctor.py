@@ -59,7 +59,6 @@ REQUIRED_PACKAGES = (
     "cryptography",
 )
 OPTIONAL_PACKAGES = {
-    "anthropic": ("anthropic", "Anthropic's models"),
     "psycopg": ("postgres", "conversations in PostgreSQL"),
     "opentelemetry-api": ("otel", "traces"),
     "dbos": ("dbos", "batches in worker processes"),

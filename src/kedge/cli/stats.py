@@ -13,8 +13,8 @@ from kedge.analytics import (
     Bucket,
     ModelStats,
     Selection,
-    analyse,
-    analyse_over_time,
+    analyze,
+    analyze_over_time,
 )
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo_result
@@ -208,8 +208,8 @@ def command(
         ):  # an empty name, such as of an unset variable, is not all of them
             chosen = (await find_conversation(opened, conversation)).id
         selection = Selection(since, until, model, provider, chosen)
-        found = await analyse(opened, selection)
-        return found, await analyse_over_time(opened, selection, buckets=buckets)
+        found = await analyze(opened, selection)
+        return found, await analyze_over_time(opened, selection, buckets=buckets)
 
     found, pieces = run_with_store(work, address=store, may_miss=True)
     values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}

@@ -23,7 +23,7 @@ from kedge.compaction.compactors import (
 )
 from kedge.compaction.provider import ProviderCounter, ServerCompactor
 from kedge.compaction.run import compact_turn, run_compactor
-from kedge.compaction.summarize import SummarisingCompactor, SummarizingCompactor, is_summary
+from kedge.compaction.summarize import SummarizingCompactor, is_summary
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "Replacement",
     "ServerCompactor",
     "SplitCompactor",
-    "SummarisingCompactor",
     "SummarizingCompactor",
     "TokenLimitCompactor",
     "ToolExchangeCompactor",
@@ -53,7 +52,3 @@ __all__ = [
     "is_summary",
     "run_compactor",
 ]
-
-# Names of version 0.1, for compatibility.
-attempt = run_compactor
-compacted = compact_turn

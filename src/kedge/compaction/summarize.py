@@ -1,4 +1,4 @@
-"""``SummarisingCompactor``: a model summarizes the old part, and the newest part is unchanged.
+"""``SummarizingCompactor``: a model summarizes the old part, and the newest part is unchanged.
 
 The request for the summary continues the old part as a branch of the conversation: if the server has stored
 it, only the prompt is sent. The summary replaces the old part, as a user block that is marked in its text,
@@ -29,7 +29,7 @@ from kedge.turns import Block, TextPart, UserBlock, user
 
 SUMMARY_HEADING = "[Summary of the conversation so far]"
 SUMMARY_PROMPT = (
-    "Summarise our conversation so far, so that it can be continued from your summary alone. Keep "
+    "Summarize our conversation so far, so that it can be continued from your summary alone. Keep "
     "names, numbers, decisions, what was asked for and what is still open; keep what an earlier summary "
     "says. Write only the summary."
 )
@@ -40,7 +40,7 @@ MIN_SUMMARY_TOKENS = 32
 CUT_MARK = " […]"
 
 
-class SummarisingCompactor:
+class SummarizingCompactor:
     """Replaces the old part of a conversation by a summary. Also a trigger and a strategy.
 
     Args:
@@ -57,7 +57,7 @@ class SummarisingCompactor:
         InvalidSetting: A number is below 1 or above its maximum.
     """
 
-    name = "SummarisingCompactor"
+    name = "SummarizingCompactor"
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
     covered = sum(block.metadata.get(SUMMARY_KEY, 1) if is_summary(block) else 1 for block in old)
     return user(
         f"{SUMMARY_HEADING}\n{text}",
-        origin=SummarisingCompactor.name,
+        origin=SummarizingCompactor.name,
         metadata={SUMMARY_KEY: covered},
     )
 
@@ -162,7 +162,3 @@ def is_summary(block: Block) -> bool:
     """Return whether a block is a summary of earlier ones."""
     covered = block.metadata.get(SUMMARY_KEY)
     return isinstance(block, UserBlock) and isinstance(covered, int)
-
-
-SummarizingCompactor = SummarisingCompactor
-"""The same class, in American spelling."""

@@ -36,9 +36,3 @@ __all__ = [
     "store_file",
     "store_url",
 ]
-
-# Names of version 0.1, for compatibility.
-CONFIG_PATH = CONFIG_ENV
-Value = SettingValue
-data_folder = data_dir
-masked = mask_value

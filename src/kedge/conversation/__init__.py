@@ -14,7 +14,3 @@ __all__ = [
     "find_anchors",
     "with_stored_anchors",
 ]
-
-# Names of version 0.1, for compatibility.
-Price = CostFunction
-recall = with_stored_anchors

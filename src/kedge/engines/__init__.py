@@ -37,6 +37,3 @@ __all__ = [
     "to_output_schema",
     "unwrap",
 ]
-
-# Names of version 0.1, for compatibility.
-innermost = unwrap

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kedge.errors import (
     EngineError,
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -135,7 +135,7 @@ class ErrorBuilder:
         }
         match status:
             case 401 | 403:
-                return NotAuthorised(message, **facts)
+                return NotAuthorized(message, **facts)
             case 429:
                 after = parse_retry_after(headers)
                 return RateLimited(message, **facts, retryable=True, retry_after=after)

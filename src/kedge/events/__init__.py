@@ -98,7 +98,3 @@ __all__ = [
     "TurnFinished",
     "Usage",
 ]
-
-# Names of version 0.1, for compatibility.
-CallSeen = ToolCallUpdate
-DAMAGED = DAMAGED_STREAM

@@ -30,10 +30,3 @@ __all__ = [
     "two_phase",
     "with_middleware",
 ]
-
-# Names of version 0.1, for compatibility.
-Rule = GuardRule
-Wrapped = BaseMiddleware
-notice = on_response_started
-open_calls = find_open_calls
-repaired = repair_turn

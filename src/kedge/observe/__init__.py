@@ -32,7 +32,3 @@ __all__ = [
     "samples",
     "snapshot",
 ]
-
-# Names of version 0.1, for compatibility.
-Ids = ContextFilter
-bound = bind_fields

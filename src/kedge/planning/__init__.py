@@ -72,8 +72,3 @@ __all__ = [
     "set_state",
     "tag_blocks",
 ]
-
-# Names of version 0.1, for compatibility.
-RETENTION = DEFAULT_RETENTION
-Rejected = RejectedAnchor
-instructions_of = get_instructions

@@ -28,12 +28,3 @@ __all__ = [
     "ToolCallOutput",
     "answer",
 ]
-
-# Names of version 0.1, which keep working.
-Ask = PracticeRequest
-Call = ToolCallOutput
-Part = OutputPart
-Refuse = RefusalOutput
-Reply = PracticeOutput
-Say = MessageOutput
-Think = ReasoningOutput

@@ -72,7 +72,3 @@ def _load_lazily(entry: Any) -> Callable[..., Engine]:
         return entry.load()(rest, **settings)
 
     return connect_provider
-
-
-# Names of version 0.1, which keep working.
-GROUP = ENTRY_POINT_GROUP

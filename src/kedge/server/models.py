@@ -157,7 +157,7 @@ class Model(Protocol):
         """
         ...
 
-    async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
+    async def summarize(self, items: Sequence[Mapping[str, Any]]) -> str:
         """Return a summary of the items that a compaction omits; empty if the model writes none."""
         ...
 
@@ -208,7 +208,7 @@ class PracticeModel:
             if pace and isinstance(piece, ItemDelta):
                 await sleep(pace)
 
-    async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
+    async def summarize(self, items: Sequence[Mapping[str, Any]]) -> str:
         """Return an empty text: the server then describes the omitted items."""
         return ""
 

@@ -353,7 +353,7 @@ async def add_summary(draft: ResponseDraft) -> ResponseDraft:
     compacted, ask = draft.compacted, draft.prompt.ask
     if compacted is None or not compacted.omitted_items:
         return draft
-    summary = await draft.model.summarise(compacted.omitted_items)
+    summary = await draft.model.summarize(compacted.omitted_items)
     if not summary:
         return draft
     summarized = replace(compacted, summary=summary)

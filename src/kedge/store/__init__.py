@@ -43,8 +43,3 @@ __all__ = [
     "UnansweredQuestion",
     "open_store",
 ]
-
-# Names of version 0.1, for compatibility.
-Accounts = Telemetry
-Exchange = StoredExchange
-Loaded = LoadedPath

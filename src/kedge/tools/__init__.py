@@ -31,8 +31,3 @@ __all__ = [
     "run_calls",
     "tool",
 ]
-
-# Names of version 0.1, for compatibility.
-Approve = Approver
-Outcome = ToolOutcome
-Refuse = Deny

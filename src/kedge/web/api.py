@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
+from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.conversation import Conversation
 from kedge.conversation.anchor_index import add_candidates
 from kedge.conversation.recorded_model import MODEL_KEY
@@ -390,20 +390,20 @@ async def stop_workflow(call: ApiCall) -> BaseModel:
 async def read_analytics(call: ApiCall) -> BaseModel:
     """Return statistics of the responses in a time range."""
     selection = _build_selection(call)
-    return schemas.AnalyticsShape.model_validate(await analyse(call.service.store, selection))
+    return schemas.AnalyticsShape.model_validate(await analyze(call.service.store, selection))
 
 
 async def read_analytics_over_time(call: ApiCall) -> BaseModel:
     """Return statistics of intervals of a time range."""
     query: schemas.BucketQuery = call.query
     selection = _build_selection(call)
-    buckets = await analyse_over_time(call.service.store, selection, buckets=query.buckets)
+    buckets = await analyze_over_time(call.service.store, selection, buckets=query.buckets)
     return schemas.BucketList(data=list(buckets))
 
 
 async def read_analytics_by_conversation(call: ApiCall) -> BaseModel:
     """Return statistics of the conversations with the most requests in a time range."""
-    conversations = await analyse_conversations(call.service.store, _build_selection(call))
+    conversations = await analyze_conversations(call.service.store, _build_selection(call))
     return schemas.ConversationStatsList(data=list(conversations))
 
 

@@ -19,9 +19,9 @@ from kedge.analytics import (
     Count,
     ModelStats,
     Selection,
-    analyse,
-    analyse_conversations,
-    analyse_over_time,
+    analyze,
+    analyze_conversations,
+    analyze_over_time,
 )
 from kedge.observe import snapshot
 from kedge.planning import REASONS
@@ -256,7 +256,7 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
     until = service.clock()
     since = until - RANGES[range_name][1]
     selection = Selection(since, math.nextafter(until, math.inf))
-    stats = await analyse(service.store, selection)
+    stats = await analyze(service.store, selection)
     ranges = tuple(
         LinkChoice(title, f"/dashboard?range={name}", name == range_name)
         for name, (title, _) in RANGES.items()
@@ -264,11 +264,11 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
     if not stats.requests.total:
         return Dashboard((), (), (), ranges, range_name, change_token, empty=True)
     buckets, counts = (
-        await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
+        await analyze_over_time(service.store, selection, buckets=BUCKET_COUNT),
         # The counters of the process include all users.
         ProcessCounts() if service.store.namespace else read_process_counts(),
     )
-    conversations = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
+    conversations = await analyze_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
     return Dashboard(
         build_tiles(stats, counts),
         build_charts(stats, buckets, counts),

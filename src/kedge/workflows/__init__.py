@@ -70,11 +70,3 @@ __all__ = [
     "refine",
     "steps",
 ]
-
-# Names of version 0.1, for compatibility.
-Answered = QuestionAnswered
-Argument = DebateArgument
-Asked = QuestionAsked
-Exchange = WorkflowExchange
-Judged = AnswerJudged
-Ruled = RoundRuled

@@ -12,7 +12,7 @@ from kedge.engines import Engine
 from kedge.errors import (
     EngineError,
     KedgeError,
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -117,7 +117,7 @@ async def test_rejected_request_raises_typed_error(
         ("status=429,retry_after=3", RateLimited),
         ("status=500", ServerFailed),
         ("status=503,retry_after=3", ServerFailed),
-        ("status=401", NotAuthorised),
+        ("status=401", NotAuthorized),
     ],
 )
 async def test_http_error_raises_typed_error(
@@ -134,7 +134,7 @@ async def test_http_error_raises_typed_error(
     error = exc_info.value
     assert error.turn == SUM
     assert error.retry_after == (3 if "retry_after" in fault else None)
-    assert error.retryable == (expected is not NotAuthorised)
+    assert error.retryable == (expected is not NotAuthorized)
     assert len(await engine.run(SUM)) == 2
 
 
@@ -240,7 +240,7 @@ async def test_wrong_key_is_rejected_and_not_shown(
         model, settings = ENGINES[engine_name](strict)
         key = "sk-planted-in-this-test"
         async with connect(model, **{**settings, "api_key": key, "max_retries": 0}) as engine:
-            with pytest.raises(NotAuthorised) as exc_info:
+            with pytest.raises(NotAuthorized) as exc_info:
                 await engine.run(Turn([user("planted words")]))
         async with connect(model, **{**settings, "api_key": "sk-the-right-one"}) as engine:
             assert len(await engine.run(SUM)) == 2

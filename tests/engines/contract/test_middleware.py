@@ -12,7 +12,7 @@ from kedge.chat import Chat
 from kedge.compaction import (
     MessageLimitCompactor,
     ProviderCounter,
-    SummarisingCompactor,
+    SummarizingCompactor,
     TokenLimitCompactor,
     is_summary,
 )
@@ -150,8 +150,8 @@ async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> No
 
 async def test_summary_replaces_old_blocks(engine: Engine) -> None:
     """The engine itself writes the summary, which replaces the older blocks."""
-    summarise = SummarisingCompactor(90, engine=engine, ask="Say Past. 1 time")
-    stack = with_middleware(engine, compact(summarise))
+    summarize = SummarizingCompactor(90, engine=engine, ask="Say Past. 1 time")
+    stack = with_middleware(engine, compact(summarize))
     turn = Turn()
     for line in ("One", "Two", "Three", "Four", "Five"):
         turn = await stack.run(turn.append(user(f"{line} of several lines")))

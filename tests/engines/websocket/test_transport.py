@@ -17,7 +17,7 @@ from kedge.engines import ResponsesEngine
 from kedge.engines.websocket import SocketTransport
 from kedge.engines.websocket.pool import ConnectionPool
 from kedge.errors import (
-    NotAuthorised,
+    NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -374,7 +374,7 @@ async def test_failed_connection_is_reported() -> None:
     """A wrong key, a missing WebSocket endpoint and a missing server raise different errors."""
     with serve(token="right") as server:
         async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
-            with pytest.raises(NotAuthorised) as exc_info:
+            with pytest.raises(NotAuthorized) as exc_info:
                 await engine.run(Turn([user("x")]))
         assert "wrong-key" not in str(exc_info.value)
         engine = connect(

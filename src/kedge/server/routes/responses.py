@@ -318,7 +318,7 @@ async def _compact_items(service: ServerState, body: Any, model_input: ModelInpu
     )
     model = service.find_model(body["model"]) if body["model"] else service.model
     omitted = compacted.omitted_items
-    summary = await model.summarise(omitted) if omitted else ""
+    summary = await model.summarize(omitted) if omitted else ""
     return replace(compacted, summary=summary).items
 
 

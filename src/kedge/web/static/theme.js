@@ -1,4 +1,4 @@
-// Before the page is drawn: the chosen colours, so that nothing flashes.
+// Before the page is drawn: the chosen colors, so that nothing flashes.
 (() => {
   try {
     const theme = localStorage.getItem("kedge-theme");

@@ -41,13 +41,13 @@ MAX_NAMED_ROWS = 500
 """How many conversations a query names; databases limit the number of its values."""
 
 
-async def analyse(
+async def analyze(
     store: Store, selection: Selection = ALL_RESPONSES, *, prices: Prices | None = None
 ) -> Analytics:
     """Compute the statistics of the responses of a selection.
 
     Example:
-        found = await analyse(store, Selection(since=yesterday, model="gpt-5.1"))
+        found = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
 
     Args:
         store: The store to read.
@@ -62,7 +62,7 @@ async def analyse(
     )
 
 
-async def analyse_over_time(
+async def analyze_over_time(
     store: Store,
     selection: Selection = ALL_RESPONSES,
     *,
@@ -219,7 +219,7 @@ def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
     return (float(start), float(end)) if end > start else None
 
 
-async def analyse_conversations(
+async def analyze_conversations(
     store: Store,
     selection: Selection = ALL_RESPONSES,
     *,
@@ -235,7 +235,7 @@ async def analyse_conversations(
         prices: Prices for responses that were stored without a cost; the current ones by default.
 
     Returns:
-        The conversations, most requests first. They add up to what `analyse` returns, unless there are
+        The conversations, most requests first. They add up to what `analyze` returns, unless there are
         more than the limit.
 
     Raises:

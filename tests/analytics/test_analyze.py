@@ -23,9 +23,9 @@ from kedge.analytics import (
     Latency,
     Selection,
     Tokens,
-    analyse,
-    analyse_conversations,
-    analyse_over_time,
+    analyze,
+    analyze_conversations,
+    analyze_over_time,
 )
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting, ServerFailed
@@ -44,7 +44,7 @@ async def create_writer(store: Store, **options: Any) -> ResponseWriter:
 
 async def test_empty_store_has_empty_statistics(store: Store) -> None:
     """The statistics of an empty store are empty, and rates are ``None``."""
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.requests.total == 0
     assert analytics.requests.success_rate is None
     assert analytics.chains == Chains()
@@ -52,7 +52,7 @@ async def test_empty_store_has_empty_statistics(store: Store) -> None:
     assert analytics.cost == Cost()
     assert analytics.latency == Latency()
     assert analytics.models == ()
-    assert await analyse_over_time(store) == ()
+    assert await analyze_over_time(store) == ()
 
 
 async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
@@ -66,7 +66,7 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
         await fork.send("Another three")
         kedge_server.forget()
         await conversation.send("Four")
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.requests.total == 5
     assert analytics.requests.conversations == 2
     assert analytics.requests.chained == 3
@@ -99,7 +99,7 @@ async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     await writer.add_response(status="refused", error="no")
     await writer.add_response(status="cut", error="cut")
     await writer.add_response(status="lost", lost_reason="gone")
-    requests = (await analyse(store)).requests
+    requests = (await analyze(store)).requests
     assert requests.total == 10
     assert requests.succeeded == 8
     assert requests.chained == 1
@@ -121,11 +121,11 @@ async def test_failures_are_those_of_lists(store: Store) -> None:
     for status in get_args(ResponseStatus):
         writer = await create_writer(store, title=status)
         await writer.add_response(status=status)
-    found, (bucket,) = await analyse(store), await analyse_over_time(store, buckets=1)
+    found, (bucket,) = await analyze(store), await analyze_over_time(store, buckets=1)
     rows, listed = await list_summaries(store, show="failed")
     assert listed == found.requests.failed == bucket.failed == 4
     assert [model.failed for model in found.models] == [4]
-    conversations = await analyse_conversations(store)
+    conversations = await analyze_conversations(store)
     assert {each.title for each in conversations if each.failed} == {
         each.row.title for each in rows
     }
@@ -140,7 +140,7 @@ async def test_selection_by_time_and_names(store: Store) -> None:
     await other.add_response(created_at=20.0, provider="xai", model="grok-4")
 
     async def total(**members: Any) -> int:
-        return (await analyse(store, Selection(**members))).requests.total
+        return (await analyze(store, Selection(**members))).requests.total
 
     assert await total() == 4
     assert await total(since=20.0) == 3
@@ -159,7 +159,7 @@ async def test_latency_per_model(store: Store) -> None:
         await writer.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
     await writer.add_response(seconds=1000.0, status="failed")
     await writer.add_response(seconds=7.0, model="gpt-5-mini")
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     by_model = {each.model: each for each in analytics.models}
     assert by_model["gpt-5.1"].latency == Latency(50.5, 95.0, 5.05, 9.5)
     assert by_model["gpt-5-mini"].latency == Latency(7.0, 7.0)
@@ -173,7 +173,7 @@ async def test_range_from_before_1970_has_an_end(store: Store) -> None:
     for number, seconds in ((1, 2.0), (5, 9.0)):
         writer = await create_writer(store)
         await writer.add_response(created_at=number * day, seconds=seconds)
-    found = await analyse(store, Selection(since=-10 * day, until=3 * day))
+    found = await analyze(store, Selection(since=-10 * day, until=3 * day))
     assert (found.requests.total, found.requests.conversations) == (1, 1)
     assert found.latency.p95 == 2.0
 
@@ -183,7 +183,7 @@ async def test_provider_may_contain_a_slash(store: Store) -> None:
     writer = await create_writer(store)
     await writer.add_response(provider="my/engine", model="some/model", seconds=3.0)
     for selection in (Selection(), Selection(conversation=writer.row.id)):
-        (model,) = (await analyse(store, selection)).models
+        (model,) = (await analyze(store, selection)).models
         assert (model.provider, model.model, model.latency.median) == (
             "my/engine",
             "some/model",
@@ -199,7 +199,7 @@ async def test_tokens_and_cost(store: Store) -> None:
     await writer.add_response(**tokens, cost=5.0)
     await writer.add_response(**tokens, model="nobody-knows")
     await writer.add_response()
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.tokens == Tokens(3_000_000, 1_200_000, 300_000, 50_000)
     assert analytics.tokens.cached_share == 0.4
     assert analytics.cost == Cost(pytest.approx(1.8 + 5.0), 2, 1)  # pyright: ignore[reportArgumentType]
@@ -217,11 +217,11 @@ async def test_predicted_and_actual_cached_tokens(store: Store) -> None:
     )
     await writer.add_response(cached_tokens=500, cache_savings=0.5)
     await writer.add_response(predicted_cached_tokens=4000)
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.cache == CacheUse(1, 1000, 900, 7, 0.75)
     assert analytics.cache.accuracy == 0.9
     assert CacheUse().accuracy is None
-    intervals = await analyse_over_time(store, buckets=2)
+    intervals = await analyze_over_time(store, buckets=2)
     assert sum(each.cache.predicted for each in intervals) == 1000
     assert sum(each.cache.saved for each in intervals) == 0.75
 
@@ -234,10 +234,10 @@ async def test_chains_end_at_unchained_responses(store: Store) -> None:
     await writer.add_response(after=first, provider_response_id="c", anchor="a", depth=2)
     await writer.add_response(provider_response_id="d", anchor="b", depth=3)
     await writer.add_response(provider_response_id="d2", anchor="d", depth=4, scope="elsewhere")
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.chains.lengths == ((2, 1), (3, 1), (4, 1))
     assert analytics.branching.points == 1
-    until = await analyse(store, Selection(until=0.0))
+    until = await analyze(store, Selection(until=0.0))
     assert until.chains.count == 0
 
 
@@ -246,7 +246,7 @@ async def test_failed_attempts_are_not_branches(store: Store) -> None:
     writer = await create_writer(store)
     first = await writer.add_response()
     await writer.add_response(status="failed", after=first)
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert analytics.branching.widest <= 2
     node = await store.node(writer.row, first)
     assert node.kind == "answered"
@@ -264,17 +264,17 @@ async def test_intervals_sum_to_the_total(store: Store) -> None:
             sent_bytes=at,
             saved_bytes=1,
         )
-    total = await analyse(store)
+    total = await analyze(store)
     ways: list[dict[str, Any]] = [{"buckets": 7}, {"width": 10.0}, {"buckets": 1}]
     for options in ways:
-        intervals = await analyse_over_time(store, **options)
+        intervals = await analyze_over_time(store, **options)
         assert sum(each.requests for each in intervals) == 20
         assert sum(each.chained for each in intervals) == total.requests.chained
         assert sum(each.tokens.input for each in intervals) == total.tokens.input
         assert sum(each.cost.dollars for each in intervals) == pytest.approx(total.cost.dollars)
         assert sum(each.saved_bytes for each in intervals) == 20
         assert all(a.end == pytest.approx(b.start) for a, b in pairwise(intervals))
-    intervals = await analyse_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
+    intervals = await analyze_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
     assert [(each.start, each.requests) for each in intervals] == [
         (0, 0),
         (25, 0),
@@ -292,7 +292,7 @@ async def test_invalid_intervals_are_rejected(store: Store, options: dict[str, A
     await writer.add_response(created_at=1.0)
     await writer.add_response(created_at=1000.0)
     with pytest.raises(InvalidSetting):
-        await analyse_over_time(store, **options)
+        await analyze_over_time(store, **options)
 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e30])
@@ -320,10 +320,10 @@ SELECTIONS = (
 
 async def check_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the maintained sums equal those computed from all responses, and are valid."""
-    results = [await analyse(store, selection) for selection in SELECTIONS]
+    results = [await analyze(store, selection) for selection in SELECTIONS]
     with monkeypatch.context() as patch:
         patch.setattr("kedge.store.response_sums.has_pending", lambda _: True)
-        assert results == [await analyse(store, selection) for selection in SELECTIONS]
+        assert results == [await analyze(store, selection) for selection in SELECTIONS]
     assert await store.database.read(response_sums.check_sums) == []
 
 
@@ -396,7 +396,7 @@ async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
     writer = await create_writer(store)
     await writer.add_response(input_tokens=10, output_tokens=1)
     await writer.add_response(anchor="resp_x", depth=2)
-    before, damage = await analyse(store), "UPDATE {} SET responses = 9"
+    before, damage = await analyze(store), "UPDATE {} SET responses = 9"
     for table in ("response_sums", "conversation_sums", "latency_counts", "chain_links"):
         await store.database.write(lambda tx, t=table: tx.run(damage.format(t)))
     assert {each.where for each in await store.verify()} == {
@@ -404,7 +404,7 @@ async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
     }  # fmt: skip
     await store.gc()
     assert await store.verify() == []
-    assert await analyse(store) == before
+    assert await analyze(store) == before
 
 
 async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
         writer = await create_writer(store)
         await writer.add_response(seconds=2.0)
     async with await open_store(f"sqlite:///{path}?mode=ro") as store:
-        analytics = await analyse(store)
+        analytics = await analyze(store)
         assert (analytics.requests.total, analytics.latency.median) == (1, 2.0)
         assert [model.model for model in analytics.models] == ["gpt-5.1"]
 
@@ -426,18 +426,18 @@ async def test_tiered_prices_are_computed_for_each_response(store: Store) -> Non
         await writer.add_response(model="m", input_tokens=tokens, output_tokens=0)
     base = Price(("openai",), "m", input=1.0, output=1.0)
     prices = Prices(((base, dataclasses.replace(base, above=200_000, input=10.0)),))
-    assert (await analyse(store, prices=prices)).cost == Cost(3.3, 3)
-    assert (await analyse(store, prices=Prices(((base,),)))).cost == Cost(0.6, 3)
+    assert (await analyze(store, prices=prices)).cost == Cost(3.3, 3)
+    assert (await analyze(store, prices=Prices(((base,),)))).cost == Cost(0.6, 3)
 
 
 async def test_statistics_are_json_serializable(store: Store) -> None:
     """Statistics and intervals can be serialized as JSON."""
     await (await create_writer(store)).add_response(created_at=5.0, input_tokens=3)
-    analytics = await analyse(store)
+    analytics = await analyze(store)
     assert isinstance(analytics, Analytics)
     restored = json.loads(json.dumps(dataclasses.asdict(analytics)))
     assert restored["requests"]["total"] == 1
-    intervals = await analyse_over_time(store, buckets=2)
+    intervals = await analyze_over_time(store, buckets=2)
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in intervals]))
 
 
@@ -446,22 +446,22 @@ async def test_conversations_sum_to_the_totals(
     store: Store, monkeypatch: pytest.MonkeyPatch, named: int
 ) -> None:
     """Conversations are listed by number of requests, within the selection and the limit."""
-    module = import_module("kedge.analytics.analyse")
+    module = import_module("kedge.analytics.analyze")
     monkeypatch.setattr(module, "MAX_NAMED_ROWS", named)
-    assert await analyse_conversations(store) == ()
+    assert await analyze_conversations(store) == ()
     writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]
     for number, writer in enumerate(writers, 1):
         for _ in range(number):
             await writer.add_response(created_at=5.0, input_tokens=number, cost=0.5, saved_bytes=7)
     await writers[-1].add_response(created_at=50.0, status="refused")
-    total = await analyse(store, Selection(until=10.0))
-    rows = await analyse_conversations(store, Selection(until=10.0))
+    total = await analyze(store, Selection(until=10.0))
+    rows = await analyze_conversations(store, Selection(until=10.0))
     assert [each.title for each in rows] == ["number 3", "number 2", "number 1"]
     assert sum(each.requests for each in rows) == total.requests.total == 6
     assert sum(each.tokens.input for each in rows) == total.tokens.input
     assert sum(each.cost.dollars for each in rows) == total.cost.dollars == 3.0
     assert sum(each.saved_bytes for each in rows) == total.requests.saved_bytes
-    (longest,) = await analyse_conversations(store, limit=1)
+    (longest,) = await analyze_conversations(store, limit=1)
     assert (longest.title, longest.requests, longest.succeeded) == ("number 3", 4, 3)
 
 
@@ -470,8 +470,8 @@ async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
     writer = await create_writer(store)
     await writer.add_response(created_at=5.0, sent_bytes=111, request_bytes=818)
     await writer.add_response(created_at=6.0, sent_bytes=100)
-    assert (await analyse(store)).requests.sent_bytes == 918
-    assert [each.sent_bytes for each in await analyse_over_time(store, buckets=1)] == [918]
+    assert (await analyze(store)).requests.sent_bytes == 918
+    assert [each.sent_bytes for each in await analyze_over_time(store, buckets=1)] == [918]
 
 
 async def test_failures_count_for_the_requested_model(
@@ -484,5 +484,5 @@ async def test_failures_count_for_the_requested_model(
         kedge_server.faults.set("status=500", times=1)
         with pytest.raises(ServerFailed):
             await conversation.send("Two")
-    (model,) = (await analyse(store)).models
+    (model,) = (await analyze(store)).models
     assert (model.model, model.requests, model.succeeded) == ("practice", 2, 1)

@@ -7,7 +7,7 @@ question below with a list of earlier messages.
 import os
 
 from kedge import Chat, run_sync
-from kedge.compaction import SummarisingCompactor, is_summary
+from kedge.compaction import SummarizingCompactor, is_summary
 from kedge.compaction.summarize import SUMMARY_PROMPT
 
 PRACTICE = "What have I said so far?"
@@ -18,7 +18,7 @@ async def main() -> None:
     """Mention many ships, then ask about the first."""
     model = os.environ.get("KEDGE_MODEL", "practice")
     ask = PRACTICE if model == "practice" else SUMMARY_PROMPT
-    compactor = SummarisingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
+    compactor = SummarizingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
     state: bytes | None = None
     async with Chat(model, compactor=compactor) as chat:
         for number, ship in enumerate(SHIPS):
