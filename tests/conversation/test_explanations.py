@@ -6,7 +6,7 @@ import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation, user
-from kedge.analytics import analyse
+from kedge.analytics import analyze
 from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
@@ -152,5 +152,5 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     other = await Conversation.open(store, conversation.id, connected())
     assert [row.reason for row in await other.responses()] == ["new", reason]
     assert describe(other.plan(user("?"))) == describe(conversation.plan(user("?")))
-    requests = (await analyse(store)).requests
+    requests = (await analyze(store)).requests
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
