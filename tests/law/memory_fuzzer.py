@@ -101,6 +101,7 @@ class MemoryFuzzer:
     stats: MemoryStats = field(default_factory=MemoryStats)
     trust: str = "earned"
     content: str = ""
+    mode: str = "chained"
     clock: float = 1_000_000.0
     turn: Turn = field(default_factory=Turn)
 
@@ -115,6 +116,7 @@ class MemoryFuzzer:
                 max_retries=0,
                 clock=self._read_clock,
                 trust=self.trust,
+                mode=self.mode,
                 params={"include": ["reasoning.encrypted_content"]}
                 if self.content == "reasoning"
                 else {},

@@ -27,6 +27,17 @@ async def test_no_behavior_shows_a_wrong_answer(behavior: str, transport: str) -
     assert stats.answers == 10
 
 
+@pytest.mark.parametrize("transport", ["stream", "whole"])
+@pytest.mark.parametrize("behavior", sorted(BEHAVIORS))
+async def test_no_behavior_shows_a_wrong_answer_in_an_object(behavior: str, transport: str) -> None:
+    """Conversation objects are relied on as chains are: no wrong answer, and every dry run is that of its request."""
+    rng = random.Random(f"{behavior}/{transport}/object")
+    stats = await MemoryFuzzer(rng, behavior, transport, mode="conversation").run(8)
+    assert (stats.wrong - stats.flagged, stats.contradicted) == (0, 0), stats.first_wrong
+    assert stats.wrong <= (1 if behavior in CAPPED and transport == "stream" else 0)
+    assert stats.answers == 8
+
+
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 async def test_reliable_server_of_unknown_kind_is_chained_on(transport: str) -> None:
     """Requests to a reliable server of an unknown kind are chained after it was verified."""

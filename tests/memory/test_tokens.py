@@ -8,6 +8,7 @@ from kedge.memory.tokens import (
     can_disprove,
     can_prove,
     count_response,
+    has_foreign_tokens,
     judge_usage,
     list_sent,
     measure_blocks,
@@ -19,6 +20,28 @@ BASE = TokenCounts(input=500, cached=0, output=20, reasoning=0, own_reasoning=0,
 SENT = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=1)
 PICTURE = "data:image/png;base64,AAAA"
 HISTORY = "A message of the history, with a few more words than are needed. " * 3
+
+
+def test_a_count_above_all_bounds_shows_foreign_items() -> None:
+    """A conversation object with more than the last context, its answer and the request has other items."""
+    output = SENT._replace(estimate=20, upper=90)
+    most = BASE.input + output.upper + SENT.upper
+    assert not has_foreign_tokens(Usage(input_tokens=most), BASE, output, SENT, exact=False)
+    assert has_foreign_tokens(Usage(input_tokens=most + 1), BASE, output, SENT, exact=False)
+    assert not has_foreign_tokens(Usage(input_tokens=540), BASE, output, SENT, exact=True)
+    assert has_foreign_tokens(Usage(input_tokens=541), BASE, output, SENT, exact=True)
+
+
+def test_a_count_shows_no_foreign_items_where_it_cannot_be_compared() -> None:
+    """Reasoning, other settings, images and cached tokens that are counted apart give no verdict."""
+    usage, unbounded = Usage(input_tokens=100_000), SENT._replace(upper=UNBOUNDED)
+    for base in (BASE._replace(own_reasoning=5), BASE._replace(settings=2)):
+        assert not has_foreign_tokens(usage, base, SENT, SENT, exact=True)
+    assert not has_foreign_tokens(usage, BASE, SENT, unbounded, exact=True)
+    apart = BASE._replace(input=20, cached=480)
+    assert not has_foreign_tokens(Usage(input_tokens=530), apart, SENT, SENT, exact=True)
+    for nothing in ((None, SENT), (SENT, None)):
+        assert not has_foreign_tokens(usage, BASE, *nothing, exact=True)
 
 
 def test_token_count_proves_disproves_or_neither() -> None:

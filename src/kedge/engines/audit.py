@@ -7,23 +7,24 @@ a limit on the length of a chain lists every item and omits the oldest from the 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
 the server's memory begins with a compaction, items from before the compaction are not compared, because
-the model does not read them.
+the model does not read them. The context of a response in a conversation object is all of the object.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+from kedge.engines.conversation_objects import PAGE_SIZE, JsonSource, list_newest
 from kedge.errors import EngineError, InvalidTurn
 from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import is_copy
 from kedge.planning.digests import is_compaction
+from kedge.planning.reusable_items import get_conversation_id
 from kedge.text_format import pluralize
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 from kedge.urls import quote_segment
 
 MAX_ANCESTORS = 1_000
-PAGE_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,6 @@ class Audit:
             blocks = pluralize(self.checked, "block")
             return f"{self.response_id}: the server stores the same {blocks}"
         return f"{self.response_id}: {self.difference}"
-
-
-class JsonSource(Protocol):
-    """Fetches JSON objects from a server."""
-
-    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a request without a body and return the object of the response."""
-        ...
 
 
 async def audit(
@@ -93,9 +86,10 @@ async def audit_blocks(
     local = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     local = local[anchor.barrier or 0 : anchor.block_count]
     checked, response_id = 0, anchor.response_id
+    object_id = get_conversation_id(anchor.scope)
     for _ in range(MAX_ANCESTORS):
         try:
-            remote, response_id = await _fetch_context(transport, response_id)
+            remote, response_id = await _fetch_context(transport, response_id, object_id)
         except (EngineError, InvalidTurn, KeyError, TypeError) as error:
             if _is_missing(error) and (lists_items or checked):
                 missing = f"the server no longer has {response_id}"
@@ -123,8 +117,15 @@ def _is_missing(error: Exception) -> bool:
     return isinstance(error, EngineError) and error.status in (404, 410)
 
 
-async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[Block], str]:
-    """Return the blocks that the server lists for a response, and the id of its parent."""
+async def _fetch_context(
+    transport: JsonSource, response_id: str, object_id: str
+) -> tuple[list[Block], str]:
+    """Return the blocks that the server lists for a response, and the id of its parent.
+
+    The context of a response in a conversation object is the object.
+    """
+    if object_id:
+        return (await list_newest(transport, object_id))[::-1], ""
     response = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]

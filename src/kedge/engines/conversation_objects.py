@@ -6,9 +6,9 @@ the previous last item, the items that were sent, and those of the answer.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from math import inf
+from typing import Any, Protocol, cast
 
-from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.memory.object_claims import OBJECT_CLAIMS, Claim
 from kedge.observe import get_logger
@@ -23,6 +23,14 @@ PAGE_SIZE = 100
 log = get_logger("kedge.engines.conversation_objects")
 
 
+class JsonSource(Protocol):
+    """Fetches JSON objects from a server."""
+
+    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        """Send a request, with ``json`` as its body, and return the object of the response."""
+        ...
+
+
 class ConversationObjects:
     """The conversation objects of one server.
 
@@ -31,7 +39,7 @@ class ConversationObjects:
         scope: The provider, endpoint and account.
     """
 
-    def __init__(self, transport: Transport, scope: str) -> None:
+    def __init__(self, transport: JsonSource, scope: str) -> None:
         self._transport = transport
         self._scope = scope
 
@@ -101,13 +109,15 @@ class ConversationObjects:
         )
 
 
-async def list_newest(transport: Transport, object_id: str, wanted: int, limit: int) -> list[Block]:
+async def list_newest(
+    transport: JsonSource, object_id: str, wanted: float = inf, limit: int = PAGE_SIZE
+) -> list[Block]:
     """Return the newest items of an object without reasoning, the newest first.
 
     Args:
         transport: The connection to the server.
         object_id: The object.
-        wanted: How many items are needed; more may be returned.
+        wanted: How many items are needed, all by default; more may be returned.
         limit: How many to request at once.
     """
     path = f"/conversations/{quote_segment(object_id)}/items"

@@ -211,8 +211,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
         request, turn = self._plan_options(options), plan.source
-        await self._load_evidence(request)
         if isinstance(turn, Turn):
+            await self._load_evidence(turn, request)
             check = self._open_check(turn, request)
             mode, _, reason = self._resolve_mode(turn, request, check)
             await self._plan_with_probe(turn, request, SendOptions(mode, reason=reason), check)
@@ -225,7 +225,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
         request = Request()
         check = self._open_check(turn, request)
-        return await self._audit(turn, self._plan_chain(turn, request, check), check)
+        plan = self._plan_anchor(turn, request, self._get_mode(turn, request), check)
+        return await self._audit(turn, plan, check)
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
@@ -253,7 +254,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
         self._last_streaming = request.streaming
-        await self._load_evidence(request)
+        await self._load_evidence(turn, request)
         check = self._open_check(turn, request)
         mode, requested, reason = self._resolve_mode(turn, request, check)
         include = self._should_include(request, mode)
@@ -268,8 +269,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             known=self._is_known, unstored=unstored, heal=request.heal
         )
 
-    async def _load_evidence(self, request: Request) -> None:
-        await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
+    async def _load_evidence(self, turn: Turn, request: Request) -> None:
+        await self.memory.load(
+            request.model or self.model,
+            streaming=self._is_streaming(request),
+            objects=self._get_mode(turn, request) == "conversation",
+        )
         await self.reasoning.load(request.model or self.model)
 
     async def _prepare(
@@ -568,23 +573,30 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self, turn: Turn, request: Request, check: MemoryCheck
     ) -> tuple[Mode, Mode, str]:
         """Return the mode to send in, the requested one, and why they differ."""
-        requested = request.mode or get_state(turn).mode or self.mode
+        requested = self._get_mode(turn, request)
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", requested, "switched_off"
-        if requested == "chained" and not self.reasoning.get(request.model or self.model).stores:
+        if requested == "stateless":
+            return requested, requested, ""
+        if not self.reasoning.get(request.model or self.model).stores:
             return "stateless", requested, "never_stores"
-        if requested == "chained" and self.memory.trust == "never":
+        if self.memory.trust == "never":
             return "stateless", requested, "never"
-        if requested == "chained" and (doubt := check.doubt):
+        if doubt := check.doubt:
             return "stateless", requested, doubt
         return requested, requested, ""
+
+    def _get_mode(self, turn: Turn, request: Request) -> Mode:
+        """Return the mode that is requested: of the request, the conversation or the engine."""
+        return request.mode or get_state(turn).mode or self.mode
 
     def _open_check(self, turn: Turn, request: Request) -> MemoryCheck:
         return self.memory.check(
             request.model or self.model,
             streaming=self._is_streaming(request),
+            objects=self._get_mode(turn, request) == "conversation",
             conversation=prefix_digest(turn, 1),
             believes_probes=self.verify_every > 0,
         )
@@ -603,17 +615,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     ) -> RequestPlan:
         """Plan a request: on a proved anchor, if the server may be relied on."""
         start = time.perf_counter()
-        if options.full or options.mode != "chained":
-            mode = "stateless" if options.full else options.mode
-            plan = self._plan_mode(turn, request, mode, check)
-            is_running = find_running(turn, self.scope) is not None
-            if (
-                plan.conversation_id
-                and not is_running
-                and self._conversation_objects.is_taken(plan)
-            ):
-                unused = options.without_anchor(plan, "taken")
-                return self._build_plan(turn, request, unused, check)
+        if options.full or options.mode == "stateless":
+            plan = self._plan_mode(turn, request, "stateless", check)
             plan = replace(
                 plan,
                 mode=options.mode,
@@ -626,7 +629,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             plan = replace(plan, mode_reason="prompt")
             check.way = "direct"
         else:
-            plan = self._plan_chain(turn, request, check, out_of_band=out_of_band)
+            plan = self._plan_anchor(turn, request, options.mode, check, out_of_band=out_of_band)
+            if self._is_taken(turn, plan):
+                unused = options.without_anchor(plan, "taken")
+                return self._build_plan(turn, request, unused, check)
             plan = self._apply_evidence(turn, request, plan, check)
         if not options.reasoning:
             plan = plan.without_reasoning()
@@ -658,10 +664,24 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         )
         return request.add_ephemeral(plan)
 
-    def _plan_chain(
-        self, turn: Turn, request: Request, check: MemoryCheck, *, out_of_band: bool = False
+    def _is_taken(self, turn: Turn, plan: RequestPlan) -> bool:
+        """Return whether a plan continues a conversation object that another line of history continues."""
+        if not plan.conversation_id or find_running(turn, self.scope) is not None:
+            return False
+        return self._conversation_objects.is_taken(plan)
+
+    def _plan_anchor(
+        self,
+        turn: Turn,
+        request: Request,
+        mode: Mode,
+        check: MemoryCheck,
+        *,
+        out_of_band: bool = False,
     ) -> RequestPlan:
-        """Plan a chained request, whatever the evidence."""
+        """Plan a request on a response or a conversation object, whatever the evidence."""
+        if mode == "conversation":
+            return self._plan_mode(turn, request, mode, check)
         # Responses that only a connection remembers are not known to requests outside of it.
         live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
         return self._plan_mode(turn, request, "chained", check, (*request.candidates, *live))
@@ -697,7 +717,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return plans if plans[0].anchor else plans[1:]
 
     async def _audit_periodically(self, turn: Turn, plan: RequestPlan, check: MemoryCheck) -> None:
-        if not plan.anchor or plan.mode != "chained":
+        if not plan.anchor:
             return
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:

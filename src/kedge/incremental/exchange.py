@@ -20,7 +20,8 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
-from kedge.engines.audit import Audit, JsonSource, audit_blocks
+from kedge.engines.audit import Audit, audit_blocks
+from kedge.engines.conversation_objects import JsonSource
 from kedge.engines.heal_rules import (
     REJECTION_STATUSES,
     RequestSummary,

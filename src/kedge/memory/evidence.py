@@ -10,7 +10,8 @@ of the stored items (a probe): storing is not using, and counts outweigh it. It 
 counts tokens in an ordinary way, so that a lower count is a proof.
 
 Evidence is stored per scope, model (gateways route by model), streaming or not (the two are different code
-in most servers) and transport. Everything here is pure: no I/O, and the time is an argument.
+in most servers), transport, and for conversation objects apart from responses. Everything here is pure: no I/O, and
+the time is an argument.
 """
 
 from collections.abc import Mapping
@@ -123,10 +124,13 @@ class EvidenceKey(NamedTuple):
     model: str
     streaming: bool
     transport: str
+    objects: bool = False
+    """Whether requests continue conversation objects, which are stored apart from responses."""
 
     def __str__(self) -> str:
         kind = "stream" if self.streaming else "whole"
-        return f"{self.scope} {self.model} {kind} {self.transport}"
+        suffix = " objects" if self.objects else ""
+        return f"{self.scope} {self.model} {kind} {self.transport}{suffix}"
 
 
 @dataclass(slots=True)

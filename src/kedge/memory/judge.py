@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from kedge.events import Outcome
+from kedge.events import Outcome, Usage
 from kedge.events.types import ResponseFacts
 from kedge.memory.evidence import DOUBTS_OF_CHAINING, Doubt, ServerEvidence
 from kedge.memory.tokens import (
@@ -26,6 +26,7 @@ from kedge.memory.tokens import (
     can_prove,
     count_response,
     expected_tokens,
+    has_foreign_tokens,
     judge_usage,
     list_sent,
     measure_blocks,
@@ -134,7 +135,7 @@ class MemoryCheck:
 
     def _choose_way(self, plan: RequestPlan) -> Way:
         evidence, now = self.evidence, self.memory.clock()
-        if plan.anchor is None or plan.mode != "chained" or self.memory.trust != "earned":
+        if plan.anchor is None or plan.mode == "stateless" or self.memory.trust != "earned":
             return "direct"
         if not evidence.must_hold(plan.anchor.depth, now):
             # A server that was proven by its counts may begin to forget at any time, so it is used only where
@@ -211,9 +212,10 @@ class MemoryCheck:
                 return Judgment()
             if self._was_ignored(outcome, plan):
                 return self.record_forgotten()
-            if plan.conversation_id:
-                return Judgment()
             verdict = self._judge_count(outcome, plan.anchor)
+            if verdict == "foreign":
+                action = "report" if self.is_always else "resend"
+                return Judgment(verdict, action, "conversation")
             if verdict in ("lost", "partial"):
                 return self.record_forgotten(verdict, counted=True)
             if self.way == "held" and verdict != "remembered":
@@ -239,12 +241,31 @@ class MemoryCheck:
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):
             return verdict
+        if self._has_foreign_tokens(usage, base):
+            return "foreign"
         evidence.record_chained()
         if verdict == "remembered":
             evidence.record_remembered(anchor.depth)
         if usage and base and sent:
             evidence.record_agreement(usage, base, sent)
         return verdict
+
+    def _has_foreign_tokens(self, usage: Usage | None, base: TokenCounts | None) -> bool:
+        """Return whether the server read more than the conversation object should have."""
+        plan, evidence = self.plan, self.evidence
+        if plan is None or plan.anchor is None or not plan.conversation_id:
+            return False
+        last = plan.anchor.response_id
+        output = [block for block in plan.source[: plan.start] if block.response_id == last]
+        measured = measure_blocks(
+            output,
+            self._body,
+            share=evidence.share,
+            excess=evidence.excess,
+            crude=self._is_crude,
+        )
+        exact = evidence.counts_exactly and not self._is_crude
+        return has_foreign_tokens(usage, base, measured, self._measure(), exact=exact)
 
     def record_forgotten(self, verdict: Verdict = "lost", *, counted: bool = False) -> Judgment:
         """Record that the server answered without all or a part of the context.

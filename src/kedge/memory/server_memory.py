@@ -63,12 +63,13 @@ class ServerMemory:
         model: str,
         *,
         streaming: bool,
+        objects: bool = False,
         conversation: str = "",
         can_hold: bool = True,
         believes_probes: bool = False,
     ) -> MemoryCheck:
-        """Return the check of one request; the arguments are those of ``MemoryCheck``."""
-        evidence = self.get(model, streaming=streaming)
+        """Return the check of one request; the arguments are those of ``EvidenceKey`` and ``MemoryCheck``."""
+        evidence = self.get(model, streaming=streaming, objects=objects)
         return MemoryCheck(self, evidence, conversation, can_hold, believes_probes)
 
     @property
@@ -88,9 +89,9 @@ class ServerMemory:
         for streaming in (True, False):
             await self.load(model, streaming=streaming)
 
-    async def load(self, model: str, *, streaming: bool) -> ServerEvidence:
+    async def load(self, model: str, *, streaming: bool, objects: bool = False) -> ServerEvidence:
         """Return the evidence for a request, read from the store at its first use."""
-        key = self._key(model, streaming)
+        key = self._key(model, streaming, objects)
         if self._store is not None and key not in self._saved:
             form = await self._store.load_evidence(str(key))
             saved = self._saved[key] = None if form is None else ServerEvidence.from_json(form)
@@ -98,11 +99,11 @@ class ServerMemory:
                 self._evidence[key] = saved.copy()
                 if saved.proof == "identity":
                     self.identify("kedge")
-        return self.get(model, streaming=streaming)
+        return self.get(model, streaming=streaming, objects=objects)
 
-    def get(self, model: str, *, streaming: bool) -> ServerEvidence:
+    def get(self, model: str, *, streaming: bool, objects: bool = False) -> ServerEvidence:
         """Return the evidence for a request that is in memory."""
-        key = self._key(model, streaming)
+        key = self._key(model, streaming, objects)
         evidence = self._evidence.get(key)
         if evidence is None:
             evidence = self._evidence[key] = ServerEvidence(not_before=self._not_before)
@@ -168,8 +169,8 @@ class ServerMemory:
             return replace(anchor, counted=counted)
         return anchor
 
-    def _key(self, model: str, streaming: bool) -> EvidenceKey:
-        return EvidenceKey(self._scope, model, streaming, self._transport)
+    def _key(self, model: str, streaming: bool, objects: bool) -> EvidenceKey:
+        return EvidenceKey(self._scope, model, streaming, self._transport, objects)
 
     def _apply(self, evidence: ServerEvidence) -> None:
         if self._known is not None:

@@ -241,6 +241,35 @@ def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
     return base.input - base.reasoning + int(base.output * sent.share) + sent.lower
 
 
+def has_foreign_tokens(
+    usage: Usage | None,
+    base: TokenCounts | None,
+    output: SentTokens | None,
+    sent: SentTokens | None,
+    *,
+    exact: bool,
+) -> bool:
+    """Return whether the server counted more than the context of a conversation object and the request.
+
+    Args:
+        usage: The token usage reported with the response, if any.
+        base: The server's count for the last response in the object, if it is known.
+        output: The bounds of the tokens of that response, if they are known.
+        sent: The bounds of the tokens that the request sent, if they are known.
+        exact: Whether the server's counts are known to agree with ours.
+    """
+    if usage is None or base is None or output is None or sent is None:
+        return False
+    added = (output, sent)
+    if base.settings != sent.settings or base.own_reasoning:
+        return False
+    limit = sum(each.upper for each in added)
+    if exact and limit < UNBOUNDED:
+        blocks = sum(each.blocks for each in added)
+        limit = sum(each.estimate for each in added) + BLOCK_TOLERANCE * (blocks + 1)
+    return usage.input_tokens > base.input + base.cached + limit
+
+
 def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
     """Return whether the count of a correct server would prove that it remembers the anchor."""
     base = anchor.counted
