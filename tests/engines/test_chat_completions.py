@@ -714,3 +714,19 @@ def test_audio_is_streamed_in_pieces() -> None:
     events = [*decoder.feed(stream.encode()), *decoder.feed(b"data: [DONE]\n\n"), *decoder.close()]
     (item,) = [event.item for event in events if isinstance(event, ItemCompleted)]
     assert item["chat_message"]["audio"] == {"id": "a", "transcript": "Hi.", "data": "aGk="}
+
+
+async def test_reasoning_details_after_the_answer_are_sent_back() -> None:
+    """Gemini signs an answer at its end; the details then belong to the message."""
+    late = {"type": "reasoning.encrypted", "data": "late", "index": 0}
+    deltas: list[dict[str, Any]] = [{"content": "Yes."}, {"reasoning_details": [late]}]
+    chunks = [{"id": "g", "choices": [{"index": 0, "delta": each}]} for each in deltas]
+    chunks.append({"id": "g", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks)
+    server = RecordingServer(lambda: Response(stream, media_type="text/event-stream"))
+    with serve_handler(server.handle) as url:
+        engine = connect(f"chat:{url}#m")
+        turn = await engine.run(Turn([user("Hello")]), streaming=True)
+        await engine.run(turn.append(user("And?")), streaming=True)
+    expected = {"role": "assistant", "content": "Yes.", "reasoning_details": [late]}
+    assert server.bodies[1]["messages"][1] == expected

@@ -258,8 +258,6 @@ def _read_completion(completion: JsonObject) -> Answer:
         ["".join([thought or "", *answer.reasoning])] if thought or answer.reasoning else []
     )
     details = message.get("reasoning_details") or []
-    sealed = [each.get("signature") or each.get("data") for each in details]
-    answer.encrypted = [each for each in sealed if each][:1]
     for call in message.get("tool_calls") or []:
         inner = call.get("function") or call.get("custom") or {}
         written = inner.get("arguments", inner.get("input"))

@@ -331,7 +331,8 @@ def _read_details(state: _CompletionState, value: object, _: EventList) -> None:
         if not isinstance(entry, dict):
             continue
         piece = cast("JsonObject", entry)
-        state.item_index("reasoning")
+        if not state.item_count:  # what comes after an answer belongs to it
+            state.item_index("reasoning")
         place = piece.get("index"), piece.get("type")
         known = [each for each in state.details if (each.get("index"), each.get("type")) == place]
         if not known or place[0] is None:
@@ -372,12 +373,15 @@ def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -
         return
     state.has_items = True
     ending: JsonObject = {} if completed else {"status": "incomplete"}
-    if state.details:
+    native = dict(state.members)
+    if state.details and "reasoning" not in state.item_indices:
+        native["reasoning_details"] = state.details
+    elif state.details:
         is_last = len(state.item_indices) == 1 and not state.calls.sorted_calls()
         index = state.item_index("reasoning")
         item = {**_build_reasoning(state, index), **(ending if is_last else {})}
         found.append(ItemCompleted(repair_surrogates(item), index))
-    members = {CHAT_MESSAGE: state.members} if state.members else {}
+    members = {CHAT_MESSAGE: native} if native else {}
     has_message = "message" in state.item_indices or not state.calls.sorted_calls()
     if has_message and (members or state.annotations):
         item = {**_build_message(state), **members, **ending}
@@ -385,10 +389,10 @@ def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -
         members = {}
     for call in state.calls.sorted_calls():
         own = state.call_members.get(call.output_index)
-        native = {**members, **({CHAT_CALL: own} if own else {})}
-        if native and call.completed:
+        more = {**members, **({CHAT_CALL: own} if own else {})}
+        if more and call.completed:
             members = {}
-            found.append(ItemCompleted({**_build_call(call), **native}, call.output_index))
+            found.append(ItemCompleted({**_build_call(call), **more}, call.output_index))
 
 
 def _build_reasoning(state: _CompletionState, index: int) -> JsonObject:
