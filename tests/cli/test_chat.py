@@ -156,9 +156,9 @@ def test_piped_chat_is_chained_and_prints_status() -> None:
     done = invoke_chat("What is 2+3?\nWhat did I say first?\n")
     assert "2+3 = 5." in done.stdout
     assert 'You said first: "What is 2+3?"' in done.stdout
-    statuses = [line for line in done.stdout.splitlines() if line.startswith("[chained")]
-    assert "no anchor, sent 1 of 1 block," in statuses[0]
-    assert "on resp_" in statuses[1]
+    statuses = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert statuses[0].startswith("[new chain, sent 1 of 1 block, ")
+    assert statuses[1].startswith("[chained on resp_")
     assert "sent 1 of 3 blocks" in statuses[1]
     assert done.stderr == ""
 

@@ -1,8 +1,10 @@
 """Edits through the API and the page: allowed for every message, marked, and checked against the head."""
 
+from pathlib import Path
+
 from kedge.conversation import Conversation
 from kedge.web.service import ConversationService
-from web.conftest import PageServer
+from web.conftest import PageServer, serve_page
 
 
 def test_message_can_be_edited_after_an_earlier_edit(page: PageServer) -> None:
@@ -76,3 +78,26 @@ def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
     html = page.client.get(f"/conversations/{page.run(work)}").text
     assert '<span class="chip edited">edited</span>' in html
     assert '<p class="words" dir="auto">Hello</p>' in html
+
+
+def test_request_after_a_reopened_edit_has_one_name(tmp_path: Path) -> None:
+    """After a restart the card, its details, the dashboard and the API name a request after an edit alike."""
+    db = str(tmp_path / "server.db")
+    with serve_page(tmp_path, db=db) as page:
+        name = page.create_conversation("Hello", "What is 2+3?")
+        path = f"/api/conversations/{name}"
+        first = page.get(f"{path}/turns")["blocks"][0]["id"]
+        page.post(f"{path}/edit", block=first, text="Good morning")
+    with serve_page(tmp_path, db=db) as page:
+        node = page.post(f"{path}/turns", text="Thanks")["node"]
+        html = page.client.get(f"/conversations/{name}").text
+        assert html.count('<span class="chip sent-full">sent in full</span>') == 1
+        assert html.count('<span class="chip ">new chain</span>') == 1
+        assert "edited since" in page.client.get(f"/conversations/{name}/plans/{node}").text
+        chain = page.get(f"{path}/chain")["nodes"]
+        assert [each["node"] for each in chain if "full" in each["marks"]] == [node]
+        sends = page.get("/api/analytics")["requests"]["sends"]
+        assert {each["name"]: each["count"] for each in sends} == {
+            "chained": 1, "new chain": 1, "sent in full": 1
+        }  # fmt: skip
+        assert "1 chained, 1 new chain, 1 sent in full" in page.client.get("/dashboard").text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.analytics.results import Latency, Selection
-from kedge.planning.fallback import NOT_FALLBACK_REASONS
+from kedge.planning.fallback import NOT_FALLBACK_REASONS, name_send
 from kedge.store import response_sums
 from kedge.store.database import Tx
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -124,6 +124,11 @@ class ResponseGroup:
     def is_answered(self) -> bool:
         """Whether the responses were answered, which includes those that the provider lost later."""
         return self.status in ANSWERED_STATUSES
+
+    @property
+    def send_name(self) -> str:
+        """How the requests were sent."""
+        return name_send(self.reason)
 
     @property
     def has_failed(self) -> bool:

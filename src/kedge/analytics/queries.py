@@ -79,6 +79,7 @@ def count_requests(
         full=total - chained,
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
+        sends=_count_by("send_name", groups),
         fallbacks=_count_by("reason", fallbacks),
         healed=healed,
         rejections=rejected + healed_count,

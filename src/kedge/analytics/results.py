@@ -51,10 +51,11 @@ class Requests:
 
     ``succeeded`` requests were answered. ``failed`` ones were rejected, failed, were cut off or are incomplete; a
     request that the user stopped, or that is not finished, is neither. ``chained`` requests were sent on an
-    anchor, ``full`` ones with the complete context. ``fallbacks`` are full requests although there was an anchor,
-    by reason; the first of a conversation is not counted. ``rejections`` are requests that a server rejected,
-    ``healed`` or not. ``forgotten`` are answers that a server generated without the stored context.
-    ``without_id`` are answers without an id, on which no request can be chained.
+    anchor, ``full`` ones with the complete context. ``sends`` has how requests were sent: ``chained``, ``new chain``,
+    ``stateless`` or ``sent in full``. ``fallbacks`` are the last of these, by reason: requests in full although there
+    was an anchor. ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers
+    that a server generated without the stored context. ``without_id`` are answers without an id, on which no request
+    can be chained.
     """
 
     total: int = 0
@@ -65,6 +66,7 @@ class Requests:
     full: int = 0
     statuses: tuple[Count, ...] = ()
     modes: tuple[Count, ...] = ()
+    sends: tuple[Count, ...] = ()
     fallbacks: tuple[Count, ...] = ()
     healed: tuple[Count, ...] = ()
     rejections: int = 0

@@ -21,6 +21,7 @@ from kedge.events.run import (
     ToolFinished,
 )
 from kedge.planning import RequestPlan
+from kedge.planning.fallback import name_send
 from kedge.text_format import (
     HEALING_TEXTS,
     first_line,
@@ -182,12 +183,12 @@ def record_request(requests: list[SentRequest], event: Event) -> None:
 
 
 def format_status(requests: Sequence[SentRequest]) -> str:
-    """Format mode, anchor, and the blocks and bytes sent compared with a full request."""
+    """Format how the last request was sent, its anchor, and the blocks and bytes sent compared with a full request."""
     if not requests:
         return "[nothing sent]"
     plans = [request.plan for request in requests]
     last = plans[-1]
-    anchor = f"on {shorten_id(last.previous_response_id)}" if last.anchor else "no anchor"
+    anchor = f" on {shorten_id(last.previous_response_id)}" if last.previous_response_id else ""
     sent = sum(plan.delta_blocks for plan in plans)
     full = sum(plan.full_blocks for plan in plans)
     sent_bytes = sum(request.body_bytes for request in requests)
@@ -195,7 +196,7 @@ def format_status(requests: Sequence[SentRequest]) -> str:
     count = f", {len(plans)} requests" if len(plans) > 1 else ""
     blocks = f"sent {sent} of {pluralize(full, 'block')}"
     saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
-    return f"[{last.mode}, {anchor}, {blocks}, {saved}{count}]"
+    return f"[{name_send(last.reason)}{anchor}, {blocks}, {saved}{count}]"
 
 
 def reply_to_json(reply: Reply, requests: Sequence[SentRequest]) -> dict[str, Any]:

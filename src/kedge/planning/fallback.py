@@ -25,6 +25,18 @@ def is_fallback_reason(reason: str) -> bool:
     return reason not in ("", *NOT_FALLBACK_REASONS)
 
 
+def name_send(reason: str) -> str:
+    """Return the name that all views use for a request with this reason of a full send.
+
+    Returns:
+        ``chained`` without a reason, ``new chain`` for the first request to a server, ``stateless`` where chaining is
+        not wanted, and ``sent in full`` for a fallback.
+    """
+    if is_fallback_reason(reason):
+        return "sent in full"
+    return {"": "chained", "stateless": "stateless"}.get(reason, "new chain")
+
+
 def find_full_send_reason(plan: "RequestPlan") -> str:
     """Return why a plan sends everything; empty if it has an anchor."""
     if plan.anchor is not None:

@@ -83,8 +83,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
         Tile(
             "Requests",
             format_number(total),  # its parts add up to it
-            f"{sent.chained:,} chained, {total - sent.chained - fallbacks:,} new, "
-            f"{fallbacks:,} resent in full",
+            ", ".join(f"{each.count:,} {each.name}" for each in sent.sends),
         ),
         Tile(
             "Average delta",
@@ -94,7 +93,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
         Tile(
             "Fallback rate",
             format_percent(fallbacks, total),
-            f"{fallbacks:,} of {total:,} resent in full, although a response was stored",
+            f"{fallbacks:,} of {total:,} sent in full, although a response was stored",
         ),
         Tile(
             "Bytes saved",
@@ -144,7 +143,7 @@ CHARTS = (
         format_number,
         {
             "chained": lambda each: each.chained,
-            "in full": lambda each: each.requests - each.chained,
+            "not chained": lambda each: each.requests - each.chained,
         },
     ),
     BucketChart(

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from kedge import text_format
 from kedge.json_codec import escape_surrogates
+from kedge.planning.fallback import name_send
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import svg
 from kedge.web.markdown import PageMarkdown
@@ -62,6 +63,7 @@ def get_environment() -> Environment:
         share_bar=svg.draw_share_bar,
         static=static_url,
         summarize_request=summarize_request,
+        name_send=name_send,
     )
     return environment
 

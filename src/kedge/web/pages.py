@@ -34,7 +34,7 @@ from kedge.web.security import (
     PageAuth,
     read_session_cookie,
 )
-from kedge.web.server_requests import DIRECT, find_chain, flush_requests
+from kedge.web.server_requests import NEW, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
 from kedge.web.transcript import MAX_EXCERPTS, build_excerpt
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
@@ -54,7 +54,7 @@ MAX_CHAIN = 50
 
 _REASONS: Mapping[str, str] = {
     **PASS_THROUGH_REASONS,
-    DIRECT: "the program sent it to this server without an earlier response",
+    NEW: "the program sent it to this server without an earlier response",
 }
 _FILTER_TITLES = {
     "active": "Active",

@@ -21,7 +21,7 @@ from kedge.store.request_recorder import RequestRecorder
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)
 """A secret that identifies the requests of this process's page."""
-DIRECT = "direct"
+NEW = "new"
 """The reason of a request that a program sent to the server without an anchor."""
 _PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
 
@@ -72,7 +72,7 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
         full_items=sent + len(stored),
         sent_bytes=len(exchange.raw),
         full_bytes=len(exchange.raw) + (len(encode(list(stored))) if stored else 0),
-        reason="" if anchor else DIRECT,
+        reason="" if anchor else NEW,
         request=exchange.raw,
         response=exchange.reply,
     )
