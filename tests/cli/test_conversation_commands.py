@@ -278,7 +278,8 @@ def test_inspect_prints_blocks_plan_and_savings() -> None:
     assert "→ 4" in output
     assert "Chained on resp_" in output
     assert "still bill" in output
-    assert f"The last request had {plan['last_request_bytes']:,} bytes" in output
+    last = f"{plan['last_request_bytes']:,} of {plan['last_full_bytes']:,} bytes"
+    assert f"The last request had {last}" in output
 
 
 def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from conversation.conftest import Connect
 from kedge import Conversation, user
 from kedge.analytics import analyze
 from kedge.engines import ResponsesEngine, unwrap
-from kedge.events.run import FellBack
+from kedge.events.run import FellBack, RequestSent
 from kedge.observe import reset, snapshot
 from kedge.planning import RequestPlan, get_state
 from kedge.store import Store
@@ -154,3 +154,18 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert describe(other.plan(user("?"))) == describe(conversation.plan(user("?")))
     requests = (await analyze(store)).requests
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
+
+
+async def test_sizes_of_requests_are_equal_everywhere(store: Store, connected: Connect) -> None:
+    """Event, row and sums have the size of the body that was sent, and of the body with everything."""
+    conversation = await Conversation.create(store, connected())
+    sizes: list[tuple[int, int]] = []
+    for text in ("My name is Ada.", "What is my name?", "Once more?"):
+        async with conversation.stream(text) as stream:
+            events = [event async for event in stream]
+        sizes += [(e.body_bytes, e.full_bytes) for e in events if isinstance(e, RequestSent)]
+    rows = await conversation.responses()
+    assert [(row.request_size, row.full_size) for row in rows] == sizes
+    requests = (await analyze(store)).requests
+    full = requests.sent_bytes + requests.saved_bytes
+    assert (requests.sent_bytes, full) == tuple(map(sum, zip(*sizes, strict=True)))

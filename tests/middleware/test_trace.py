@@ -15,6 +15,7 @@ from kedge import AnswerIncomplete, EngineError, Turn, connect, system, user, wi
 from kedge.engines import Engine
 from kedge.errors import ServerFailed
 from kedge.events import Usage
+from kedge.events.run import RequestSent
 from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields, otel
 from kedge.testing import serve
@@ -105,6 +106,20 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     assert first.end_time is not None
     assert tool.start_time >= first.end_time
     assert run.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter, *, streaming: bool
+) -> None:
+    """The sizes of a request are those of its event; a response that is not streamed has no first chunk."""
+    engine = with_middleware(practice, trace(tracer))
+    async with engine.stream(Turn([user("Hello")]), streaming=streaming) as stream:
+        [sent] = [event async for event in stream if isinstance(event, RequestSent)]
+    attributes = spans_by_name(spans)["chat practice"].attributes or {}
+    assert attributes[otel.SENT_BYTES] == sent.body_bytes
+    assert attributes[otel.FULL_BYTES] == sent.full_bytes
+    assert (otel.FIRST_CHUNK in attributes) is streaming
 
 
 async def test_content_is_exported_only_on_request(

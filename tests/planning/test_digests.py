@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.planning import covered_count, find_problems, prefix_digest
+from kedge.errors import UnsupportedBlock
+from kedge.json_codec import encode_escaped
+from kedge.planning import (
+    build_input_from_blocks,
+    covered_count,
+    find_problems,
+    prefix_digest,
+)
 from kedge.planning import digests as ledgers
-from kedge.planning.canonical import canonical_json
-from kedge.planning.digests import ITEM_OVERHEAD_BYTES, PrefixIndex, get_prefix_index, is_compaction
+from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
 from kedge.turns import (
     Block,
     ReasoningBlock,
@@ -79,6 +85,15 @@ def apply_operation(turn: Turn, operation: Operation) -> Turn:
             return Turn(turn.blocks, data=turn.data)
 
 
+def measure_encoded(block: Block) -> int:
+    """Return the bytes of a block in the input of a request, with a comma, as the encoder writes it."""
+    try:
+        items = build_input_from_blocks([block], {block.id})
+    except UnsupportedBlock:
+        return 0
+    return sum(len(encode_escaped(item)) + 1 for item in items)
+
+
 def check_digests(turn: Turn) -> None:
     """Compare the cached values of a Turn's prefix index with values computed from scratch."""
     body, rebuilt = turn.body, get_prefix_index(Turn(turn.blocks))
@@ -89,7 +104,7 @@ def check_digests(turn: Turn) -> None:
     assert [prefix_digest(turn, count) for count in range(len(covered) + 1)] == digests
     ends = [0, *(index + 1 for index, b in enumerate(body) if not isinstance(b, ReasoningBlock))]
     assert [prefix_index.end_position(count) for count in range(len(covered) + 1)] == ends
-    total = sum(len(canonical_json(block) or b"") + ITEM_OVERHEAD_BYTES for block in covered)
+    total = sum(measure_encoded(block) for block in covered)
     assert prefix_index.byte_size(0, len(covered)) == total
     reasoning_positions = [
         index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)

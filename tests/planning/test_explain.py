@@ -11,7 +11,7 @@ from planning.recorded_turns import NOW, add_response, make_exchanges, make_plan
 def test_a_first_request() -> None:
     """The explanation of a first request says that the server has no response yet."""
     assert make_plan(Turn([user("hello")])).explain() == (
-        "Sending everything (1 block, about 104 B): "
+        "Sending everything (1 block, about 51 B): "
         "the server has no response of this conversation yet."
     )
 
@@ -20,8 +20,8 @@ def test_a_chained_request() -> None:
     """The explanation of a chained request says what is sent and what the server already has."""
     reported = make_plan(make_exchanges(20).append(user("next"))).explain()
     assert reported == (
-        "Chained on R20: sending 1 block, about 103 B; "
-        "the server has the rest of 41 blocks, about 4.6 kB."
+        "Chained on R20: sending 1 block, about 50 B; "
+        "the server has the rest of 41 blocks, about 3.1 kB."
     )
 
 
@@ -47,7 +47,7 @@ def test_a_fallback_explains_what_to_do() -> None:
     turn = make_exchanges(1)
     late = make_plan(turn, now=NOW + 10_000_000).explain()
     assert late.splitlines() == [
-        "Sending everything (2 blocks, about 225 B): no stored response matches this history.",
+        "Sending everything (2 blocks, about 151 B): no stored response matches this history.",
         "Not used: R1, because the server no longer stores it, or is about to drop it.",
         "Nothing to do: the full conversation is stored locally and is sent again.",
     ]

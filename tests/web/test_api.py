@@ -460,8 +460,10 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
             for each in page.get(f"/api/conversations/{name}/chain")["nodes"]
             if each["node"] == head
         )
-        assert node["response"]["request_bytes"] == size > node["response"]["sent_bytes"]
-        assert page.get(f"/api/conversations/{name}/plans/{head}")["request_bytes"] == size
+        assert node["response"]["request_bytes"] == node["response"]["sent_bytes"] == size
+        plan = page.get(f"/api/conversations/{name}/plans/{head}")
+        assert plan["request_bytes"] == plan["delta_bytes"] == size
+        assert plan["full_bytes"] == size + node["response"]["saved_bytes"]
         assert format_size(size) in html
 
 

@@ -160,15 +160,11 @@ def format_event(event: Event) -> str:
 
 @dataclass(slots=True)
 class SentRequest:
-    """A request of a turn: its plan and the size of its body."""
+    """A request of a turn: its plan, the size of its body, and that of a body with the complete conversation."""
 
     plan: RequestPlan
     body_bytes: int = 0
-
-    @property
-    def full_bytes(self) -> int:
-        """The size of a body with the complete conversation."""
-        return self.body_bytes + self.plan.full_bytes - self.plan.delta_bytes
+    full_bytes: int = 0
 
 
 def record_request(requests: list[SentRequest], event: Event) -> None:
@@ -177,7 +173,7 @@ def record_request(requests: list[SentRequest], event: Event) -> None:
         case RequestPlanned():
             requests.append(SentRequest(event.plan))
         case RequestSent() if requests:
-            requests[-1].body_bytes = event.body_bytes
+            requests[-1].body_bytes, requests[-1].full_bytes = event.body_bytes, event.full_bytes
         case _:
             pass
 

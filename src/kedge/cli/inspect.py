@@ -30,7 +30,7 @@ from kedge.event_loops import run_sync
 from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
-from kedge.store import ConversationRow, Store
+from kedge.store import ConversationRow, ResponseRow, Store
 from kedge.text_format import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
 from kedge.turns.text_format import describe
@@ -50,8 +50,8 @@ class Inspection:
     turn: Turn
     tokens: tuple[int, ...]
     plan: RequestPlan
-    last_request_bytes: int | None = None
-    """The size of the newest stored request body on the path, with tool definitions and settings."""
+    last: ResponseRow | None = None
+    """The newest stored request on the path."""
 
     @property
     def sent_ids(self) -> set[str]:
@@ -100,7 +100,8 @@ class Inspection:
                 "full_bytes": plan.full_bytes,
                 "saved_bytes": plan.full_bytes - plan.delta_bytes,
                 "saved_tokens": self.saved_tokens,
-                "last_request_bytes": self.last_request_bytes,
+                "last_request_bytes": self.last.request_size if self.last else None,
+                "last_full_bytes": self.last.full_size if self.last else None,
                 "fallback": plan.fallback,
                 "rejected": [
                     {"response": r.response_id, "reason": r.reason, "words": REASONS[r.reason]}
@@ -135,7 +136,7 @@ async def inspect_conversation(
         turn,
         _count(turn),
         plan,
-        last.request_bytes if last else None,
+        last,
     )
 
 
@@ -272,8 +273,9 @@ def _print_blocks(found: Inspection) -> None:
 def _format_savings(found: Inspection) -> str:
     plan = found.plan
     saved = plan.full_bytes - plan.delta_bytes
-    size = found.last_request_bytes
-    last = f" The last request had {size:,} bytes with tools and settings." if size else ""
+    last = ""
+    if row := found.last:
+        last = f" The last request had {row.request_size:,} of {row.full_size:,} bytes, with tools and settings."
     return (
         f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes)}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "

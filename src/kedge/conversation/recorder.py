@@ -59,7 +59,8 @@ class RunRecorder:
     requested_at: float = 0.0
     timer_start: float = 0.0
     first_token_seconds: float | None = None
-    request_bytes: int | None = None
+    sent: RequestSent | None = None
+    """The sizes of the last request; None until it is sent."""
     healed: str = ""
     plan: RequestPlan | None = None
     incidents: tuple[Incident, ...] = ()
@@ -77,10 +78,10 @@ class RunRecorder:
         """Record an event."""
         match event:
             case RequestPlanned():
-                self.plan, self.first_token_seconds, self.request_bytes = event.plan, None, None
+                self.plan, self.first_token_seconds, self.sent = event.plan, None, None
                 self.requested_at, self.timer_start = self.clock(), time.perf_counter()
             case RequestSent():
-                self.request_bytes = event.body_bytes
+                self.sent = event
             case Healed():
                 self.healed = event.reason
                 self._record_incident("healed", event.reason)
@@ -174,6 +175,7 @@ class RunRecorder:
         The result is a dict and not a `ResponseRow`, because replacing members of such a large dataclass
         costs as much time as a database statement.
         """
+        size = self.sent.body_bytes if self.sent else 0
         return {
             "provider": self.provider,
             "scope": plan.scope,
@@ -182,9 +184,9 @@ class RunRecorder:
             "reason": plan.reason,
             "healed": self.healed,
             "sent_blocks": plan.delta_blocks,
-            "sent_bytes": plan.delta_bytes,
+            "sent_bytes": size,
             "saved_blocks": plan.full_blocks - plan.delta_blocks,
-            "saved_bytes": plan.full_bytes - plan.delta_bytes,
+            "saved_bytes": self.sent.full_bytes - size if self.sent else 0,
             "input_tokens": usage.input_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "output_tokens": usage.output_tokens if usage else None,
@@ -196,7 +198,7 @@ class RunRecorder:
             "created_at": self.requested_at or self.clock(),
             "stored": plan.mode != "stateless",
             "settings": self._encode_settings(),
-            "request_bytes": self.request_bytes,
+            "request_bytes": size,
         }
 
     def _encode_settings(self) -> str:

@@ -46,6 +46,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan
+from kedge.planning.sizes import measure_full_body
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
 
@@ -144,8 +145,10 @@ class RequestEngine(Engine, Generic[AttemptT]):
         await self._encode(attempt)
         if attempt.running is None:
             self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
-            record_request(plan, len(attempt.content))
-            yield RequestSent(len(attempt.content))
+            size = len(attempt.content)
+            sent = RequestSent(size, measure_full_body(plan, size))
+            record_request(plan, sent)
+            yield sent
         decoder = self._make_decoder()
         assembler = Assembler(native_api=decoder.NATIVE_API)
         decoder.calls.infer_name = partial(infer_tool_name, request.tools)

@@ -2,6 +2,7 @@
 
 from kedge.errors import EngineError
 from kedge.events import Outcome, Usage
+from kedge.events.run import RequestSent
 from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
@@ -46,7 +47,7 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
     )
 
 
-def record_request(plan: RequestPlan, size: int) -> None:
+def record_request(plan: RequestPlan, sent: RequestSent) -> None:
     """Record a request that is about to be sent."""
     kind = "stateless" if plan.anchor is None else "chained"
     count(f"responses_{kind}_requests_total")
@@ -55,10 +56,14 @@ def record_request(plan: RequestPlan, size: int) -> None:
         log.warning("no valid anchor (%s); sending everything", plan.fallback)
     measure("responses_delta_blocks_count", plan.delta_blocks)
     measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
-    count("responses_bytes_sent_total", size)
-    count("responses_bytes_full_total", plan.full_bytes)
+    count("responses_bytes_sent_total", sent.body_bytes)
+    count("responses_bytes_full_total", sent.full_bytes)
     form = "in full" if plan.anchor is None else "chained"
-    log.info("request sent: %s, %d bytes", form, size, response_id=plan.previous_response_id)
+    log.info(
+        "request sent: %s, %d of %d bytes",
+        *(form, sent.body_bytes, sent.full_bytes),
+        response_id=plan.previous_response_id,
+    )
 
 
 def record_mode_change(mode: str, requested: str, reason: str) -> None:

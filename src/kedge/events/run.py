@@ -52,9 +52,11 @@ class RequestSent(Event):
 
     Attributes:
         body_bytes: The size of the body, with tool definitions and settings.
+        full_bytes: The size of the body that would send everything; equal if this one does.
     """
 
     body_bytes: int
+    full_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
     AttemptFailed,
-    FellBack,
     Healed,
     RequestPlanned,
+    RequestSent,
     ToolFinished,
     ToolStarted,
     TurnFinished,
@@ -160,8 +160,9 @@ class _RunSpans:
                 if event.response_id:
                     self._record_response(event.response_id, event.usage, "error", ())
                 self._close_request("retried")
-            case FellBack(reason) if self.request_span:
-                self.request_span.set_attribute(otel.FALLBACK, reason)
+            case RequestSent() if self.request_span:
+                self.request_span.set_attribute(otel.SENT_BYTES, event.body_bytes)
+                self.request_span.set_attribute(otel.FULL_BYTES, event.full_bytes)
             case Healed(reason):
                 self.run.add_event("kedge.healed", {otel.HEALED: reason})
                 if event.response_id:
@@ -174,7 +175,10 @@ class _RunSpans:
             case TurnFinished(turn):
                 self._record_conversation(turn)
             case _ if (
-                not self.has_output and isinstance(event, VISIBLE_EVENTS) and self.request_span
+                not self.has_output
+                and self.request.streaming
+                and isinstance(event, VISIBLE_EVENTS)
+                and self.request_span
             ):
                 self.has_output = True
                 self.request_span.set_attribute(otel.FIRST_CHUNK, self.now() - self.requested_at)
@@ -219,8 +223,6 @@ class _RunSpans:
                 otel.ANCHOR: plan.previous_response_id,
                 otel.DELTA_BLOCKS: plan.delta_blocks,
                 otel.FULL_BLOCKS: plan.full_blocks,
-                otel.DELTA_BYTES: plan.delta_bytes,
-                otel.FULL_BYTES: plan.full_bytes,
                 otel.FALLBACK: plan.fallback,
             },
             kind=SpanKind.CLIENT,

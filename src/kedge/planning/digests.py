@@ -22,14 +22,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from kedge.planning.canonical import canonical_json
+from kedge.planning.sizes import measure_item
 from kedge.planning.tool_calls import Problem, ToolPairing
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 from kedge.turns.blocks import cache_digest, get_cached_digest
 from kedge.turns.turn import cache_index, get_cached_index
 
 ALGORITHM = "sha256"
-ITEM_OVERHEAD_BYTES = 48
-"""The approximate size difference between the wire form and the canonical form of a block, in bytes."""
 
 _DIGEST_SIZE = 32
 _sha256 = hashlib.sha256
@@ -75,7 +74,7 @@ class PrefixIndex:
                     cache_digest(block, b"")
                     self.skipped.append(position)
                     continue
-                size = len(form) + ITEM_OVERHEAD_BYTES
+                size = measure_item(block, form)
                 digest = _sha256(form).digest()
                 cache_digest(block, digest + _pack(size))
             elif cached:  # empty for reasoning
@@ -162,7 +161,7 @@ class PrefixIndex:
         return pairing
 
     def byte_size(self, start: int, stop: int) -> int:
-        """Return the approximate wire size of the covered blocks from ``start`` up to ``stop``, in bytes."""
+        """Return the bytes of the covered blocks from ``start`` up to ``stop`` in the input of a request."""
         return self.sums[stop] - self.sums[start]
 
 

@@ -71,13 +71,17 @@ def explain(plan: "RequestPlan") -> str:
     return "\n".join(lines)
 
 
-def format_headline(plan: "RequestPlan") -> str:
-    """Return one sentence with the size of the request and its anchor."""
-    full = f"{pluralize(plan.full_blocks, 'block')}, about {format_size(plan.full_bytes)}"
+def format_headline(plan: "RequestPlan", *, sizes: bool = True) -> str:
+    """Return one sentence with the anchor of the request, its blocks and, before it is sent, about their size."""
+    full_size, sent_size = (
+        f", about {format_size(size)}" if sizes else ""
+        for size in (plan.full_bytes, plan.delta_bytes)
+    )
+    full = f"{pluralize(plan.full_blocks, 'block')}{full_size}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."
     owner = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
-    sent = f"{pluralize(plan.delta_blocks, 'block')}, about {format_size(plan.delta_bytes)}"
+    sent = f"{pluralize(plan.delta_blocks, 'block')}{sent_size}"
     return f"Chained on {plan.anchor.response_id}: sending {sent}; {owner} has the rest of {full}."
 
 

@@ -51,8 +51,8 @@ class RequestPlan:
         rejected: The candidates that would have saved more, each with the reason why it cannot be used.
         problems: Tool calls and results that prevent sending.
         full_blocks: The number of blocks in a full send.
-        full_bytes: The approximate size of a full send, in bytes.
-        delta_bytes: The approximate size of the delta, in bytes.
+        full_bytes: The encoded size of all blocks without reasoning, with a comma after each.
+        delta_bytes: The encoded size of the blocks of the delta, in the same way.
         instructions: The leading system text, which is sent with every request.
         conversation_id: The server-side conversation object that is used, or an empty string.
         intact: The ids of the reasoning and compaction blocks that may be sent.

@@ -24,7 +24,7 @@ from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
 from kedge.store.tree import path_to, read_tree
-from kedge.text_format import HEALING_TEXTS
+from kedge.text_format import HEALING_TEXTS, format_size
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -302,9 +302,11 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
         case ReasoningDelta(delta=delta):
             return {"type": "reasoning", "delta": delta}
         case RequestPlanned(plan=plan):
-            return {"type": "plan", "words": format_headline(plan), "plan": _dump_plan(plan)}
-        case RequestSent(body_bytes=size):
-            return {"type": "sent", "body_bytes": size}
+            words = format_headline(plan, sizes=False)
+            return {"type": "plan", "words": words, "plan": _dump_plan(plan)}
+        case RequestSent(body_bytes=size, full_bytes=full):
+            words = f"{format_size(size)} of {format_size(full)}."
+            return {"type": "sent", "body_bytes": size, "full_bytes": full, "words": words}
         case ToolStarted(call=call):
             return {"type": "tool", "name": call.name, "call_id": call.call_id}
         case ToolFinished(call=call, outcome=outcome):

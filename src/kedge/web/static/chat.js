@@ -234,6 +234,7 @@ async function follow(view, open) {
   setBusy(true);
   let next = "";
   let failure = "";
+  let plan = "";
   let isStale = false;
   try {
     const answer = await open();
@@ -243,7 +244,8 @@ async function follow(view, open) {
     for await (const event of events(answer.body)) {
       if (followed !== run) return "";
       if (event.type === "text") view.append(event.delta);
-      else if (event.type === "plan") view.note(event.words);
+      else if (event.type === "plan") view.note((plan = event.words));
+      else if (event.type === "sent") view.note(`${plan} ${event.words}`);
       else if (event.type === "tool") view.note(`calling ${event.name}`);
       else if (event.type === "healed") view.note(event.words);
       else if (event.type === "error") {

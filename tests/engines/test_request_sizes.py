@@ -1,0 +1,81 @@
+"""The sizes of a request: the body that is sent, and the body with the complete conversation."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engines.conftest import open_engine
+from kedge.engines.transport import encode_body
+from kedge.events.run import RequestPlanned, RequestSent
+from kedge.observe import reset, snapshot
+from kedge.planning import render
+from kedge.testing import TestServer
+from kedge.turns import ReasoningBlock, Turn, image, system, user
+
+LINES = (
+    "My name is Ada.",
+    'Größe: 5 µm - "quoted"\n\ttab \U0001f600',
+    "Think hard. What is my name?",
+)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def send(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[tuple[Any, ...]]]:
+    """Send a Turn; return it with the answer, and for each request its plan, its sizes and its body."""
+    bodies: list[bytes] = []
+    options["tap"] = lambda request, _reply, _status: bodies.append(request)
+    async with engine.stream(turn, **options) as stream:
+        events = [event async for event in stream]
+    plans = [event.plan for event in events if isinstance(event, RequestPlanned)]
+    sizes = [event for event in events if isinstance(event, RequestSent)]
+    return stream.turn, list(zip(plans, sizes, bodies, strict=True))
+
+
+def encode_full(body: bytes, plan: Any) -> bytes:
+    """Return the body of a request with the complete conversation instead of an anchor."""
+    members = json.loads(body)
+    members.pop("previous_response_id", None)
+    members["input"] = render(plan.source, scope=plan.scope)
+    return encode_body(members)
+
+
+@pytest.mark.parametrize("settings", [{}, {"store": True, "reasoning": {"effort": "high"}}])
+async def test_sizes_are_those_of_the_encoder(server: TestServer, settings: dict[str, Any]) -> None:
+    """Every chained request reports its body and the body that would send everything, to the byte."""
+    turn, seen = Turn([system("Be brief.")]), 0
+    reset()
+    async with open_engine(server, params=settings) as engine:
+        for line in (*LINES, "Please add 2 and 3", "And now?"):
+            turn, requests = await send(engine, turn.append(user(line)), tools=[add])
+            for plan, sizes, body in requests:
+                assert sizes.body_bytes == len(body)
+                assert sizes.full_bytes == len(encode_full(body, plan))
+                seen += bool(plan.anchor)
+    assert seen >= 5
+    assert any(isinstance(block, ReasoningBlock) for block in turn)
+    totals = {name: snapshot()[f"responses_bytes_{name}_total"][()][1] for name in ("sent", "full")}
+    assert 0 < totals["sent"] < totals["full"]
+
+
+async def test_size_of_an_empty_delta_and_of_other_content(server: TestServer) -> None:
+    """Images and an answer without a new message are measured as they are encoded."""
+    async with open_engine(server) as engine:
+        picture = user([image("https://example.org/a.png"), "What is this?"])
+        turn, _ = await send(engine, Turn([picture]))
+        for blocks in ((), (user("And?"),)):
+            _, [(plan, sizes, body)] = await send(engine, turn.append(*blocks))
+            assert plan.anchor
+            assert sizes.full_bytes == len(encode_full(body, plan))
+
+
+async def test_full_send_has_one_size(server: TestServer) -> None:
+    """A request that sends everything saves nothing."""
+    async with open_engine(server, mode="stateless") as engine:
+        turn, _ = await send(engine, Turn([user("One")]))
+        _, [(_, sizes, body)] = await send(engine, turn.append(user("Two")))
+    assert sizes.body_bytes == sizes.full_bytes == len(body)
