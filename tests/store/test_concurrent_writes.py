@@ -98,6 +98,9 @@ ALL_SUCCEED: dict[str, Operation] = {
     "search": lambda store, _: store.search("question"),
     "claim": lambda store, number: claim_same(store, str(number)),
     "evidence": lambda store, _: store.save_evidence("key", {"known": True}),
+    "claim object": lambda store, number: store.claim_object(
+        "scope", "object", "", owner=str(number), resumes=False
+    ),
     "count": lambda store, _: TokenRegistry(store).count("alice", requests=1),
     "start session": lambda store, _: TokenRegistry(store).start_session("alice", 60),
     "end session": lambda store, _: TokenRegistry(store).end_session("secret", 60),

@@ -123,7 +123,7 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
 OTHER_METHODS = {
     # Tested below.
     "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
-    "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
+    "save_evidence", "claim_object", "release_object", "mark_lost", "use_namespace", "namespaces", "verify",
     # Without content of conversations.
     "aclose", "database_time",
 }  # fmt: skip

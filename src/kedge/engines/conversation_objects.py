@@ -5,12 +5,12 @@ claims the object of its Turn (``kedge.memory.object_claims``), and after each a
 the previous last item, the items that were sent, and those of the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol, cast
 
-from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
-from kedge.memory.object_claims import OBJECT_CLAIMS, Claim
+from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
+from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import is_copy
@@ -37,11 +37,15 @@ class ConversationObjects:
     Args:
         transport: The connection to the server.
         scope: The provider, endpoint and account.
+        get_store: Returns the store that processes share, if there is one.
     """
 
-    def __init__(self, transport: JsonSource, scope: str) -> None:
+    def __init__(
+        self, transport: JsonSource, scope: str, get_store: Callable[[], object | None]
+    ) -> None:
         self._transport = transport
         self._scope = scope
+        self._get_store = get_store
 
     async def create(self) -> str:
         """Create an empty object, and claim it."""
@@ -53,25 +57,47 @@ class ConversationObjects:
             raise
         if not isinstance(created.get("id"), str):
             raise ServerFailed("the server returned a conversation object without an id")
-        OBJECT_CLAIMS.claim(self._scope, created["id"], "")
+        await self._claim(created["id"], "")
         return created["id"]
 
     def is_taken(self, plan: RequestPlan) -> bool:
         """Return whether another line of history continues the object of a plan."""
-        return self._find(plan) == "taken"
-
-    def _find(self, plan: RequestPlan) -> Claim:
         last = plan.anchor.response_id if plan.anchor else ""
-        return OBJECT_CLAIMS.find(self._scope, plan.conversation_id, last)
+        return OBJECT_CLAIMS.find(self._scope, plan.conversation_id, last) == "taken"
 
-    def claim(self, plan: RequestPlan) -> Claim:
-        """Claim the object of a plan."""
-        last = plan.anchor.response_id if plan.anchor else ""
-        return OBJECT_CLAIMS.claim(self._scope, plan.conversation_id, last)
+    async def claim(self, plan: RequestPlan) -> Claim:
+        """Claim the object of a plan, in this process and in the store."""
+        return await self._claim(
+            plan.conversation_id, plan.anchor.response_id if plan.anchor else ""
+        )
 
-    def release(self, object_id: str, last: str) -> None:
-        """Record the last response in an object, so that its line of history can continue it."""
+    async def _claim(self, object_id: str, last: str) -> Claim:
+        claims, store = OBJECT_CLAIMS, self._get_store()
+        claim = claims.claim(self._scope, object_id, last)
+        if claim == "taken" or not isinstance(store, ObjectStore):
+            return claim
+        try:
+            stored = await store.claim_object(
+                self._scope, object_id, last, owner=claims.owner, resumes=claim == "owned"
+            )
+        except KedgeError as error:
+            log.warning("a conversation object was not claimed in the store: %s", error)
+            return "unknown"
+        return claim if stored == "unknown" else stored
+
+    def undo_claim(self, object_id: str, last: str) -> None:
+        """Release an object to which nothing was added; this process may claim it again in the store."""
         OBJECT_CLAIMS.release(self._scope, object_id, last)
+
+    async def release(self, object_id: str, last: str) -> None:
+        """Record the last response in an object, so that its line of history can continue it."""
+        claims, store = OBJECT_CLAIMS, self._get_store()
+        if isinstance(store, ObjectStore):
+            try:
+                await store.release_object(self._scope, object_id, last, owner=claims.owner)
+            except KedgeError as error:
+                log.warning("a conversation object was not released in the store: %s", error)
+        claims.release(self._scope, object_id, last)
 
     async def check_end(
         self,

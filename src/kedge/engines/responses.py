@@ -178,7 +178,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
-        self._conversation_objects = ConversationObjects(self.transport, scope)
+        self._conversation_objects = ConversationObjects(
+            self.transport, scope, lambda: self.memory.store
+        )
         self.memory = ServerMemory(
             scope,
             trust=trust,
@@ -291,7 +293,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         plan = await self._plan_with_probe(turn, request, options, check)
         claim = "owned"
         if plan.conversation_id and not plan.problems:
-            claim = self._conversation_objects.claim(plan)
+            claim = await self._conversation_objects.claim(plan)
         if claim == "taken":
             plan = self._build_plan(turn, request, options, check)
         await self._audit_periodically(turn, plan, check)
@@ -373,7 +375,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if (
             is_refused and attempt.object_id and attempt.plan.anchor
         ):  # nothing was added to the object
-            self._conversation_objects.release(attempt.object_id, attempt.plan.anchor.response_id)
+            self._conversation_objects.undo_claim(
+                attempt.object_id, attempt.plan.anchor.response_id
+            )
         if is_refused and (failure := as_healable(error, attempt.summary)):
             return failure
         if self._may_reject_include(attempt, error):
@@ -499,7 +503,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             counted=counted,
         )
         if attempt.object_id:
-            finished = self._end_object(attempt, finished, outcome.response_id)
+            finished = await self._end_object(attempt, finished, outcome.response_id)
         await self.memory.save(evidence)
         model = attempt.request.model or self.model
         self.reasoning.get(model).record(
@@ -511,12 +515,14 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         await self.reasoning.save(model)
         return finished
 
-    def _end_object(self, attempt: ResponsesAttempt, finished: Turn, response_id: str) -> Turn:
+    async def _end_object(
+        self, attempt: ResponsesAttempt, finished: Turn, response_id: str
+    ) -> Turn:
         """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
         state = get_state(finished)
         if not response_id or state.previous_response_id != response_id:
             return set_state(finished, replace(state, conversation_id=""))
-        self._conversation_objects.release(attempt.object_id, response_id)
+        await self._conversation_objects.release(attempt.object_id, response_id)
         return finished
 
     def _heal(

@@ -4,11 +4,16 @@ A conversation object has one end. Two forks, chats or engines that continue it 
 messages, so a request first claims the object by compare-and-swap on its last response. Only an answer that was
 recorded releases the claim, as the new last response. There is no lease: after a request whose end is not known, the
 server may still add to the object, so the object is not used any more.
+
+All engines of a process share `OBJECT_CLAIMS`. Processes with a common store claim in it as well, so that the answer of
+a Turn that another process stored is not held back.
 """
 
+import os
 import threading
 from collections import OrderedDict
-from typing import Literal
+from secrets import token_hex
+from typing import Literal, Protocol, runtime_checkable
 
 Claim = Literal["owned", "unknown", "taken"]
 """Whether the object ends with the expected response, may do so, or is continued by another line of history."""
@@ -18,10 +23,31 @@ MAX_OBJECTS = 65_536
 _TAKEN = ""
 
 
+@runtime_checkable
+class ObjectStore(Protocol):
+    """A store of claims that several processes share."""
+
+    async def claim_object(
+        self, scope: str, object_id: str, last: str, *, owner: str, resumes: bool
+    ) -> Claim:
+        """Claim an object; ``resumes`` means that an unfinished claim of the same owner is continued."""
+        ...
+
+    async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:
+        """Record the last response in an object that the owner has claimed."""
+        ...
+
+
 class ObjectClaims:
     """The last response of each conversation object that this process used."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all claims, as a new process has none."""
+        self.owner = token_hex(16)
+        """Identifies the process in a store."""
         self._lock = threading.Lock()
         self._ends: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -60,3 +86,5 @@ class ObjectClaims:
 
 OBJECT_CLAIMS = ObjectClaims()
 """The claims of all engines of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=OBJECT_CLAIMS.reset)

@@ -10,12 +10,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge.json_codec import decode
+from kedge.memory.object_claims import Claim
 from kedge.store.database import Tx, marks, split_chunks
 
 _INSERT_ENTRY = (
     "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
     "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
 )
+
+
+def claim_object(
+    tx: Tx, scope: str, object_id: str, last: str, *, owner: str, resumes: bool, now: float
+) -> Claim:
+    """Claim a conversation object that ends with a response; see `kedge.memory.object_claims`."""
+    name = _qualify(tx, f"{scope} {object_id}")
+    # One statement decides, so that exactly one of several concurrent callers gets the claim.
+    claimed = tx.run(
+        "UPDATE objects SET last = '', owner = ?, updated_at = ? WHERE name = ? "
+        "AND ((last = ? AND last <> '') OR (last = '' AND owner = ?))",
+        (owner, now, name, last, owner if resumes else ""),
+    )
+    if claimed:
+        return "owned"
+    added = tx.run(
+        "INSERT INTO objects (name, last, owner, updated_at) VALUES (?, '', ?, ?) "
+        "ON CONFLICT (name) DO NOTHING",
+        (name, owner, now),
+    )
+    return "unknown" if added else "taken"
+
+
+def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> None:
+    """Record the last response in a conversation object that the owner has claimed."""
+    name = _qualify(tx, f"{scope} {object_id}")
+    tx.run("UPDATE objects SET last = ? WHERE name = ? AND owner = ?", (last, name, owner))
 
 
 def _qualify(tx: Tx, name: str) -> str:

@@ -199,6 +199,14 @@ CREATE TABLE evidence (
     updated_at REAL NOT NULL
 );
 
+-- The last response in each conversation object of a server; empty while a request of the owner continues the object.
+CREATE TABLE objects (
+    name TEXT NOT NULL PRIMARY KEY,
+    last TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    updated_at REAL NOT NULL
+);
+
 -- Requests of programs that do not know Kedge, which are chained by content (kedge.incremental). Processes that share
 -- a store share the index of known responses and the key that hashes credentials.
 CREATE TABLE response_index (

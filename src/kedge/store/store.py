@@ -20,6 +20,7 @@ from kedge.errors import (
 )
 from kedge.event_loops import AsyncResource
 from kedge.events import Usage
+from kedge.memory.object_claims import Claim as ObjectClaim
 from kedge.planning import AnchorRecord, Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import ConversationState, validate_mode
@@ -202,6 +203,34 @@ class Store(AsyncResource):
         """Store the evidence about the memory of a server, replacing the previous one."""
         now = self.clock()
         await self.database.write(lambda tx: response_index.put_evidence(tx, key, form, now))
+
+    async def claim_object(
+        self, scope: str, object_id: str, last: str, *, owner: str, resumes: bool
+    ) -> ObjectClaim:
+        """Claim a conversation object of a server for a request; see `kedge.memory.object_claims`.
+
+        Args:
+            scope: The provider, endpoint and account.
+            object_id: The conversation object.
+            last: The last response in the object, as far as the caller knows; empty for a new object.
+            owner: Identifies the process.
+            resumes: Whether an unfinished claim of the same owner is continued.
+
+        Returns:
+            Whether the object ends with this response, may do so, or is continued by another line of history.
+        """
+        now = self.clock()
+        return await self.database.write(
+            lambda tx: response_index.claim_object(
+                tx, scope, object_id, last, owner=owner, resumes=resumes, now=now
+            )
+        )
+
+    async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:
+        """Record the last response in a conversation object that ``owner`` has claimed."""
+        await self.database.write(
+            lambda tx: response_index.release_object(tx, scope, object_id, last, owner=owner)
+        )
 
     # Requests through a proxy
 

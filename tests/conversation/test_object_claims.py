@@ -1,0 +1,118 @@
+"""Test claims on conversation objects in a store, which processes share."""
+
+import anyio
+import pytest
+
+from engines.conftest import open_engine
+from engines.runs import last_context, last_text, send_lines
+from kedge import Conversation
+from kedge.engines import ResponsesEngine, conversation_objects
+from kedge.errors import RequestRefused
+from kedge.events import TextDelta
+from kedge.memory.object_claims import ObjectClaims
+from kedge.planning import get_state
+from kedge.store import Store
+from kedge.testing import TestServer, serve
+from kedge.turns import Turn, user
+from normalization import expected_context, normalize_items
+
+
+def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continue as a process that knows only what is in the store."""
+    monkeypatch.setattr(conversation_objects, "OBJECT_CLAIMS", ObjectClaims())
+
+
+def count_lists(server: TestServer) -> int:
+    """Return how often the items of an object were listed."""
+    return sum(each.path.endswith("/items") for each in server.requests)
+
+
+async def open_attached(engine: ResponsesEngine, store: Store) -> None:
+    """Let an engine use a store, as a conversation in it does."""
+    await engine.memory.attach(store, engine.model)
+
+
+async def test_a_process_with_the_same_store_continues_the_object(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim in the store shows that no other line continues the object, so the answer is not held back."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation") as engine:
+            await open_attached(engine, store)
+            turn = await send_lines(engine, "One")
+            become_another_process(monkeypatch)
+            lists = count_lists(server)
+            async with engine.stream(turn.append(user("What did I say first?"))) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+                assert count_lists(server) == lists
+                await stream.finish()
+    assert get_state(stream.turn).conversation_id == get_state(turn).conversation_id
+    assert "One" in last_text(stream.turn)
+
+
+async def test_of_two_processes_one_continues_the_object(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that finds the object claimed in the store sends everything to a new one, also after a crash."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation") as engine:
+            await open_attached(engine, store)
+            turn = await send_lines(engine, "One")
+            async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+                become_another_process(monkeypatch)
+                other = await engine.run(turn.append(user("What did I say last?")))
+    assert get_state(other).conversation_id != get_state(turn).conversation_id
+    assert normalize_items(last_context(server)) == expected_context(other)
+
+
+async def test_a_rejected_request_does_not_end_the_object_in_the_store(store: Store) -> None:
+    """The process whose request was rejected claims the object again."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation") as engine:
+            await open_attached(engine, store)
+            turn = await send_lines(engine, "One")
+            server.faults.set("status=400", times=1)
+            with pytest.raises(RequestRefused):
+                await engine.run(turn.append(user("Two")))
+            again = await engine.run(turn.append(user("Two")))
+    assert get_state(again).conversation_id == get_state(turn).conversation_id
+
+
+async def test_one_of_many_claims_succeeds(store: Store) -> None:
+    """Exactly one of several processes gets an object that ends with a known response."""
+    assert await store.claim_object("s", "conv", "", owner="a", resumes=False) == "unknown"
+    await store.release_object("s", "conv", "R1", owner="a")
+    found: list[str] = []
+
+    async def claim(owner: str) -> None:
+        found.append(await store.claim_object("s", "conv", "R1", owner=owner, resumes=False))
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(claim, f"process {number}")
+    assert sorted(found) == ["owned", *["taken"] * 4]
+    await store.release_object("s", "conv", "R9", owner="a process without the claim")
+    assert await store.claim_object("s", "conv", "R9", owner="b", resumes=False) == "taken"
+    other = store.use_namespace("other")
+    assert await other.claim_object("s", "conv", "R1", owner="b", resumes=False) == "unknown"
+
+
+async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
+    """Two forks of a conversation in object mode are answered from their own messages."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation") as engine:
+            conversation = await Conversation.create(store, engine)
+            await conversation.send("One")
+            forks = [await conversation.fork() for _ in range(2)]
+            async with anyio.create_task_group() as group:
+                for number, fork in enumerate(forks):
+                    group.start_soon(fork.send, f"My PIN is {number}{number}{number}{number}")
+            contexts = [normalize_items(each.context) for each in server.requests if each.context]
+            turns: list[Turn] = [fork.turn for fork in forks]
+    for turn in turns:
+        assert expected_context(turn) in contexts
