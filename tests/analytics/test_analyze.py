@@ -466,7 +466,7 @@ async def test_conversations_sum_to_the_totals(
 
 
 async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
-    """Sizes include tools and settings; rows of older versions have the size of the messages."""
+    """Sizes include tools and settings; a request that was not sent has the size of its messages."""
     writer = await create_writer(store)
     await writer.add_response(created_at=5.0, sent_bytes=111, request_bytes=818)
     await writer.add_response(created_at=6.0, sent_bytes=100)

@@ -218,19 +218,6 @@ async def test_result_is_valid_only_for_the_same_request(
     assert (repeated.completed, len(server.requests)) == (1, 1)
 
 
-async def test_results_without_a_fingerprint_are_read_from_the_store(
-    batch: dict[str, Any], server: TestServer
-) -> None:
-    """Results of version 0.1 have no fingerprint, so their lines run again from the store."""
-    line = BatchLine("a", ("What is 2 + 3?",))
-    await run_batch([line], **batch)
-    result = read_results(batch)["a"]
-    del result["fingerprint"]
-    batch["out"].write_text(json.dumps(result) + "\n")
-    assert (await run_batch([line], **batch)).completed == 1
-    assert len(server.requests) == 1
-
-
 async def test_transient_errors_are_retried(
     batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,9 +79,9 @@ def test_ctrl_c_without_text_prints_how_to_end(
 
 
 def test_history_is_private(keys: PipeInput, tmp_path: Path) -> None:
-    """Arrow up recalls messages, including those of version 0.1, and other users cannot read them."""
+    """Arrow up recalls messages, and other users cannot read them."""
     history_file().parent.mkdir()
-    (history_file().parent / "history").write_text("an old line\n")
+    read(keys, "an old line\r")
     read(keys, "My name is Ada.\r")
     assert history_file().stat().st_mode & 0o077 == 0
     assert read(keys, "\x1b[A\r") == ["My name is Ada."]

@@ -34,6 +34,7 @@ from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, ret
 from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Node, Store
+from kedge.store.records import Claim
 from kedge.testing import TestServer
 from kedge.turns import Block, Turn
 
@@ -558,10 +559,19 @@ async def test_concurrent_sends_with_one_key_run_once(
 
 
 async def test_expired_claim_is_taken_over(
-    store: Store, conversation: Conversation, kedge_server: TestServer
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """An expired claim continues from its stored question, including for a key of version 0.1."""
-    about = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
+    """An expired claim continues from its stored question."""
+    claimed: list[bytes] = []
+
+    class RecordingStore(Store):
+        async def claim(self, *args: Any, request_hash: bytes, **values: Any) -> Claim:
+            claimed.append(request_hash)
+            return await super().claim(*args, request_hash=request_hash, **values)
+
+    other = await Conversation.create(RecordingStore(store.database), connected())
+    await other.send("What is 2+3?", key="k")
+    (about,) = claimed
     claim = await store.claim(conversation.row, "k", request_hash=about, owner="dead", lease=30)
     assert claim.is_owner
     await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had expired

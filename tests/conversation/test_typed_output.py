@@ -1,19 +1,17 @@
 """Typed answers of a conversation: stored corrections, idempotency keys and continuation after failures."""
 
-import hashlib
 from collections.abc import Callable
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 
 import pytest
+from pydantic import AfterValidator
 
 from kedge import Conversation
 from kedge.conversation import ConversationStream, Reply
 from kedge.engines import Engine
 from kedge.errors import KeyReused, OutputInvalid, OutputRefused
-from kedge.planning.canonical import canonical_json
 from kedge.store import Store
 from kedge.testing import TestServer
-from kedge.turns import user
 
 Connect = Callable[..., Engine]
 
@@ -80,13 +78,19 @@ async def test_resume_corrects_an_invalid_answer(
 
 
 async def test_stored_reply_of_another_type_is_rejected(conversation: Conversation) -> None:
-    """A stored reply that does not match the type is rejected; keys of version 0.1 do not cover the type."""
-    about = hashlib.sha256(canonical_json(user("Hello")) or b"").digest()
-    store, row = conversation.store, conversation.row
-    await store.claim(row, "k", request_hash=about, owner="version 0.1", lease=60)
-    await store.settle(row, "k", (await conversation.send("Hello")).node)
+    """A stored reply that a validator of its type no longer accepts is rejected; keys do not cover validators."""
+    limits = [10, 4]
+
+    def check_limit(value: int) -> int:
+        if value > limits[0]:
+            raise ValueError("the value is too large")
+        return value
+
+    limited = Annotated[int, AfterValidator(check_limit)]
+    assert (await conversation.send("What is 2 + 3?", key="k", output=limited)).output == 5
+    del limits[0]
     with pytest.raises(OutputInvalid, match="0 attempt"):
-        await conversation.send("Hello", key="k", output=int)
+        await conversation.send("What is 2 + 3?", key="k", output=limited)
 
 
 async def test_refusal_raises_and_leaves_the_head(conversation: Conversation) -> None:

@@ -14,7 +14,6 @@ values = st.recursive(
 )
 
 CIPHER = ContentCipher(b"k" * 32)
-VERSION_0_1 = "ARfsMKbJh4i9HzVsmNrguTfgxrdOo0AajRUn7Bu3SGoBv2KeR0Xzus4Vg39i4fAL"
 
 
 @given(values)
@@ -43,11 +42,6 @@ def test_any_change_is_detected(data: st.DataObject) -> None:
 def test_other_text_is_not_encrypted_content(text: str) -> None:
     """Arbitrary text is not decrypted."""
     assert CIPHER.decrypt(text) is None
-
-
-def test_content_of_version_0_1_is_not_decrypted() -> None:
-    """Content of version 0.1 used another cipher and is not decrypted, even with the same key."""
-    assert CIPHER.decrypt(VERSION_0_1) is None
 
 
 def test_encryption_is_randomized() -> None:

@@ -2,11 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kedge import user
+from kedge import Conversation, user
 from kedge.errors import InvalidJSON
 from kedge.store import (
     ConversationRow,
@@ -162,3 +163,19 @@ async def test_lines_are_plain_json(store: Store) -> None:
     assert forms[0]["format"] == "kedge.conversation"
     assert [form["block"]["kind"] for form in forms if "block" in form] == ["user", "assistant"]
     assert [form["blocks"] for form in forms if "node" in form] == [[], [0, 1]]
+
+
+async def test_export_of_a_development_version_is_imported(store: Store) -> None:
+    """An export in format 1, written by commit 906cfb99, becomes the same conversation, which can be continued."""
+    lines = (Path(__file__).parent / "data" / "export_1.jsonl").read_text().splitlines()
+    (row,) = await store.import_(lines)
+    assert await store.verify() == []
+    again = [json.loads(line) for line in (await store.export(row)).splitlines()]
+    assert [each for each in again if "block" in each] == [
+        each for line in lines if "block" in (each := json.loads(line))
+    ]
+    assert [node.kind for node in await store.tree(row)][-2:] == ["asked", "answered"]
+    conversation = await Conversation.open(store, row.id, "practice")
+    assert len(conversation.turn) == 9
+    assert (await conversation.send("What is my name?")).text == "Your name is Ada."
+    assert await store.verify() == []

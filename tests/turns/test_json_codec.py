@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -451,3 +452,13 @@ def test_loaded_values_thaw_to_plain_json() -> None:
     block = load_block({"kind": "opaque", "item": {"type": "x", **metadata}, "metadata": metadata})
     assert json_equal(thaw(block.metadata), metadata)
     assert json_equal(dump_block(block)["item"], {"type": "x", **metadata})
+
+
+def test_turn_json_of_a_development_version_is_loaded() -> None:
+    """A Turn in format 1, written by commit 906cfb99, is loaded with all its blocks and written back unchanged."""
+    text = (pathlib.Path(__file__).parent / "data" / "turn_1.json").read_text()
+    turn = loads(text)
+    kinds = "system user assistant user tool_call tool_result assistant user assistant user reasoning tool_call"
+    assert [block.kind for block in turn] == [*kinds.split(), "tool_result", "opaque", "assistant"]
+    assert [block.response_id for block in turn[-5:]] == ["resp_1", "resp_1", "", "", "resp_2"]
+    assert json.loads(dumps(turn)) == json.loads(text)

@@ -1,6 +1,5 @@
 """``steps``: prompts on one chain, with typed results between them."""
 
-from contextlib import AsyncExitStack
 from datetime import date
 from typing import Any
 
@@ -8,13 +7,10 @@ import pytest
 from pydantic import BaseModel
 
 from kedge.conversation import Conversation
-from kedge.conversation import run as conversation_run
-from kedge.conversation.run import _hash_blocks  # pyright: ignore[reportPrivateUsage]
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Side, Step, debate, list_workflows, load_workflow, refine, steps
-from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked, ignore_event
-from kedge.workflows.roles import WorkflowRun
+from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked
 
 
 class Voyage(BaseModel):
@@ -106,24 +102,6 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
     first, last = [e.verdict for e in events if isinstance(e, AnswerJudged)]
     assert first.critique.startswith("- the answer")
     assert last.critique == "- I do not sail."
-
-
-async def test_attempts_of_version_0_1_are_continued(
-    store: Store, scripted: Any, connected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Attempts stored by version 0.1, with one key per correction over only the messages, are continued."""
-    step = Step("voyage", "Plan a voyage.", Voyage)
-    engine = connected(scripted({"say": "No."}))
-    run = WorkflowRun("wf_old", "steps", {}, ignore_event, {}, AsyncExitStack())
-    role = await run.open_lead("steps", None, store, engine, "")
-    with monkeypatch.context() as patch:
-        patch.setattr(conversation_run, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
-        await role.ask(1, step.prompt)
-    server = scripted({"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'})
-    result = await steps([step], store=store, engine=connected(server), workflow="wf_old")
-    assert result["voyage"].days == 3
-    assert result.steps[0].attempts == 2
-    assert len(server.requests) == 1
 
 
 async def test_failed_step_is_retried_on_resume(

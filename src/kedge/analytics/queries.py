@@ -41,7 +41,7 @@ HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 """Reasons for healing without a rejected request."""
 
 REQUEST_BYTES = SUMS["sent_bytes"]
-"""The bytes of complete requests; of their messages alone in rows of older versions."""
+"""The bytes of complete requests; of their messages alone where the size of the request is not known."""
 TOKEN_COLUMNS = (
     "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
 )

@@ -121,9 +121,8 @@ class BatchContext:
             data={BATCH_KEY: data},
             **settings,
         )
-        # Conversations of version 0.1 have no fingerprint; their keys still cover the prompts.
         recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}
-        if recorded.get("fingerprint", fingerprint) != fingerprint:
+        if recorded.get("fingerprint") != fingerprint:
             raise KeyReused(CHANGED_LINE_ERROR)
         return conversation
 

@@ -213,8 +213,5 @@ def default_name(out: str | Path) -> str:
 
 
 def _is_done(result: LineResult | None, fingerprint: str) -> bool:
-    """Return whether a result is complete and belongs to the same request.
-
-    A result of version 0.1 has no fingerprint. Its line runs again, which reads the stored answers.
-    """
+    """Return whether a result is complete and belongs to the same request."""
     return result is not None and (result.status, result.fingerprint) == ("completed", fingerprint)

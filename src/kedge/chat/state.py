@@ -11,7 +11,7 @@ blocks which the engine cannot send are left out (``leave_out``): a state must n
 import hashlib
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, cast
@@ -55,8 +55,8 @@ def is_encrypted(data: bytes) -> bool:
 
 
 VERSION = 2
-FIRST_CHECKSUM_VERSION = 2
-"""The first version with a checksum."""
+MESSAGES_VERSION = 1
+"""The version of a plain list of messages without a checksum, to import a history that another program wrote."""
 
 
 DiscardReason = Literal[
@@ -271,7 +271,7 @@ def as_bytes(state: object) -> bytes:
 
 
 def parse_members(data: bytes) -> Json | DiscardedState:
-    """Return the members of a state, verified and upgraded to the current version. Never raises."""
+    """Return the members of a state, verified, or those of imported messages. Never raises."""
     try:
         members = decode(data, parse_constant=reject_constant)
     except (ValueError, RecursionError):
@@ -280,12 +280,13 @@ def parse_members(data: bytes) -> Json | DiscardedState:
         return DiscardedState("malformed", "not an object")
     members = cast("Json", members)
     version = members.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
+    if type(version) is not int or version not in (VERSION, MESSAGES_VERSION):
         return DiscardedState("version", "", members)
-    if version >= FIRST_CHECKSUM_VERSION and not has_valid_checksum(data):
-        return DiscardedState("damaged", "", members)
+    if version == VERSION:
+        valid = has_valid_checksum(data)
+        return members if valid else DiscardedState("damaged", "", members)
     try:
-        return {**upgrade_members(members), "written_as": version}
+        return import_messages(members)
     except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
         return DiscardedState("malformed", type(error).__name__, members)
 
@@ -321,7 +322,7 @@ def _decode_members(members: Json) -> ChatState:
         memory,
         _check_text(members["id"]),
         data,
-        members["written_as"],
+        members["version"],
     )
 
 
@@ -355,27 +356,15 @@ def _check_text(value: object) -> str:
     return check_text(value, "state")  # pyright: ignore[reportArgumentType]
 
 
-def upgrade_members(
-    members: Json, upgrades: Mapping[int, Callable[[Json], Json]] | None = None
-) -> Json:
-    """Return the members of a state in the form of the current version.
+def import_messages(members: Json) -> Json:
+    """Return the members of a state whose blocks are those of a list of messages, without its leading system messages.
+
+    The messages are items of the Responses API or messages of the Chat Completions API, in any mixture. Any other
+    message makes the state unusable: if it were passed on, the provider would reject it at every call, and the
+    conversation could never continue.
 
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: The members cannot be converted.
-    """
-    steps = UPGRADES if upgrades is None else upgrades
-    while members["version"] in steps:
-        version = members["version"]
-        members = {**steps[version](members), "version": version + 1}
-    return members
-
-
-def _upgrade_from_v1(members: Json) -> Json:
-    """Convert version 1 to 2: messages become blocks. Leading system messages are no longer stored.
-
-    Version 1 is a list of messages that any program may have written: items of the Responses API or messages of the
-    Chat Completions API, in any mixture. Any other message makes the state unusable: if it were passed on, the
-    provider would reject it at every call, and the conversation could never continue.
+        ValueError, LookupError, TypeError, AttributeError: The messages cannot be converted.
     """
     messages = members["messages"]
     if not isinstance(messages, list) or not all(map(_is_message, cast("list[object]", messages))):
@@ -391,6 +380,7 @@ def _upgrade_from_v1(members: Json) -> Json:
     while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
         lead += 1
     return {
+        "version": MESSAGES_VERSION,
         "provider": members["provider"],
         "processed_length": max(0, seen - lead),
         "id": "",
@@ -402,7 +392,7 @@ def _upgrade_from_v1(members: Json) -> Json:
 
 def _check_items(items: list[Json]) -> None:
     """Reject items that the Responses API rejects: a member is missing or has an invalid value."""
-    from kedge.server.errors import ApiError  # slow to import, and few states are of version 1
+    from kedge.server.errors import ApiError  # slow to import, and few states are imported
     from kedge.server.schema.requests import ITEMS
 
     try:
@@ -426,10 +416,6 @@ def leave_out(state: ChatState, kinds: type[Block] | tuple[type[Block], ...]) ->
 
 def _is_message(message: object) -> bool:
     return isinstance(message, dict) and ("role" in message or "type" in message)
-
-
-UPGRADES: Mapping[int, Callable[[Json], Json]] = {1: _upgrade_from_v1}
-"""The conversion from each older version to the next."""
 
 
 @dataclass(frozen=True, slots=True)

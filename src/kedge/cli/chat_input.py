@@ -8,7 +8,7 @@ of a command's start.
 import asyncio
 import mimetypes
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,12 +172,6 @@ def _open_history() -> "History":
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class PrivateHistory(FileHistory):
-        def load_history_strings(self) -> Iterable[str]:
-            yield from super().load_history_strings()
-            with suppress(OSError):  # the lines that version 0.1 stored
-                lines = path.with_name("history").read_text(errors="replace").splitlines()
-                yield from reversed(lines)
-
         def store_string(self, string: str) -> None:
             with suppress(OSError):
                 super().store_string(string)

@@ -1067,7 +1067,7 @@ class Conversation(AsyncResource):
         return Reply(answer_text(turn), turn, node, self.id, usage, stored=True, output=value)
 
     async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the stored reply of a key; the type of a reply of version 0.1 may differ."""
+        """Return the stored reply of a key; a validator of its type may reject what it accepted before."""
         try:
             return await self._load_reply(node, schema)
         except SchemaMismatch as mismatch:

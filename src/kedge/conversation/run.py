@@ -25,7 +25,7 @@ from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_body import KNOWN_PARAMS
-from kedge.errors import EngineError, HeadConflict, KedgeError, KeyReused, StoreError
+from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -418,13 +418,7 @@ class ClaimRequest:
         Raises:
             KeyReused: The key belongs to another request.
         """
-        try:
-            return await self._claim(_hash_request(blocks, options))
-        except KeyReused:
-            # Version 0.1 hashed only the messages, so only they can be compared for its keys.
-            return await self._claim(_hash_blocks(blocks))
-
-    async def _claim(self, request_hash: bytes) -> Claim:
+        request_hash = _hash_request(blocks, options)
         pause, max_pause = POLL_INTERVALS
         while True:
             acquired = self.store.claim(
@@ -479,10 +473,5 @@ def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
     if "output" in settings:
         settings["output"] = settings["output"].request_options()
     described = json.dumps(settings, sort_keys=True, default=str).encode()
-    return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
-
-
-def _hash_blocks(blocks: Sequence[Block]) -> bytes:
-    """Return a hash of messages, as a model reads them."""
-    joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
-    return hashlib.sha256(joined).digest()
+    messages = hashlib.sha256(b"\n".join(canonical_json(block) or b"" for block in blocks))
+    return hashlib.sha256(b"request\n" + messages.digest() + described).digest()

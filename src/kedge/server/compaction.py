@@ -110,7 +110,7 @@ def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[
     """Replace a compaction item at the start by the items in it, as a model sees them.
 
     Raises:
-        ApiError: If this server cannot decrypt it, for example because version 0.1 stored it.
+        ApiError: If this server cannot decrypt it.
     """
     if not items or items[0]["type"] != "compaction":
         return items

@@ -58,10 +58,7 @@ class ContentCipher:
         return self._cipher.encrypt(zlib.compress(encode(value))).decode()
 
     def decrypt(self, text: str) -> Any:
-        """Decrypt a value; return None if this server did not encrypt it or it was modified.
-
-        Content of version 0.1, which used another cipher, is rejected like any foreign content.
-        """
+        """Decrypt a value; return None if this server did not encrypt it or it was modified."""
         try:
             canonical = urlsafe_b64encode(urlsafe_b64decode(text)).decode()
         except ValueError:

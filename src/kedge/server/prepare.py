@@ -245,18 +245,10 @@ def _find_response_history(service: ServerState, id: str, unstored: LaneMemory |
 
 
 def _load_context(service: ServerState, node: int | None) -> Context | None:
-    """Load a stored context, or return None if it starts at a compaction that version 0.1 encrypted.
-
-    Such a context is lost, so it is reported as missing: after this error clients resend the
-    conversation. So is a context that another process of a shared database has just deleted.
-    """
+    """Load a stored context, or return None if another process of a shared database has just deleted it."""
     try:
         return service.nodes.load_context(node)
     except LookupError:
-        return None
-    except errors.ApiError as error:
-        if error.template is not errors.INVALID_ENCRYPTED_CONTENT:
-            raise
         return None
 
 

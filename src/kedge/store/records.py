@@ -190,7 +190,7 @@ class ResponseRow:
     settings: str = ""
     """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
     request_bytes: int | None = None
-    """The size of the request body, with tool definitions and settings; ``None`` in rows of older versions."""
+    """The size of the request body, with tool definitions and settings; ``None`` if the request was not sent."""
     node: int = 0
     parent: int = 0
     conversation: str = ""

@@ -65,12 +65,6 @@ The answer was changed:
 {answer}
 
 Does it meet the rubric now?"""
-STORED_RETRY_PROMPT = """\
-That was not readable:
-{problems}
-
-Write only the JSON object."""
-"""The correction in workflows that version 0.1 stored."""
 
 
 async def open_judge_role(run: WorkflowRun, judge: object, store: Store) -> Role | None:
@@ -146,9 +140,7 @@ async def judge_with_model(role: Role, rubric: str, task: str, number: int, answ
 
 async def ask_structured(role: Role, number: int, text: str, schema: OutputSchema[Any]) -> Any:
     """Request an answer until it matches a schema."""
-    found = await role.ask_typed(
-        number, text, schema, attempts=ATTEMPTS, stored_prompt=STORED_RETRY_PROMPT
-    )
+    found = await role.ask_typed(number, text, schema, attempts=ATTEMPTS)
     if found is None:
         raise WorkflowFailed(
             role.workflow,

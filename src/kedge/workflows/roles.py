@@ -14,7 +14,6 @@ from typing import Any, cast
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.navigation import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
-from kedge.engines.output_schema import CORRECTION_PROMPT, SchemaMismatch
 from kedge.engines.reply import CORRECTION_ORIGIN
 from kedge.errors import (
     HeadConflict,
@@ -93,14 +92,13 @@ class Role:
         number: int,
         message: str,
         *,
-        part: str = "",
         on_rejected: Callable[[Sequence[str]], None] | None = None,
         **options: Any,
     ) -> Reply[Any]:
-        """Send the question of this number (and part) once; later calls return the stored answer."""
+        """Send the question of this number once; later calls return the stored answer."""
         self.watch(QuestionAsked(self.workflow, self.role, number))
         block = user(message, metadata={WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
-        key = f"{self.workflow}/{self.role}/{number}{part}"
+        key = f"{self.workflow}/{self.role}/{number}"
         async with self.conversation.stream(block, key=key, streaming=False, **options) as stream:
             async for event in stream:
                 if isinstance(event, OutputRejected):
@@ -123,41 +121,30 @@ class Role:
         schema: OutputSchema[Any],
         *,
         attempts: int = 3,
-        stored_prompt: str = CORRECTION_PROMPT,
         on_rejected: Callable[[Sequence[str]], None] | None = None,
     ) -> tuple[Reply[Any], int] | None:
         """Send a question until its answer matches a schema, like ``Conversation.send``.
 
-        A resumed workflow continues with the last answer; stored answers do not count as attempts. In version
-        0.1 each correction was a question with a separate key, built with ``stored_prompt``.
+        A resumed workflow continues with the last answer; stored answers do not count as attempts.
 
         Returns:
             The reply and the number of answers; None if no answer matched.
         """
-        question, stored = message, 1
-        while True:
-            try:
-                reply = await self.ask(
-                    number,
-                    question,
-                    part="" if stored == 1 else f".{stored}",
-                    on_rejected=on_rejected,
-                    output=schema,
-                    output_retries=attempts - 1,
-                )
-            except OutputError as error:
-                is_stored = isinstance(error, OutputInvalid) and not error.attempts
-                problems = error.problems if isinstance(error, OutputInvalid) else (error.text,)
-                self._report_answer(number, error.text, is_stored=is_stored)
-                if on_rejected:
-                    on_rejected(problems)
-                if not is_stored:
-                    await self._show_last_answer()
-                    return None
-                question = stored_prompt.format(problems=SchemaMismatch(problems))
-                stored += 1
-            else:
-                return reply, stored + _count_corrections(reply.turn)
+        try:
+            reply = await self.ask(
+                number,
+                message,
+                on_rejected=on_rejected,
+                output=schema,
+                output_retries=attempts - 1,
+            )
+        except OutputError as error:
+            self._report_answer(number, error.text)
+            if on_rejected:
+                on_rejected(error.problems if isinstance(error, OutputInvalid) else (error.text,))
+            await self._show_last_answer()
+            return None
+        return reply, 1 + _count_corrections(reply.turn)
 
     async def _show_last_answer(self) -> None:
         """Move the head to the last answer of a failed question, so that it is visible."""

@@ -52,10 +52,6 @@ class NodeKeys:
         """Return the number of the node in a key."""
         return int(key[:NODE_DIGITS], 16) ^ self._compute_mask(key[NODE_DIGITS:])
 
-    def list_nodes(self, key: str) -> tuple[int, int]:
-        """Return the possible numbers in a key: encrypted, or as version 0.1 wrote it."""
-        return self.parse_node(key), int(key[:NODE_DIGITS], 16)
-
     def _compute_mask(self, random: str) -> int:
         size = NODE_DIGITS // 2
         digest = hashlib.blake2b(

@@ -164,10 +164,10 @@ class NodeRepository:
         if key is None:
             return None
         row = self._execute(
-            "SELECT id, parent, input, output FROM nodes WHERE id IN (?, ?) AND key = ? "
+            "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
             "AND (expires_at > ? OR EXISTS "
             "(SELECT 1 FROM conversations c WHERE c.id = nodes.conversation)) AND namespace = ?",
-            (*self.keys.list_nodes(key), key, self._clock(), self.namespace),
+            (self.keys.parse_node(key), key, self._clock(), self.namespace),
         ).fetchone()
         return row and ContextNode(*row)
 

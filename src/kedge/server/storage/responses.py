@@ -112,9 +112,9 @@ class ResponseRepository:
         if key is None:
             return None
         return self._execute(
-            "SELECT id, status FROM nodes WHERE id IN (?, ?) AND key = ? AND expires_at > ? "
+            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ? "
             "AND namespace = ?",
-            (*self._nodes.keys.list_nodes(key), key, self._clock(), self._nodes.namespace),
+            (self._nodes.keys.parse_node(key), key, self._clock(), self._nodes.namespace),
         ).fetchone()
 
     def read(self, node: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Upgrades of older states to the current version, one version at a time."""
+"""States of version 1: messages that another program wrote, which are imported."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.chat import Chat
-from kedge.chat.state import FIRST_CHECKSUM_VERSION, UPGRADES, VERSION, upgrade_members
+from kedge.chat.state import MESSAGES_VERSION, import_messages
 from kedge.turns import (
     AssistantBlock,
     UserBlock,
@@ -30,22 +30,16 @@ def make_version_1(*messages: Any, processed: int = 0) -> dict[str, Any]:
     }
 
 
-def test_every_older_version_has_an_upgrade() -> None:
-    """There is an upgrade from every older version, and the checksum version is not in the future."""
-    assert sorted(UPGRADES) == list(range(1, VERSION))
-    assert FIRST_CHECKSUM_VERSION <= VERSION
-
-
 def test_messages_become_blocks() -> None:
     """Messages are converted to blocks, without responses or anchors."""
     messages = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
-    upgraded = upgrade_members(make_version_1(*messages, processed=2))
-    first, second = (load_block(each["as_is"]) for each in upgraded.pop("blocks"))
+    imported = import_messages(make_version_1(*messages, processed=2))
+    first, second = (load_block(each["as_is"]) for each in imported.pop("blocks"))
     assert isinstance(first, UserBlock)
     assert isinstance(second, AssistantBlock)
     assert (first.text, second.text) == ("Ada", "Hello")
-    assert upgraded == {
-        "version": VERSION,
+    assert imported == {
+        "version": MESSAGES_VERSION,
         "provider": "openai",
         "processed_length": 2,
         "id": "",
@@ -56,19 +50,19 @@ def test_messages_become_blocks() -> None:
 
 @pytest.mark.parametrize(("processed", "left"), [(0, 0), (1, 0), (2, 0), (3, 1)])
 def test_leading_system_messages_are_omitted_and_not_counted(processed: int, left: int) -> None:
-    """Leading system messages are not part of an upgraded state; later ones are."""
+    """Leading system messages are not part of an imported state; later ones are."""
     rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
     message = {"role": "user", "content": "Ada"}
-    upgraded = upgrade_members(make_version_1(rules, rules, message, more, processed=processed))
-    assert len(upgraded["blocks"]) == 2
-    assert upgraded["processed_length"] == left
+    imported = import_messages(make_version_1(rules, rules, message, more, processed=processed))
+    assert len(imported["blocks"]) == 2
+    assert imported["processed_length"] == left
 
 
 @pytest.mark.parametrize("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
 def test_invalid_messages_are_rejected(messages: object) -> None:
     """Messages of an invalid form raise an error, which discards the state."""
     with pytest.raises(ValueError, match="messages are objects"):
-        upgrade_members({**make_version_1(), "messages": messages})
+        import_messages({**make_version_1(), "messages": messages})
 
 
 CHAT_COMPLETIONS = [
@@ -93,15 +87,15 @@ CHAT_COMPLETIONS = [
 
 def test_chat_completions_messages_become_blocks() -> None:
     """Tool calls and results are converted too, and the processed length counts blocks."""
-    upgraded = upgrade_members(make_version_1(*CHAT_COMPLETIONS, processed=5))
-    blocks = [load_block(each["as_is"]) for each in upgraded["blocks"]]
+    imported = import_messages(make_version_1(*CHAT_COMPLETIONS, processed=5))
+    blocks = [load_block(each["as_is"]) for each in imported["blocks"]]
     assert blocks == [
         user("Weather in Oslo?"),
         tool_call("weather", '{"city":"Oslo"}', call_id="call_1"),
         tool_result("call_1", "rain"),
         assistant("It rains."),
     ]
-    assert upgraded["processed_length"] == 4
+    assert imported["processed_length"] == 4
 
 
 def test_one_message_may_become_several_blocks() -> None:
@@ -118,15 +112,15 @@ def test_one_message_may_become_several_blocks() -> None:
         "role": "user",
         "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}],
     }
-    upgraded = upgrade_members(make_version_1(message, picture, processed=1))
-    blocks = [load_block(each["as_is"]) for each in upgraded["blocks"]]
+    imported = import_messages(make_version_1(message, picture, processed=1))
+    blocks = [load_block(each["as_is"]) for each in imported["blocks"]]
     assert blocks == [
         assistant("Let me see."),
         tool_call("shell", "ls", call_id="call_1", custom=True),
         tool_call("f", "{}", call_id="call_2"),
         user([image("https://x/y.png")]),
     ]
-    assert upgraded["processed_length"] == 3
+    assert imported["processed_length"] == 3
 
 
 @pytest.mark.parametrize(
@@ -152,15 +146,3 @@ async def test_unconvertible_state_is_discarded(message: Any) -> None:
     assert answer.discarded.reason == "malformed"
     assert len(answer.turn) == 2
     assert (await chat.chat_with_state(answer.state, "Hello")).discarded is None
-
-
-def test_upgrades_run_in_sequence() -> None:
-    """Each upgrade leads to the next version, and a current state is returned unchanged."""
-
-    def named(step: str) -> Any:
-        return lambda members: {"seen": [*members.get("seen", ()), step]}
-
-    steps = {1: named("one"), 2: named("two"), 4: named("never")}
-    assert upgrade_members({"version": 1}, steps) == {"version": 3, "seen": ["one", "two"]}
-    current = {"version": VERSION, "blocks": []}
-    assert upgrade_members(current) is current
