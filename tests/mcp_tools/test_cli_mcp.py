@@ -122,14 +122,14 @@ async def test_user_approves_calls_at_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The prompt shows the arguments, shortened and without control characters."""
+    """The prompt shows the arguments, shortened and without control characters, and ends with the name."""
     answers = Terminal(line)
     monkeypatch.setattr(sys, "stdin", answers)
     call = tool_call("rm\x1b", json.dumps({"path": "x" * 3_000}))
     assert await ask_approval(call) == (decision or Deny("the user denied it"))
     prompt = capsys.readouterr().err
-    assert prompt.startswith("\nRun rm� {")
-    assert prompt.endswith("… (3,012 characters)? [y/N]: ")
+    assert prompt.startswith('\nArguments: {"path": "xxx')
+    assert prompt.endswith("more characters are hidden)\nRun rm\\x1b? [y/N]: ")
     answers.close()
 
 

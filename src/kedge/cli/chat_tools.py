@@ -57,7 +57,7 @@ async def ask_approval(call: "ToolCallBlock") -> "Decision":
 
 def format_approval(name: str, arguments: str) -> str:
     """Return the question about a call; the name is at its end, where no argument can move it out of sight."""
-    shown = escape_text(arguments[:MAX_SHOWN_ARGUMENTS])[:MAX_SHOWN_ARGUMENTS]
+    shown = escape_text(arguments[:MAX_SHOWN_ARGUMENTS])
     shown_name = escape_text(name[:MAX_SHOWN_NAME])
     hidden = len(arguments) - MAX_SHOWN_ARGUMENTS
     more = f"… ({hidden:,} more characters are hidden)" if hidden > 0 else ""

@@ -221,7 +221,7 @@ ITEM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "computer_call_output": ("call_id", "output"),
     "configuration_update": (),
     "file_search_call": ("queries", "status"),
-    "image_generation_call": ("status",),
+    "image_generation_call": (),
     "local_shell_call": ("call_id", "action"),
     "local_shell_call_output": ("id", "output"),
     "mcp_approval_request": ("server_label", "name", "arguments"),
