@@ -149,12 +149,12 @@ def test_rejected_empty_input_is_healed_by_a_full_send() -> None:
 
 
 def test_missing_conversation_object_is_healed() -> None:
-    """A 404 for the object is healed; a lock is not."""
+    """A 404 for the object is healed, and so is an object that stays locked."""
     sent = RequestSummary(conversation_id="conv_1")
     missing = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
     locked = RequestRefused("Another process…", status=400, code="conversation_locked")
     assert classify_error(missing, sent) == "conversation"
-    assert classify_error(locked, sent) is None
+    assert classify_error(locked, sent) == "conversation"
 
 
 @pytest.mark.parametrize(

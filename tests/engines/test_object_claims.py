@@ -4,15 +4,19 @@ from typing import Any
 
 import anyio
 import pytest
+from openai import AsyncOpenAI
 
 from engines.conftest import open_engine
 from engines.runs import last_text, send_lines
+from kedge.engines import conversation_objects
 from kedge.errors import RequestRefused
 from kedge.events import TextDelta
 from kedge.planning import get_state
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 from normalization import expected_context, normalize_items
+
+LONG_ANSWER = "Count to 1000, very slowly."
 
 
 def check_contexts(server: TestServer, *turns: Turn) -> None:
@@ -92,3 +96,55 @@ async def test_a_rejected_request_does_not_end_the_object(server: TestServer) ->
             await engine.run(turn.append(user("Two")))
         again = await engine.run(turn.append(user("Two")))
     assert get_state(again).conversation_id == get_state(turn).conversation_id
+
+
+async def test_a_locked_object_is_waited_for(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that another client uses for a moment is continued once it is free and unchanged."""
+    rejected = anyio.Event()
+
+    async def wait(seconds: float) -> None:
+        rejected.set()
+        await anyio.sleep(seconds)
+
+    monkeypatch.setattr(conversation_objects, "LOCK_SECONDS", 300.0)
+    monkeypatch.setattr(conversation_objects, "sleep", wait)
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
+        object_id, answers = get_state(turn).conversation_id, list[Turn]()
+
+        async def send() -> None:
+            answers.append(await engine.run(turn.append(user("Two"))))
+
+        async with (
+            AsyncOpenAI(base_url=server.base_url, api_key="any") as client,
+            anyio.create_task_group() as group,
+        ):
+            options: Any = {"conversation": object_id, "input": LONG_ANSWER, "stream": True}
+            stream: Any = await client.responses.create(model="practice", **options)
+            await anext(aiter(stream))
+            group.start_soon(send)
+            with anyio.fail_after(60):
+                await rejected.wait()
+            await stream.close()
+    assert get_state(answers[0]).conversation_id == object_id
+    check_contexts(server, *answers)
+
+
+async def test_an_object_that_stays_locked_is_replaced(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time limit everything is sent to a new object."""
+    monkeypatch.setattr(conversation_objects, "LOCK_SECONDS", 0.0)
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
+        object_id = get_state(turn).conversation_id
+        async with AsyncOpenAI(base_url=server.base_url, api_key="any") as client:
+            options: Any = {"conversation": object_id, "input": LONG_ANSWER, "stream": True}
+            stream: Any = await client.responses.create(model="practice", **options)
+            await anext(aiter(stream))
+            answer = await engine.run(turn.append(user("Two")))
+            await stream.close()
+    assert get_state(answer).conversation_id != object_id
+    check_contexts(server, answer)

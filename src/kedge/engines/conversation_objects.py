@@ -5,10 +5,13 @@ claims the object of its Turn (``kedge.memory.object_claims``), and after each a
 the previous last item, the items that were sent, and those of the answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
+from anyio import current_time, sleep
+
+from kedge.engines.heal_rules import OBJECT_LOCKED
 from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
 from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore
 from kedge.observe import get_logger
@@ -17,10 +20,16 @@ from kedge.planning.canonical import is_copy
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item
 from kedge.urls import quote_segment
 
+LOCK_SECONDS = 10.0
+"""Seconds for which a request waits for an object that another request uses; then it uses a new one."""
+FIRST_DELAY = 0.1
+MAX_DELAY = 1.0
+"""Seconds between two attempts at an object that is in use: the first delay, and the maximum."""
 PAGE_SIZE = 100
 """The maximum number of items that a server lists at once."""
 
 log = get_logger("kedge.engines.conversation_objects")
+T = TypeVar("T")
 
 
 class JsonSource(Protocol):
@@ -98,6 +107,18 @@ class ConversationObjects:
             except KedgeError as error:
                 log.warning("a conversation object was not released in the store: %s", error)
         claims.release(self._scope, object_id, last)
+
+    async def send(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a request to an object; wait while the server says that another request uses the object."""
+        delay, deadline = FIRST_DELAY, current_time() + LOCK_SECONDS
+        while True:
+            try:
+                return await send()
+            except RequestRefused as error:
+                if error.code != OBJECT_LOCKED or current_time() + delay > deadline:
+                    raise
+            await sleep(delay)
+            delay = min(2 * delay, MAX_DELAY)
 
     async def check_end(
         self,

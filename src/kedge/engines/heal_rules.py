@@ -53,6 +53,8 @@ HealRule = Callable[[EngineError, RequestSummary], bool]
 
 REJECTION_STATUSES = frozenset({400, 404, 410, 422, 501})
 """The HTTP statuses with which servers reject what a request relies on."""
+OBJECT_LOCKED = "conversation_locked"
+"""The code with which a server rejects a request to a conversation object that another one uses."""
 _CHAIN_PARAMS = frozenset({"previous_response_id", "response_id"})
 _GONE_CODES = frozenset({"previous_response_not_found", "response_not_found"})
 _UNRELATED_404_CODES = frozenset(
@@ -91,10 +93,14 @@ def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:
     )
 
 
-def _is_conversation_missing(error: EngineError, summary: RequestSummary) -> bool:
-    if not summary.conversation_id or error.code == "conversation_locked":
+def _is_conversation_unusable(error: EngineError, summary: RequestSummary) -> bool:
+    if not summary.conversation_id:
         return False
-    return error.status in (404, 410) or bool(_PAIRING_PATTERN.search(error.message))
+    return (
+        error.status in (404, 410)
+        or error.code == OBJECT_LOCKED
+        or bool(_PAIRING_PATTERN.search(error.message))
+    )
 
 
 def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
@@ -119,7 +125,7 @@ HEAL_RULES: tuple[tuple[ResendReason, HealRule], ...] = (
     ("unsupported", _is_chaining_unsupported),
     ("empty_input", _is_empty_input_rejected),
     ("gone", _is_response_missing),
-    ("conversation", _is_conversation_missing),
+    ("conversation", _is_conversation_unusable),
 )
 """Every rejection that can be healed, in the order in which they are checked."""
 

@@ -9,6 +9,7 @@ finished response becomes an anchor.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.config.settings import is_chaining_enabled
@@ -19,6 +20,7 @@ from kedge.engines.background import ContinuedStream, fetch_response, stream_res
 from kedge.engines.base import Request, require_running
 from kedge.engines.conversation_objects import ConversationObjects, find_previous
 from kedge.engines.heal_rules import (
+    OBJECT_LOCKED,
     HealableError,
     RequestSummary,
     as_healable,
@@ -357,9 +359,14 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 return await stream_response(self.transport, response_id, decoder)
             return await fetch_response(self.transport, response_id, wait=not in_background)
         retry = attempt.plan.mode != "conversation"  # the object may contain the first attempt
-        reply = await self.transport.create_response(
-            attempt.content, attempt.body, retry=retry, tap=attempt.request.tap
+        send = partial(
+            self.transport.create_response,
+            attempt.content,
+            attempt.body,
+            retry=retry,
+            tap=attempt.request.tap,
         )
+        reply = await self._conversation_objects.send(send)
         return ContinuedStream(self.transport, reply, decoder) if in_background else reply
 
     def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
@@ -552,9 +559,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 options = options.without_anchor(plan, "empty_input")
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
-                options = options.without_anchor(
-                    plan, "taken" if failure.error.response_id else "lost"
-                )
+                is_used = bool(failure.error.response_id) or failure.error.code == OBJECT_LOCKED
+                options = options.without_anchor(plan, "taken" if is_used else "lost")
             case "reasoning":
                 options = replace(options, reasoning=False)
             case "include":
