@@ -16,7 +16,7 @@ from kedge.turns import ReasoningBlock, Turn, image, system, user
 LINES = (
     "My name is Ada.",
     'Größe: 5 µm - "quoted"\n\ttab \U0001f600',
-    "Think hard. What is my name?",
+    "Think about 6 * 7",
 )
 
 

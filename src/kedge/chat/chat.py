@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
-from kedge.chat.answer import Answer, ChatStream, StateWriter
+from kedge.chat.reply import ChatReply, ChatStream, StateWriter
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
@@ -123,23 +123,23 @@ class Chat(AsyncResource):
     @overload
     async def chat_with_state(
         self, state: State, *blocks: Block | str, output: None = None, **options: Any
-    ) -> Answer[None]: ...
+    ) -> ChatReply[None]: ...
     @overload
     async def chat_with_state(
         self, state: State, *blocks: Block | str, output: type[T] | OutputSchema[T], **options: Any
-    ) -> Answer[T]: ...
+    ) -> ChatReply[T]: ...
     @overload
     async def chat_with_state(
         self, state: State, *blocks: Block | str, output: Any, **options: Any
-    ) -> Answer[Any]: ...
+    ) -> ChatReply[Any]: ...
     async def chat_with_state(
         self, state: State, *blocks: Block | str, output: Any = None, **options: Any
-    ) -> Answer[Any]:
+    ) -> ChatReply[Any]:
         """Send messages and return the answer with the state to continue with.
 
         Args:
             state: The state of the last answer, or None for a new conversation. A state that cannot be
-                used starts a new conversation; ``Answer.discarded`` has the reason.
+                used starts a new conversation; ``ChatReply.discarded`` has the reason.
             *blocks: Blocks or texts. Leading system blocks are sent with this call and not stored.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             **options: The options of an engine's ``run``, such as ``model``.
@@ -249,7 +249,7 @@ class Chat(AsyncResource):
 
         Args:
             state: The state to change.
-            *block_ids: The ids of the blocks to remove; ``Answer.turn`` has them.
+            *block_ids: The ids of the blocks to remove; ``ChatReply.turn`` has them.
 
         Returns:
             The new state.

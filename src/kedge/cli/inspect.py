@@ -167,7 +167,7 @@ def _read_file(path: Path) -> tuple[str, Turn]:
         return f"chat state of {state.provider}", state.turn()
     raise KedgeError(
         f"{path} has no Turn and no chat state that could be used: {state}; "
-        "write a Turn with kedge.turns.dumps, or the bytes of Answer.state"
+        "write a Turn with kedge.turns.dumps, or the bytes of ChatReply.state"
     )
 
 

@@ -1064,7 +1064,12 @@ class Conversation(AsyncResource):
         turn = loaded.turn(self.id)
         value = read_output(schema, turn) if schema else None
         usage = await self.store.usage(self.row, node) or Usage()
-        return Reply(answer_text(turn), turn, node, self.id, usage, stored=True, output=value)
+        row = await self.store.newest_response(self.row, node)
+        members: dict[str, Any] = {"stored": True, "output": value}
+        if row is not None and row.node == node:
+            healed = (row.healed,) if row.healed else ()
+            members.update(model=row.model, cost=row.cost, healed=healed)
+        return Reply(answer_text(turn), turn, node, self.id, usage, **members)
 
     async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return the stored reply of a key; a validator of its type may reject what it accepted before."""

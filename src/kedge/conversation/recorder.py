@@ -67,6 +67,8 @@ class RunRecorder:
     tools: tuple[ToolRow, ...] = ()
     exchanges: tuple[StoredExchange, ...] = ()
     filters: ContentFilters = field(default_factory=ContentFilters)
+    costs: tuple[float | None, ...] = ()
+    """The costs of all responses of the run that have token counts."""
 
     def record_exchange(self, request: bytes, reply: bytes, status: int | None) -> None:
         """Record the bodies of a request and its reply, after the guards of the stack."""
@@ -167,7 +169,10 @@ class RunRecorder:
                 members["cache_savings"] = listed.cache_savings(usage)
                 members["cost"] = listed.cost(usage) if price is None else None
         row = ResponseRow(**members)
-        return replace(row, cost=price(row)) if price else row
+        row = replace(row, cost=price(row)) if price else row
+        if usage:
+            self.costs = (*self.costs, row.cost)
+        return row
 
     def _collect_members(self, plan: RequestPlan, usage: Usage | None) -> dict[str, Any]:
         """Return the members of a row that every request has.

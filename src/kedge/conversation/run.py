@@ -38,6 +38,7 @@ from kedge.events.run import (
 from kedge.observe import bind_fields, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
 from kedge.planning.canonical import canonical_json
+from kedge.prices import sum_costs
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
 
@@ -320,14 +321,13 @@ class ConversationRun:
         return self._build_reply(stream, turn)
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
-        return Reply(
+        return stream.build_reply(
+            Reply,
             text=answer_text(turn, self.task.turn),
             turn=turn,
             node=self.checkpoint.node.id,
             conversation=self.checkpoint.row.id,
-            usage=stream.usage,
-            plan=stream.plan,
-            healed=stream.healed,
+            cost=sum_costs(self.recorder.costs),
             output=self.output,
         )
 

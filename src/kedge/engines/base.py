@@ -355,12 +355,12 @@ class Engine(AsyncResource, ABC):
         request = Request.of(output=output, **options)
         filters, schema = request.filters, request.output
         filters.add(*find_filters(self))
+        inner = unwrap(self)
+        model = request.model or str(getattr(inner, "model", ""))
 
         def open_events() -> Events:
             if schema is None:
                 return self.events(turn, request)
-            inner = unwrap(self)
-            model = request.model or str(getattr(inner, "model", ""))
             prompted = request.prompt_for_output(schema)
             return run_until_valid(
                 lambda turn, is_prompted: self.events(turn, prompted if is_prompted else request),
@@ -371,7 +371,7 @@ class Engine(AsyncResource, ABC):
                 filters=filters,
             )
 
-        return Stream(open_events, turn, filters, schema)
+        return Stream(open_events, turn, filters, schema, provider=inner.name, model=model)
 
     async def run(self, turn: Turn, *, output: Any = None, **options: Any) -> Turn:
         """Send the Turn, and return it with the answer appended.
@@ -424,14 +424,7 @@ class Engine(AsyncResource, ABC):
         options.setdefault("streaming", False)
         async with self.stream(turn, output=output, **options) as stream:
             await stream.finish()
-        return Reply(
-            stream.text,
-            stream.turn,
-            usage=stream.usage,
-            plan=stream.plan,
-            healed=stream.healed,
-            output=stream.output,
-        )
+        return stream.build_reply(Reply, text=stream.text, turn=stream.turn)
 
     async def poll(self, turn: Turn, **options: Any) -> Turn:
         """Wait for a response that the server generates in the background, and return the Turn with it.

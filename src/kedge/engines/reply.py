@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count as count_from
-from typing import Any, Generic
+from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
@@ -34,6 +34,7 @@ from kedge.turns import (
     AssistantBlock,
     OpaqueBlock,
     ReasoningBlock,
+    ToolCallBlock,
     Turn,
     UserBlock,
     snapshot_block_ids,
@@ -43,6 +44,8 @@ from kedge.turns.turn import has_prefix
 
 log = get_logger("kedge.engines.output")
 
+ReplyStatus = Literal["completed", "running"]
+"""The status of a reply; a call that failed has no reply."""
 ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
 
 DEFAULT_OUTPUT_RETRIES = 2
@@ -63,6 +66,9 @@ class Reply(Generic[ReplyT_co]):
         usage: The tokens of all responses of this call.
         plan: The plan of the last request.
         healed: Why requests of this call were sent again in another form, in order; see ``Healed``.
+        model: The model of the last response, as the server names it.
+        cost: The cost of all responses of this call in dollars; None if a price is not known.
+        status: ``completed``, or ``running`` if the server still generates the answer in the background.
         stored: Whether the answer was already stored and nothing was sent.
         output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
             is a call of a tool that is left to the caller.
@@ -75,6 +81,9 @@ class Reply(Generic[ReplyT_co]):
     usage: Usage = field(default_factory=Usage)
     plan: RequestPlan | None = field(default=None, repr=False)
     healed: tuple[HealReason, ...] = ()
+    model: str = ""
+    cost: float | None = None
+    status: ReplyStatus = "completed"
     stored: bool = False
     output: ReplyT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
 
@@ -87,6 +96,11 @@ class Reply(Generic[ReplyT_co]):
     def refusal(self) -> str:
         """The text of the model's refusal, if it refused."""
         return find_refusal(self.turn)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of the last response, or its summary, as far as the provider returns it."""
+        return find_reasoning(self.turn)
 
 
 @dataclass(slots=True)
@@ -230,6 +244,17 @@ def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
     blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
     last = (_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
     return last[0].refusal if last else ""
+
+
+def find_reasoning(turn: Turn) -> str:
+    """Return the reasoning before the answer at the end of a Turn, or its summary; empty if there is none."""
+    found: list[str] = []
+    for block in reversed(turn.blocks):
+        if isinstance(block, ReasoningBlock):
+            found += reversed(block.texts or block.summary)
+        elif not isinstance(block, AssistantBlock | ToolCallBlock | OpaqueBlock):
+            break
+    return "\n\n".join(reversed(found))
 
 
 def _answer_blocks(turn: Turn, sent: Turn | None) -> list[AssistantBlock]:

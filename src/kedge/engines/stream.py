@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.output_schema import OutputSchema
-from kedge.engines.reply import answer_text
+from kedge.engines.reply import Reply, answer_text
 from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
@@ -33,7 +33,8 @@ from kedge.events.run import (
 )
 from kedge.observe import measure
 from kedge.observe.logs import BOUND_FIELDS
-from kedge.planning import RequestPlan, get_state, record_response
+from kedge.planning import RequestPlan, find_running, get_state, record_response
+from kedge.prices import current_prices, sum_costs
 from kedge.turns import Block, Turn
 
 _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
@@ -41,6 +42,7 @@ _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
 
 R = TypeVar("R")
 OutputT = TypeVar("OutputT", default=None)
+ReplyT = TypeVar("ReplyT", bound=Reply[Any])
 
 
 class _EventSource(Protocol):
@@ -183,8 +185,12 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         turn: Turn,
         filters: ContentFilters | None = None,
         schema: OutputSchema[Any] | None = None,
+        *,
+        provider: str = "",
+        model: str = "",
     ) -> None:
         super().__init__(open_source, schema)
+        self._provider, self._model = provider, model
         self._turn: Turn | None = None
         self._sent_turn = self._partial_turn = turn
         self._tool_results: list[Block] = []
@@ -201,7 +207,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         self._log_context = _build_log_context(turn)
         self._sent_at = 0.0
         self._has_output = True
-        self._failed_usages: list[Usage] = []
+        self._usages: list[tuple[Usage, float | None]] = []  # with the cost of each
 
     @property
     def turn(self) -> Turn:
@@ -233,8 +239,30 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def usage(self) -> Usage:
         """The tokens of all responses of this run, also of those that were incomplete, failed or discarded."""
-        usages = [each.outcome.usage for each in self.answers if each.outcome.usage]
-        return reduce(add, [*usages, *self._failed_usages], Usage())
+        return reduce(add, [usage for usage, _ in self._usages], Usage())
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of these tokens in dollars; None if there are none, or if a price is not known."""
+        return sum_costs([cost for _, cost in self._usages])
+
+    @property
+    def model(self) -> str:
+        """The model of the newest response, as the server names it; the requested one before."""
+        return (self.answers[-1].outcome.model if self.answers else "") or self._model
+
+    def build_reply(self, kind: type[ReplyT], **members: Any) -> ReplyT:
+        """Return a reply with what is known about the requests of this run, and with further members."""
+        facts: dict[str, Any] = {
+            "usage": self.usage,
+            "plan": self.plan,
+            "healed": self.healed,
+            "model": self.model,
+            "cost": self.cost,
+            "status": "running" if find_running(self.turn) else "completed",
+            "output": self.output,
+        }
+        return kind(**{**facts, **members})
 
     @property
     def text(self) -> str:
@@ -264,12 +292,12 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case AnswerFinished():
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
+                self._add_usage(event.outcome.usage)
                 measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
             case AttemptFailed() | Healed():
                 if isinstance(event, Healed):
                     self.healed = (*self.healed, event.reason)
-                if event.usage:
-                    self._failed_usages.append(event.usage)
+                self._add_usage(event.usage)
             case ToolFinished():
                 self._tool_results.append(event.result)
             case TurnEdited():
@@ -295,8 +323,13 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             )
 
     def _handle_error(self, error: Exception) -> None:
-        if isinstance(error, EngineError) and error.usage:
-            self._failed_usages.append(error.usage)
+        if isinstance(error, EngineError):
+            self._add_usage(error.usage)
+
+    def _add_usage(self, usage: Usage | None) -> None:
+        if usage:
+            price = current_prices().find_at(usage, self._provider, self.model, time.time())
+            self._usages.append((usage, price.cost(usage) if price else None))
 
     async def _next_event(self) -> Event:
         """Return the next event; log records written meanwhile have the ids of this run.

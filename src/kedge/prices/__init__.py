@@ -6,6 +6,14 @@ A model without a price has no cost: nothing is guessed. The table is a file of 
 named by ``KEDGE_PRICES`` takes precedence.
 """
 
-from kedge.prices.prices import Price, Prices, cache_savings, cost, current_prices, load_prices
+from kedge.prices.prices import (
+    Price,
+    Prices,
+    cache_savings,
+    cost,
+    current_prices,
+    load_prices,
+    sum_costs,
+)
 
-__all__ = ["Price", "Prices", "cache_savings", "cost", "current_prices", "load_prices"]
+__all__ = ["Price", "Prices", "cache_savings", "cost", "current_prices", "load_prices", "sum_costs"]

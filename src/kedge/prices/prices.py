@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import lru_cache
@@ -227,6 +228,19 @@ class Prices:
         """Return the price of a response at a time; now by default."""
         day = None if at is None else datetime.fromtimestamp(at, UTC).date()
         return self.find(provider, model, input_tokens=usage.input_tokens, on=day)
+
+
+def sum_costs(costs: Sequence[float | None]) -> float | None:
+    """Return the sum of costs in dollars; None if there are none, or if one is not known.
+
+    Args:
+        costs: The cost of each response.
+
+    Returns:
+        The sum, or None: without the cost of a response it would be too low.
+    """
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known and len(known) == len(costs) else None
 
 
 def load_prices(path: str | Path | None = None) -> Prices:

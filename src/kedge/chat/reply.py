@@ -1,4 +1,4 @@
-"""The answer of a Chat, and the stream of events that leads to it."""
+"""The reply of a Chat, and the stream of events that leads to it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,16 +8,14 @@ from typing_extensions import TypeVar
 
 from kedge.chat.state import DiscardedState
 from kedge.compaction import CompactionResult, TurnCompacted
-from kedge.engines import RunStream, Stream
-from kedge.engines.reply import answer_text, find_refusal, last_response_id
+from kedge.engines import Reply, RunStream, Stream
+from kedge.engines.reply import answer_text
 from kedge.errors import Blocked, EngineError, KedgeError
-from kedge.events import Usage
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
-from kedge.planning import RequestPlan
 from kedge.turns import Turn, snapshot_block_ids
 
-AnswerT_co = TypeVar("AnswerT_co", covariant=True, default=None)
+ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
 OutputT = TypeVar("OutputT", default=None)
 
 StateWriter = Callable[[Turn, frozenset[str]], bytes]
@@ -25,43 +23,23 @@ StateWriter = Callable[[Turn, frozenset[str]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[AnswerT_co]):
+class ChatReply(Reply[ReplyT_co], Generic[ReplyT_co]):
     """The answer to one message, and the state to continue with.
 
     Attributes:
-        text: The text of the answer.
-        state: The state bytes for the next call.
-        turn: The conversation in ``state``, with the leading system blocks of this call.
-        usage: The tokens of all responses of this call.
-        plan: The plan of the last request.
+        state: The state bytes for the next call; ``turn`` is the conversation in it, with the leading system
+            blocks of this call.
         compaction: The changes by compaction, if there were any.
         discarded: Why the state could not be used and a new conversation was started; None if it was
             used.
-        output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
-            is a call of a tool that is left to the caller.
     """
 
-    text: str
-    state: bytes = field(repr=False)
-    turn: Turn
-    usage: Usage
-    plan: RequestPlan | None = field(default=None, repr=False)
+    state: bytes = field(default=b"", repr=False)
     compaction: CompactionResult | None = field(default=None, repr=False)
     discarded: DiscardedState | None = None
-    output: AnswerT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
-
-    @property
-    def response_id(self) -> str:
-        """The provider's id of the response that the answer ends with; empty if it has none."""
-        return last_response_id(self.turn)
-
-    @property
-    def refusal(self) -> str:
-        """The text of the model's refusal, if it refused."""
-        return find_refusal(self.turn)
 
 
-class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
+class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
     """The events of one call, and after the last event the answer.
 
     Example:
@@ -89,10 +67,10 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
         self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
-        self._answer: Answer[Any] | None = None
+        self._answer: ChatReply[Any] | None = None
 
     @property
-    def answer(self) -> Answer[OutputT]:
+    def answer(self) -> ChatReply[OutputT]:
         """The answer; available once the stream has ended.
 
         Raises:
@@ -110,7 +88,7 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
         """The current state, at any time, with all finished answers and tool results."""
         return self._answer.state if self._answer else self._write(self._turn)
 
-    def _result(self) -> Answer[OutputT]:
+    def _result(self) -> ChatReply[OutputT]:
         return self.answer
 
     def _handle_event(self, event: Event) -> None:
@@ -142,15 +120,13 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
         if self._answer is None:
             stream = self._stream
             turn = stream.filters.apply_to_turn(stream.turn, ("output",))
-            self._answer = Answer(
+            self._answer = stream.build_reply(
+                ChatReply,
                 text=answer_text(turn, self._sent_turn),
-                state=self._write(turn),
                 turn=turn,
-                usage=stream.usage,
-                plan=stream.plan,
+                state=self._write(turn),
                 compaction=self._compaction,
                 discarded=self._discarded,
-                output=stream.output,
             )
 
     def _write(self, turn: Turn) -> bytes:
