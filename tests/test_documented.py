@@ -58,7 +58,7 @@ from kedge.store import import_export, open_store, response_sums, search, sqlite
 from kedge.store import migrate as store_migrate
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec
-from kedge.web import api, openapi, schemas, security, service
+from kedge.web import api, openapi, schemas, security, shapes
 from kedge.workflows import events as workflow_events
 
 ROOT = Path(__file__).parent.parent
@@ -473,7 +473,7 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     assert "also after two more attempts" in PAGES["errors.md"]
     assert Settings().purge_every == HOUR
     assert "at startup and every hour" in PAGES["server.md"]
-    assert service.EXPIRING_SECONDS == DAY
+    assert shapes.EXPIRING_SECONDS == DAY
     assert "`expires soon` (within a day)" in PAGES["web.md"]
     assert tokens.RECHECK_SECONDS == 1
     assert "looks at its store once a second" in PAGES["users.md"]

@@ -241,10 +241,10 @@ def test_json_prints_one_object_per_turn() -> None:
     done = invoke_chat("What is 2+3?\nWhat did I say first?\n", "--json")
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["text"] == "2+3 = 5."
-    assert first["requests"][0]["anchor"] is None
+    assert first["requests"][0]["anchor"] == ""
     assert second["requests"][0]["anchor"] == first["response_id"]
     assert second["requests"][0]["anchor"].startswith("resp_")
-    assert second["requests"][0]["blocks"] == 1
+    assert second["requests"][0]["sent_blocks"] == 1
     assert second["usage"]["input_tokens"] > 0
 
 
@@ -403,7 +403,7 @@ def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path
     memory = tmp_path / "kedge" / "kedge.practice.db"
     memory.unlink()
     plan = predict("harbour", "What is my name?")
-    assert plan["anchor"] is None
+    assert plan["anchor"] == ""
     assert plan["rejected"][0]["reason"] == "lost"
     assert not memory.exists()
     memory.mkdir()

@@ -79,7 +79,7 @@ def test_json_has_all_nodes() -> None:
     assert make_tree(status="lost").to_json(NOW, limit=1)["nodes"] == [node]
     assert root["response"] is None
     assert node["heads"] == ["conv_1", "conv_2"]
-    assert node["status"] == "lost"
+    assert node["response"]["status"] == "lost"
     assert report["conversations"] == {"conv_1": 2, "conv_2": 2}
 
 

@@ -60,7 +60,7 @@ async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
     assert (row.first_words, row.last_answer) == ("One", "Three!")
     assert (row.responses, row.failed, row.forks) == (3, 0, 0)
     assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (30, 12, 9)
-    assert (row.cost, row.seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
+    assert (row.cost, row.median_seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
     assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
 
 
@@ -102,7 +102,7 @@ async def test_empty_conversation_is_listed(store: Store) -> None:
     """A conversation without messages is listed with empty values."""
     await store.create("Empty")
     ((row,), _) = await list_summaries(store)
-    assert (row.first_words, row.responses, row.cost, row.seconds) == ("", 0, None, None)
+    assert (row.first_words, row.responses, row.cost, row.median_seconds) == ("", 0, None, None)
 
 
 async def test_every_filter_and_order_works(store: Store) -> None:

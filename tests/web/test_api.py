@@ -26,7 +26,7 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
     created = empty_page.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
     turn = empty_page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
     assert turn["text"] == "2+3 = 5."
-    assert turn["plan"]["delta_blocks"] == 1
+    assert turn["plan"]["sent_blocks"] == 1
     assert turn["usage"]["output_tokens"] > 0
     empty_page.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
     listed = empty_page.get("/api/conversations")
@@ -74,9 +74,8 @@ def test_next_turn_continues_from_head(page: PageServer) -> None:
     name = page.create_conversation("What is 2+3?")
     turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "What is 2+3?"'
-    assert turn["plan"]["previous_response_id"]
-    assert turn["provider_response_id"] == turn["response_id"]
-    assert (turn["plan"]["delta_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
+    assert turn["plan"]["anchor"]
+    assert (turn["plan"]["sent_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
     roles = page.get(f"/api/conversations/{name}/turns")
     assert [block["kind"] for block in roles["blocks"]] == ["user", "assistant"] * 2
     assert roles["node"] == turn["node"]
@@ -102,7 +101,7 @@ def test_turn_can_branch_from_any_response(page: PageServer) -> None:
     first = chain["nodes"][0]
     path = f"/api/conversations/{name}/turns"
     by_id = page.post(path, text="How many?", previous_response_id=first["response"]["response_id"])
-    assert by_id["plan"]["previous_response_id"] == first["response"]["provider_response_id"]
+    assert by_id["plan"]["anchor"] == first["response"]["response_id"]
     by_node = page.post(path, text="What did I say last?", at=first["node"])
     chain = page.get(f"/api/conversations/{name}/chain")
     below = [node["node"] for node in chain["nodes"] if node["parent"] == first["node"]]
@@ -198,12 +197,12 @@ def test_past_and_next_plans_are_available(page: PageServer) -> None:
     name = page.create_conversation("First", "Second")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     plan = page.get(f"/api/conversations/{name}/plans/{head}")
-    assert plan["delta_blocks"] == 1
+    assert plan["sent_blocks"] == 1
     assert plan["explanation"].startswith("Chained on resp_")
     future = page.get(f"/api/conversations/{name}/plan", text="Third")
-    assert (future["delta_blocks"], future["full_blocks"]) == (1, 5)
-    earlier = page.get(f"/api/conversations/{name}/plan", at=plan["previous_response_id"], text="x")
-    assert earlier["previous_response_id"] == plan["previous_response_id"]
+    assert (future["sent_blocks"], future["full_blocks"]) == (1, 5)
+    earlier = page.get(f"/api/conversations/{name}/plan", at=plan["anchor"], text="x")
+    assert earlier["anchor"] == plan["anchor"]
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
 
@@ -215,7 +214,7 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     assert (created["forked_from"], created["forked_at"]) == (name, first["node"])
     turn = page.post(f"/api/conversations/{created['id']}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "First"'
-    assert turn["plan"]["previous_response_id"] == first["response"]["response_id"]
+    assert turn["plan"]["anchor"] == first["response"]["response_id"]
     head = page.get(f"/api/conversations/{name}")["head"]
     assert head != turn["node"]
 

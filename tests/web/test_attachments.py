@@ -120,7 +120,7 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     name = created["id"]
     first = send(page, name, text="Hello")
     second = send(page, name, text="What is 2+3?", system="Answer in French.")
-    assert second["plan"]["previous_response_id"] == first["response_id"]
+    assert second["plan"]["anchor"] == first["response_id"]
     send(page, name, text="Thanks")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [block["text"] for block in blocks if block["kind"] == "system"] == ["Answer in French."]

@@ -108,7 +108,7 @@ def test_status_of_conversation(tmp_path: Path) -> None:
         assert 'class="chip running"' in page.client.get(f"/conversations/{name}").text
         page.post(f"/api/conversations/{name}/runs/{run}/stop")
         assert status() == "cancelled"
-        assert ">stopped</span>" in page.client.get("/").text
+        assert ">cancelled</span>" in page.client.get("/").text
         page.faults.set("status=500")
         page.client.post(f"/api/conversations/{name}/turns", json={"text": "Go on"})
         page.faults.clear()

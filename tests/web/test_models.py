@@ -43,7 +43,7 @@ def test_conversation_continues_with_its_own_provider(
     sent = len(openai.requests)
     plan = empty_page.get(f"/api/conversations/{name}/plan", text="What is my name?")
     assert plan["mode"] == "chained"
-    assert plan["delta_blocks"] == 1
+    assert plan["sent_blocks"] == 1
     turn = empty_page.post(f"/api/conversations/{name}/turns", text="What is my name?")
     assert turn["text"] == "Your name is Ada."
     assert len(openai.requests) == sent + 1

@@ -73,9 +73,9 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     head = gated.get(f"/api/conversations/{name}")["head"]
     run = start_turn(gated, name, "wait for me")
     path = f"/api/conversations/{name}/runs/{run}"
-    assert gated.post(f"{path}/stop")["status"] == "stopped"
+    assert gated.post(f"{path}/stop")["status"] == "cancelled"
     last = parse_events(gated.client.get(path).text)[-1]
-    assert last["type"] == "stopped"
+    assert last["type"] == "cancelled"
     chain = gated.get(f"/api/conversations/{name}/chain")
     assert chain["head"] == head
     stopped = chain["nodes"][-1]
@@ -90,7 +90,7 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     gate.open_gate()
     resumed = gated.post(f"/api/conversations/{name}/resume", node=question)
     assert resumed["text"] == "answer to wait for me"
-    assert resumed["plan"]["delta_blocks"] == 1
+    assert resumed["plan"]["sent_blocks"] == 1
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
@@ -151,7 +151,7 @@ def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel)
     run = start_turn(gated, name, "wait for me")
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
-    assert events[-1]["type"] == "stopped"
+    assert events[-1]["type"] == "cancelled"
     assert gate.cancelled == ["wait for me"]
     assert gated.get("/api/conversations", show="all")["total"] == 0
 

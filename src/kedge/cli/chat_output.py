@@ -197,29 +197,14 @@ def format_status(requests: Sequence[SentRequest]) -> str:
 
 def reply_to_json(reply: Reply, requests: Sequence[SentRequest]) -> dict[str, Any]:
     """Return a turn as JSON values."""
-    usage = reply.usage
+    from kedge.web.shapes import shape_plan, shape_reply
+
     return {
-        "text": reply.text,
-        "conversation": reply.conversation,
-        "node": reply.node,
-        "response_id": reply.response_id,
+        **shape_reply(reply).model_dump(mode="json", exclude={"plan"}),
         "requests": [
-            {
-                "mode": each.plan.mode,
-                "anchor": each.plan.previous_response_id or None,
-                "blocks": each.plan.delta_blocks,
-                "full_blocks": each.plan.full_blocks,
-                "bytes": each.body_bytes,
-                "full_bytes": each.full_bytes,
-                "fallback": each.plan.fallback,
-            }
+            shape_plan(each.plan, (each.body_bytes, each.full_bytes)).model_dump(mode="json")
             for each in requests
         ],
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "output_tokens": usage.output_tokens,
-        },
     }
 
 

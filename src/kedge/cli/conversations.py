@@ -1,5 +1,6 @@
 """``kedge conversations`` and ``kedge search``: list conversations, and find text in them."""
 
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from kedge.text_format import format_age, format_percent, sanitize_text, shorten
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store
-    from kedge.store.summaries import ConversationSummary
 
 
 STATUSES = ("active", "forked", "failed", "archived", "all")
@@ -52,10 +52,13 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
 
     async def work(opened: "Store") -> tuple[list[dict[str, Any]], bool]:
         from kedge.store.summaries import list_summaries
+        from kedge.web.shapes import overview_status, shape_overview
 
         found, _ = await list_summaries(opened, **filters)
         has_any = bool(found or await opened.conversations(archived=None, limit=1))
-        return [_overview_to_json(each) for each in found], has_any
+        now = time.time()
+        shapes = [shape_overview(each, overview_status(each, now)) for each in found]
+        return [each.model_dump(mode="json") for each in shapes], has_any
 
     rows, has_any = run_with_store(work, address=store, may_miss=True)
     if as_json:
@@ -66,42 +69,13 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
         echo("No conversations match; --status all lists all." if has_any else NO_CONVERSATIONS)
 
 
-def _overview_to_json(overview: "ConversationSummary") -> dict[str, Any]:
-    row = overview.row
-    return {
-        "id": row.id,
-        "title": row.title,
-        "tags": list(row.tags),
-        "archived": row.archived,
-        "head": row.head,
-        "mode": row.mode,
-        "model": overview.model or None,
-        "forked_from": row.forked_from or None,
-        "forks": overview.forks,
-        "first_words": overview.first_words,
-        "last_answer": overview.last_answer,
-        "answers": overview.responses - overview.failed,
-        "failures": overview.failed,
-        "lost": overview.lost,
-        "input_tokens": overview.input_tokens,
-        "cached_tokens": overview.cached_tokens,
-        "output_tokens": overview.output_tokens,
-        "cost": overview.cost,
-        "seconds": overview.seconds,
-        "expires_at": overview.expires_at,
-        "ttl": row.ttl,
-        "created_at": row.created_at,
-        "updated_at": row.updated_at,
-    }
-
-
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table(
-        ("id", "answers", "tokens", "cached", "changed", "title"),
+        ("id", "responses", "tokens", "cached", "changed", "title"),
         [
             (
                 shorten_id(row["id"]),
-                row["answers"],
+                row["responses"],
                 f"{row['input_tokens'] + row['output_tokens']:,}",
                 format_percent(row["cached_tokens"], row["input_tokens"]),
                 format_age(row["updated_at"]),
@@ -116,7 +90,7 @@ def _format_marks(row: dict[str, Any]) -> str:
     marks = [f"#{sanitize_text(tag)}" for tag in row["tags"]]
     marks += ["(archived)"] if row["archived"] else []
     marks += [f"(fork of {shorten_id(row['forked_from'])})"] if row["forked_from"] else []
-    marks += [f"({row['failures']} failed)"] if row["failures"] else []
+    marks += [f"({row['failed']} failed)"] if row["failed"] else []
     return "".join(f" {mark}" for mark in marks)
 
 

@@ -27,13 +27,14 @@ from kedge.conversation import find_anchors
 from kedge.engines import Engine, ResponsesEngine, unwrap
 from kedge.errors import KedgeError, NotInStore
 from kedge.event_loops import run_sync
-from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
+from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, ResponseRow, Store
 from kedge.text_format import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
 from kedge.turns.text_format import describe
+from kedge.web.shapes import shape_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Inspection:
                     "id": block.id,
                     "kind": block.kind,
                     "origin": block.origin,
-                    "response": block.response_id or None,
+                    "response_id": block.response_id,
                     "tokens": tokens,
                     "sent": block.id in sent,
                     "content": describe(block, 200),
@@ -92,23 +93,10 @@ class Inspection:
                 for block, tokens in zip(self.turn.blocks, self.tokens, strict=True)
             ],
             "plan": {
-                "mode": plan.mode,
-                "anchor": plan.anchor.response_id if plan.anchor else None,
-                "sent_blocks": plan.delta_blocks,
-                "full_blocks": plan.full_blocks,
-                "sent_bytes": plan.delta_bytes,
-                "full_bytes": plan.full_bytes,
-                "saved_bytes": plan.full_bytes - plan.delta_bytes,
+                **shape_plan(plan).model_dump(mode="json"),
                 "saved_tokens": self.saved_tokens,
                 "last_request_bytes": self.last.request_size if self.last else None,
                 "last_full_bytes": self.last.full_size if self.last else None,
-                "fallback": plan.fallback,
-                "rejected": [
-                    {"response": r.response_id, "reason": r.reason, "words": REASONS[r.reason]}
-                    for r in plan.rejected
-                ],
-                "problems": [str(problem) for problem in plan.problems],
-                "explanation": plan.explain(),
             },
         }
 

@@ -82,20 +82,17 @@ class AnnotatedTree:
 
     def _node_to_json(self, node: Node, now: float) -> dict[str, Any]:
         response = self.tree.responses.get(node.id)
+        from kedge.web.shapes import shape_node
+
+        marks = find_marks(node, response, now)
+        shape = shape_node(
+            node, response, parent=node.parent, label=self.excerpt(node.id), marks=list(marks)
+        )
         return {
-            "id": node.id,
-            "parent": node.parent or None,
-            "kind": node.kind,
+            **shape.model_dump(mode="json"),
             "kept": node.kept,
             "length": node.length,
-            "created_at": node.created_at,
-            "response": response.provider_response_id if response else None,
-            "status": response.status if response else None,
-            "anchor": (response.anchor or None) if response else None,
-            "request_bytes": response.request_bytes if response else None,
-            "marks": self.marks(node, now),
             "heads": [row.id for row in self.conversations if row.head == node.id],
-            "excerpt": self.excerpt(node.id),
         }
 
 

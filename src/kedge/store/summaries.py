@@ -88,7 +88,7 @@ class ConversationSummary:
     cached_tokens: int = 0
     output_tokens: int = 0
     cost: float | None = None
-    seconds: float | None = None
+    median_seconds: float | None = None
     """The median duration of its responses."""
     expires_at: float | None = None
     """When the provider deletes the last of the responses."""

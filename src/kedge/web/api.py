@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +17,9 @@ from kedge.conversation.anchor_index import add_candidates
 from kedge.conversation.recorded_model import MODEL_KEY
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
-from kedge.store import ConversationRow, ResponseRow
+from kedge.store import ConversationRow
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import (
-    ConversationSummary,
     list_labels,
     list_summaries,
     load_attached,
@@ -44,11 +43,15 @@ from kedge.web.send import (
     resolve_resume,
     resolve_turn,
     start_run,
-    to_plan_shape,
-    to_turn_shape,
 )
 from kedge.web.server_requests import find_chain, flush_requests
-from kedge.web.service import ConversationService
+from kedge.web.shapes import (
+    shape_conversation,
+    shape_node,
+    shape_overview,
+    shape_plan,
+    shape_reply,
+)
 from kedge.web.transcript import find_matches
 from kedge.web.workflows import (
     find_workflow_run,
@@ -72,7 +75,7 @@ async def list_conversations(call: ApiCall) -> BaseModel:
     query: schemas.ListQuery = call.query
     page = await call.service.find(query)
     return schemas.ConversationPage(
-        data=[_to_overview(summary, call.service) for summary in page.rows],
+        data=[shape_overview(summary, call.service.status(summary)) for summary in page.rows],
         total=page.total,
         limit=query.limit,
         offset=query.offset,
@@ -95,7 +98,7 @@ async def create_conversation(call: ApiCall) -> BaseModel:
         data={MODEL_KEY: body.model} if body.model else {},
         **service.settings,
     )
-    return _to_conversation(conversation.row)
+    return shape_conversation(conversation.row)
 
 
 async def read_conversation(call: ApiCall) -> BaseModel:
@@ -104,7 +107,7 @@ async def read_conversation(call: ApiCall) -> BaseModel:
     summaries, _ = await list_summaries(
         call.service.store, show="all", ids=[row.id], scheduled=True
     )
-    return _to_overview(summaries[0], call.service)
+    return shape_overview(summaries[0], call.service.status(summaries[0]))
 
 
 async def change_conversation(call: ApiCall) -> BaseModel:
@@ -113,7 +116,7 @@ async def change_conversation(call: ApiCall) -> BaseModel:
     row = await call.service.store.update(
         call.path_text("id"), title=body.title, tags=body.tags, archived=body.archived
     )
-    return _to_conversation(row)
+    return shape_conversation(row)
 
 
 async def delete_conversation(call: ApiCall) -> Response:
@@ -131,7 +134,7 @@ async def delete_conversation(call: ApiCall) -> Response:
 async def undo_deletion(call: ApiCall) -> BaseModel:
     """Retain a conversation that is about to be deleted."""
     row = await call.service.deletions.undo(call.service.store, call.path_text("id"))
-    return _to_conversation(row)
+    return shape_conversation(row)
 
 
 async def search_messages(call: ApiCall) -> BaseModel:
@@ -189,12 +192,12 @@ async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseMode
         return _follow(run)
     await run.wait()
     if run.reply is not None:
-        return to_turn_shape(run.reply)
+        return shape_reply(run.reply)
     if run.error is not None:
         raise run.error
     if run.status == "failed":
         raise RequestError(500, "bug", "internal error; the log has the details")
-    raise RequestError(409, "stopped", "the turn was stopped; what it stored is in the chain")
+    raise RequestError(409, "cancelled", "the turn was stopped; what it stored is in the chain")
 
 
 def _follow(run: TurnRun) -> EventStreamResponse:
@@ -247,14 +250,12 @@ async def read_chain(call: ApiCall) -> BaseModel:
         conversation=row.id,
         head=chain.head,
         nodes=[
-            schemas.NodeShape(
-                node=node.id,
+            shape_node(
+                stored[node.id],
+                tree.responses.get(node.id),
                 parent=node.parent,
-                kind=stored[node.id].kind,
                 label=node.label,
-                marks=sorted(node.marks),
-                created_at=stored[node.id].created_at,
-                response=_to_response(tree.responses.get(node.id)),
+                marks=list(node.marks),
             )
             for node in nodes
         ],
@@ -273,7 +274,7 @@ async def plan_turn(call: ApiCall) -> BaseModel:
     engine, store = opened.conversation.engine, call.service.store
     options = {"streaming": True, **opened.options}
     options = await add_candidates(engine, store, turn, options, row.retention)
-    return to_plan_shape(engine.plan(turn, **options))
+    return shape_plan(engine.plan(turn, **options))
 
 
 async def read_plan(call: ApiCall) -> BaseModel:
@@ -282,10 +283,11 @@ async def read_plan(call: ApiCall) -> BaseModel:
     row = card.row
     return schemas.PlanShape(
         mode=row.mode,
-        previous_response_id=row.anchor,
-        delta_blocks=row.sent_blocks,
+        anchor=row.anchor,
+        reason=row.reason,
+        sent_blocks=row.sent_blocks,
         full_blocks=row.sent_blocks + row.saved_blocks,
-        delta_bytes=row.request_size,
+        sent_bytes=row.request_size,
         full_bytes=row.full_size,
         request_bytes=row.request_bytes,
         rejected=list(card.refused),
@@ -300,7 +302,7 @@ async def fork_conversation(call: ApiCall) -> BaseModel:
     service = call.service
     opened = await Conversation.open(service.store, call.path_text("id"), service.models.engine)
     forked = await opened.fork(body.previous_response_id or body.block or body.at, title=body.title)
-    return _to_conversation(forked.row)
+    return shape_conversation(forked.row)
 
 
 async def compare_branches(call: ApiCall) -> BaseModel:
@@ -417,28 +419,6 @@ def _build_selection(call: ApiCall) -> Selection:
 async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
     row = await call.service.store.conversation(call.path_text("id"))
     return row, (await call.service.store.find_node(row, call.query.at)).id
-
-
-def _to_conversation(row: ConversationRow) -> schemas.ConversationShape:
-    return schemas.ConversationShape.model_validate(row)
-
-
-def _to_response(row: ResponseRow | None) -> schemas.ResponseShape | None:
-    return None if row is None else schemas.ResponseShape.model_validate(row)
-
-
-def _to_overview(
-    summary: ConversationSummary, service: ConversationService
-) -> schemas.OverviewShape:
-    totals = {each.name: getattr(summary, each.name) for each in fields(summary)}
-    return schemas.OverviewShape.model_validate(
-        {
-            **totals,
-            **{name: getattr(summary.row, name) for name in schemas.ConversationShape.model_fields},
-            "status": service.status(summary),
-            "median_seconds": summary.seconds,
-        }
-    )
 
 
 _CONVERSATION_PATH = "/api/conversations/{id}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 EventDict = dict[str, Any]
-RunStatus = Literal["running", "done", "failed", "stopped"]
+RunStatus = Literal["running", "done", "failed", "cancelled"]
 MAX_FINISHED = 50
 """The number of finished runs whose events can still be read."""
 HEARTBEAT_SECONDS = 15.0
@@ -139,4 +139,4 @@ class RunRegistry:
             del self._running[run.id]
             self._finished.append(run)
             if run.status == "running":  # cancelled before it started
-                run.finish("stopped", {"type": "stopped", "url": ""})
+                run.finish("cancelled", {"type": "cancelled", "url": ""})

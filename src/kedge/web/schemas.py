@@ -316,7 +316,9 @@ class OverviewShape(ConversationShape):
     first_words: str
     last_answer: str
     status: str
-    responses: int
+    responses: int = Field(description="All responses, including those that failed.")
+    failed: int
+    lost: int
     forks: int
     input_tokens: int
     cached_tokens: int
@@ -378,10 +380,11 @@ class PlanShape(ApiModel):
     """The decision for one request."""
 
     mode: str
-    previous_response_id: str
-    delta_blocks: int
+    anchor: str = Field(description="The response that it is chained on; empty if there is none.")
+    reason: str = Field(description="Why everything is sent; empty if there is an anchor.")
+    sent_blocks: int
     full_blocks: int
-    delta_bytes: int = Field(description="About how many bytes the new messages have.")
+    sent_bytes: int = Field(description="About how many bytes the new messages have.")
     full_bytes: int = Field(description="About how many bytes all messages have.")
     request_bytes: int | None = Field(
         default=None, description="The size of the request body, once it was sent."
@@ -397,7 +400,6 @@ class TurnShape(ApiModel):
     conversation: str
     node: int
     response_id: str
-    provider_response_id: str = Field(description="The same as `response_id`.")
     text: str
     usage: UsageShape
     plan: PlanShape | None
@@ -428,7 +430,7 @@ class RunShape(ApiModel):
     conversation: str
     at: int = Field(description="The node that it continues from.")
     text: str
-    status: Literal["running", "done", "failed", "stopped"]
+    status: Literal["running", "done", "failed", "cancelled"]
     started_at: float
 
 
@@ -461,7 +463,6 @@ class ResponseShape(ApiModel):
 
     provider: str
     response_id: str = Field(validation_alias="provider_response_id")
-    provider_response_id: str = Field(description="The same as `response_id`.")
     model: str
     mode: str
     anchor: str
@@ -485,6 +486,7 @@ class ResponseShape(ApiModel):
     first_token_seconds: float | None
     seconds: float
     status: str
+    lost_reason: str = Field(description="Why the server no longer has it; empty if it has.")
     error: str
     created_at: float
     expires_at: float | None

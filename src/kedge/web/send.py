@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from kedge.conversation import ConversationStream, Reply
+from kedge.conversation import ConversationStream
 from kedge.engines import Engine, Middleware
 from kedge.errors import InvalidSetting, KedgeError, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
@@ -22,7 +22,7 @@ from kedge.events.run import (
 )
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
-from kedge.planning.explain import describe_rejection, format_headline
+from kedge.planning.explain import format_headline
 from kedge.store.tree import path_to, read_tree
 from kedge.text_format import HEALING_TEXTS, format_size
 from kedge.turns import (
@@ -45,11 +45,7 @@ from kedge.web.schemas import (
     EditShape,
     NewResume,
     NewTurn,
-    PlanShape,
-    RejectedShape,
     RequestSettings,
-    TurnShape,
-    UsageShape,
 )
 from kedge.web.service import (
     EDITED_KEY,
@@ -57,6 +53,7 @@ from kedge.web.service import (
     OpenConversation,
     read_instructions,
 )
+from kedge.web.shapes import shape_plan, shape_reply
 from kedge.web.transcript import iter_block_ranges
 
 
@@ -257,18 +254,18 @@ def start_run(service: ConversationService, request: TurnRequest, *, streaming: 
 async def _run_turn(
     service: ConversationService, request: TurnRequest, streaming: bool, run: TurnRun
 ) -> None:
-    """Send a message and publish the events; the last one is ``done``, ``stopped`` or ``error``."""
+    """Send a message and publish the events; the last one is ``done``, ``cancelled`` or ``error``."""
     try:
         async with request.stream(streaming=streaming) as stream:
             async for event in stream:
                 if encoded := _encode_event(event):
                     run.publish(encoded)
         run.reply = reply = stream.reply
-        turn = to_turn_shape(reply).model_dump(mode="json")
+        turn = shape_reply(reply).model_dump(mode="json")
         run.finish("done", {"type": "done", "url": _node_url(run, reply.node), "turn": turn})
     except asyncio.CancelledError:
         url = await _find_unfinished(service, run)
-        run.finish("stopped", {"type": "stopped", "url": url})
+        run.finish("cancelled", {"type": "cancelled", "url": url})
         raise
     except KedgeError as error:
         run.error = error
@@ -322,40 +319,4 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
 
 
 def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
-    return to_plan_shape(plan).model_dump(mode="json")
-
-
-def to_turn_shape(reply: Reply) -> TurnShape:
-    """Convert a reply to its API form."""
-    return TurnShape(
-        conversation=reply.conversation,
-        node=reply.node,
-        response_id=reply.response_id,
-        provider_response_id=reply.response_id,
-        text=reply.text,
-        usage=UsageShape.model_validate(reply.usage),
-        plan=to_plan_shape(reply.plan) if reply.plan else None,
-        stored=reply.stored,
-    )
-
-
-def to_plan_shape(plan: RequestPlan) -> PlanShape:
-    """Convert a plan to its API form."""
-    return PlanShape(
-        mode=plan.mode,
-        previous_response_id=plan.previous_response_id,
-        delta_blocks=plan.delta_blocks,
-        full_blocks=plan.full_blocks,
-        delta_bytes=plan.delta_bytes,
-        full_bytes=plan.full_bytes,
-        rejected=[
-            RejectedShape(
-                response_id=each.response_id,
-                reason=each.reason,
-                words=describe_rejection(each, plan),
-            )
-            for each in plan.rejected
-        ],
-        problems=[str(problem) for problem in plan.problems],
-        explanation=plan.explain(),
-    )
+    return shape_plan(plan).model_dump(mode="json")

@@ -55,6 +55,7 @@ from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
 from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
+from kedge.web.shapes import classify_status, overview_status
 from kedge.web.transcript import (
     mark_edits,
     mark_messages,
@@ -91,8 +92,6 @@ MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
 WORKFLOW_TAG_PREFIX = f"{WORKFLOW_KEY}:"
 WORKFLOW_KINDS = ("refine", "debate", "steps")
-EXPIRING_SECONDS = 86_400.0
-"""Seconds before its expiry from which a conversation is shown as expiring."""
 MAX_EDITS = 5
 """The number of edits of a path whose previous texts are shown."""
 EDITED_KEY = "edited_from"
@@ -376,40 +375,6 @@ def conversation_status(
     lost = response is not None and response.status == "lost"
     until = relied_until(response) if response is not None and response.stored else None
     return classify_status(row, unanswered=status, lost=lost, until=until, now=now)
-
-
-def overview_status(summary: ConversationSummary, now: float) -> str:
-    """Return the status of a conversation from its summary."""
-    lost = summary.lost > 0 and summary.expires_at is None
-    return classify_status(
-        summary.row, unanswered=summary.unanswered, lost=lost, until=summary.relied_until, now=now
-    )
-
-
-def classify_status(
-    row: ConversationRow, *, unanswered: str, lost: bool, until: float | None, now: float
-) -> str:
-    """Return the status of a conversation: the first that applies.
-
-    Args:
-        row: The conversation.
-        unanswered: The status of the newest question at its head, if it has no answer.
-        lost: Whether the server lost the response at its head.
-        until: The time until which a response can be continued from.
-        now: The current time.
-
-    Returns:
-        ``archived``, ``pending``, ``cancelled``, ``failed``, ``lost``, ``expired``, ``expiring`` or ``active``.
-    """
-    if row.archived:
-        return "archived"
-    if unanswered:
-        return unanswered
-    if lost:
-        return "lost"
-    if until is None or now < until - EXPIRING_SECONDS:
-        return "active"
-    return "expired" if now >= until else "expiring"
 
 
 def _first_question(tree: StoredTree) -> str:

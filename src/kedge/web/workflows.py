@@ -54,7 +54,7 @@ async def start_workflow(service: ConversationService, body: NewWorkflow) -> Tur
             await _build_workflow(service, body, run.conversation, watch)
             run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
         except asyncio.CancelledError:
-            run.finish("stopped", {"type": "stopped", "url": f"/workflows/{run.conversation}"})
+            run.finish("cancelled", {"type": "cancelled", "url": f"/workflows/{run.conversation}"})
             raise
         except KedgeError as error:
             run.error = error

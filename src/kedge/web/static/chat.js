@@ -252,7 +252,7 @@ async function follow(view, open) {
         if (event.url) toast(event.message);
         else view.fail((failure = event.message));
         next = event.url;
-      } else if (event.type === "stopped") {
+      } else if (event.type === "cancelled") {
         toast(event.url ? "Stopped. The beginning of the answer is stored." : "Stopped.");
         if (!event.url) failure = "The message was not sent.";
         next = event.url || location.href;

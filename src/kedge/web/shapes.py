@@ -1,0 +1,124 @@
+"""Convert conversations, nodes, requests and replies to their JSON form, for the API and for ``--json``."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from kedge.planning.explain import describe_rejection
+from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store.summaries import ConversationSummary
+from kedge.web.schemas import (
+    ConversationShape,
+    NodeShape,
+    OverviewShape,
+    PlanShape,
+    RejectedShape,
+    ResponseShape,
+    TurnShape,
+    UsageShape,
+)
+
+if TYPE_CHECKING:
+    from kedge.conversation import Reply
+    from kedge.planning import RequestPlan
+
+EXPIRING_SECONDS = 86_400.0
+"""Seconds before its expiry from which a conversation is shown as expiring."""
+
+
+def shape_conversation(row: ConversationRow) -> ConversationShape:
+    """Return the form of a conversation."""
+    return ConversationShape.model_validate(row)
+
+
+def shape_overview(summary: ConversationSummary, status: str) -> OverviewShape:
+    """Return the form of a conversation with its totals."""
+    totals = {each.name: getattr(summary, each.name) for each in fields(summary)}
+    own = {name: getattr(summary.row, name) for name in ConversationShape.model_fields}
+    return OverviewShape.model_validate({**totals, **own, "status": status})
+
+
+def shape_node(
+    node: Node, response: ResponseRow | None, *, parent: int, label: str, marks: list[str]
+) -> NodeShape:
+    """Return the form of a node; ``parent`` is the node before it among those that are shown."""
+    return NodeShape(
+        node=node.id,
+        parent=parent,
+        kind=node.kind,
+        label=label,
+        marks=sorted(marks),
+        created_at=node.created_at,
+        response=ResponseShape.model_validate(response) if response else None,
+    )
+
+
+def shape_plan(plan: "RequestPlan", sizes: tuple[int, int] | None = None) -> PlanShape:
+    """Return the form of a plan, once it was sent with the sizes of the body and of one with everything."""
+    sent_bytes, full_bytes = sizes or (plan.delta_bytes, plan.full_bytes)
+    return PlanShape(
+        mode=plan.mode,
+        anchor=plan.previous_response_id,
+        reason=plan.reason,
+        sent_blocks=plan.delta_blocks,
+        full_blocks=plan.full_blocks,
+        sent_bytes=sent_bytes,
+        full_bytes=full_bytes,
+        request_bytes=sizes[0] if sizes else None,
+        rejected=[
+            RejectedShape(
+                response_id=each.response_id,
+                reason=each.reason,
+                words=describe_rejection(each, plan),
+            )
+            for each in plan.rejected
+        ],
+        problems=[str(problem) for problem in plan.problems],
+        explanation=plan.explain(),
+    )
+
+
+def shape_reply(reply: "Reply") -> TurnShape:
+    """Return the form of a reply."""
+    return TurnShape(
+        conversation=reply.conversation,
+        node=reply.node,
+        response_id=reply.response_id,
+        text=reply.text,
+        usage=UsageShape.model_validate(reply.usage),
+        plan=shape_plan(reply.plan) if reply.plan else None,
+        stored=reply.stored,
+    )
+
+
+def overview_status(summary: ConversationSummary, now: float) -> str:
+    """Return the status of a conversation from its summary."""
+    lost = summary.lost > 0 and summary.expires_at is None
+    return classify_status(
+        summary.row, unanswered=summary.unanswered, lost=lost, until=summary.relied_until, now=now
+    )
+
+
+def classify_status(
+    row: ConversationRow, *, unanswered: str, lost: bool, until: float | None, now: float
+) -> str:
+    """Return the status of a conversation: the first that applies.
+
+    Args:
+        row: The conversation.
+        unanswered: The status of the newest question at its head, if it has no answer.
+        lost: Whether the server lost the response at its head.
+        until: The time until which a response can be continued from.
+        now: The current time.
+
+    Returns:
+        ``archived``, ``pending``, ``cancelled``, ``failed``, ``lost``, ``expired``, ``expiring`` or ``active``.
+    """
+    if row.archived:
+        return "archived"
+    if unanswered:
+        return unanswered
+    if lost:
+        return "lost"
+    if until is None or now < until - EXPIRING_SECONDS:
+        return "active"
+    return "expired" if now >= until else "expiring"
