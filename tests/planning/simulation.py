@@ -147,7 +147,7 @@ class Simulation:
             return self._heal(turn, plan)
         if plan.problems:
             return self._check_unsendable(turn, plan)
-        if not plan.anchor and len(plan.left_out) == plan.delta_blocks:
+        if not plan.anchor and not plan.delta_blocks:
             return turn  # nothing to send
         return self._send_plan(turn, plan, memory, outcome, shape)
 

@@ -4,8 +4,15 @@ from dataclasses import replace
 
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.explain import MAX_LISTED
-from kedge.turns import Turn, assistant, tool_call, user
-from planning.recorded_turns import NOW, add_response, make_exchanges, make_plan
+from kedge.turns import Turn, assistant, system, tool_call, user
+from planning.recorded_turns import (
+    NOW,
+    add_response,
+    make_exchanges,
+    make_plan,
+    message_block,
+    reasoning_block,
+)
 
 
 def test_a_first_request() -> None:
@@ -31,15 +38,37 @@ def test_an_edit_names_the_blocks_between_two_records() -> None:
     edited = turn.replace(turn[3].id, assistant("edited"))
     texts = "because the conversation before or in it was edited since"
     assert make_plan(edited).explain().splitlines()[1:] == [
-        f"Not used: R3, {texts} (somewhere in blocks 3 to 6).",
-        f"Not used: R2, {texts} (somewhere in blocks 3 to 4).",
+        f"Not used: R3, {texts} (somewhere in blocks 2 to 5).",
+        f"Not used: R2, {texts} (somewhere in blocks 2 to 3).",
     ]
+
+
+def test_blocks_are_numbered_by_their_positions_in_the_turn() -> None:
+    """Numbers count from 0, with leading system blocks and reasoning, as ``kedge inspect`` lists them."""
+    turn = Turn([system("Be brief.")])
+    for name in ("R1", "R2"):
+        turn = add_response(
+            turn.append(user(name)), name, reasoning_block(name), message_block(name)
+        )
+    edited = turn.replace(turn[6].id, assistant("edited"))
+    reported = make_plan(edited).explain()
+    assert "Chained on R1" in reported
+    assert "(somewhere in blocks 4 to 6)" in reported
+
+
+def test_omitted_blocks_are_not_counted() -> None:
+    """The sentence has the number of blocks that are sent; reasoning that is left out is named apart."""
+    turn = add_response(Turn([user("a")]), "R1", reasoning_block("a"), message_block("a"))
+    plan = make_plan(turn.append(user("b")), scope="there")
+    assert plan.explain().startswith("Sending everything (3 blocks, ")
+    assert "Left out: 1 block of reasoning." in plan.explain()
+    assert (plan.delta_blocks, plan.full_blocks, len(plan.delta)) == (3, 3, 4)
 
 
 def test_truncated_turn_is_reported() -> None:
     """The explanation of a truncated Turn names the block where it now ends."""
     reported = make_plan(make_exchanges(3).take(4)).explain()
-    assert "Not used: R3, because the conversation now ends before it (after block 4)." in reported
+    assert "Not used: R3, because the conversation now ends before it (with block 3)." in reported
 
 
 def test_a_fallback_explains_what_to_do() -> None:

@@ -382,7 +382,7 @@ def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataO
     planned = plan_request(turn, scope=SCOPE, mode=mode, now=NOW, extra=extra, max_depth=2)
     assert isinstance(planned, RequestPlan)
     assert planned.explain()
-    assert len(planned.left_out) <= planned.delta_blocks <= len(turn)
+    assert len(planned.left_out) + planned.delta_blocks == len(planned.delta) <= len(turn)
     find_best_anchor(turn)
     for attempt in (planned.input, lambda: render(turn, scope=SCOPE)):
         with contextlib.suppress(Unsendable, UnsupportedBlock):

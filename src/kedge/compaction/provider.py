@@ -138,7 +138,7 @@ def _context_start(request: CompactionRequest) -> int:
     if request.engine is None or not any(map(is_compaction, request.blocks)):
         return 0
     plan = unwrap(request.engine).plan(request.build_turn(request.blocks))
-    return len(request.blocks) - plan.full_blocks
+    return len(request.blocks) - plan.total_blocks
 
 
 def _detach_block(block: Block) -> Block:

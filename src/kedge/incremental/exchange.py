@@ -701,7 +701,7 @@ def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
         start=0,
         rejected=(),
         problems=(),
-        full_blocks=0,
+        total_blocks=0,
         full_bytes=0,
         delta_bytes=0,
         instructions=None,

@@ -64,7 +64,7 @@ def explain(plan: "RequestPlan") -> str:
     elif plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
     lines += _describe_omitted(plan)
-    lines += _describe_cache(plan.cache) if plan.cache else ()
+    lines += _describe_cache(plan, plan.cache) if plan.cache else ()
     lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:MAX_LISTED]]
     if len(plan.problems) > MAX_LISTED:
         lines.append(f"Cannot be sent: {len(plan.problems) - MAX_LISTED} more of these.")
@@ -106,10 +106,13 @@ def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
     if plan.barrier is not None and record.block_count <= plan.barrier:
         return f"{rejected.response_id}, because a compaction has replaced it."
     if record.block_count > plan.block_count:
-        position = f"(after block {plan.block_count})"
-        return f"{rejected.response_id}, because the conversation now ends before it {position}."
+        end = (
+            f" (with block {plan.find_position(plan.block_count - 1)})" if plan.block_count else ""
+        )
+        return f"{rejected.response_id}, because the conversation now ends before it{end}."
     start = plan.anchor.block_count if plan.anchor else 0
-    return f"{text} (somewhere in blocks {start + 1} to {record.block_count})."
+    first, last = plan.find_position(start), plan.find_position(record.block_count - 1)
+    return f"{text} (somewhere in blocks {first} to {last})."
 
 
 def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
@@ -122,7 +125,7 @@ def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
         )
 
 
-def _describe_cache(cache: CachePlan) -> Iterator[str]:
+def _describe_cache(plan: "RequestPlan", cache: CachePlan) -> Iterator[str]:
     """Describe the expected use of the prompt cache, and the cost of an edit or a changed setting."""
     if cache.cached_tokens:
         yield (
@@ -132,8 +135,9 @@ def _describe_cache(cache: CachePlan) -> Iterator[str]:
     elif cache.reason in _CACHE_MISSES:
         yield f"Prompt cache: nothing is expected, because {_CACHE_MISSES[cache.reason]}."
     if cache.reason == "edited":
+        first = plan.find_position(cache.intact_blocks)
         yield (
-            f"The history changed after block {cache.intact_blocks}: about {cache.lost_tokens:,} tokens that "
+            f"The history changed from block {first} on: about {cache.lost_tokens:,} tokens that "
             "were cached are billed in full again."
         )
     yield from (f"Prevents prompt caching: {CACHE_HINTS[hint]}." for hint in cache.hints)

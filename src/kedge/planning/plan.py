@@ -50,7 +50,7 @@ class RequestPlan:
         start: The index in it from which blocks are sent.
         rejected: The candidates that would have saved more, each with the reason why it cannot be used.
         problems: Tool calls and results that prevent sending.
-        full_blocks: The number of blocks in a full send.
+        total_blocks: The number of blocks from the start of the conversation, or from its newest compaction, on.
         full_bytes: The encoded size of all blocks without reasoning, with a comma after each.
         delta_bytes: The encoded size of the blocks of the delta, in the same way.
         instructions: The leading system text, which is sent with every request.
@@ -75,7 +75,7 @@ class RequestPlan:
     start: int
     rejected: tuple[RejectedAnchor, ...]
     problems: tuple[Problem, ...]
-    full_blocks: int
+    total_blocks: int
     full_bytes: int
     delta_bytes: int
     instructions: str | None
@@ -102,8 +102,19 @@ class RequestPlan:
 
     @property
     def delta_blocks(self) -> int:
-        """The number of blocks that are sent."""
-        return len(self.source) - self.start
+        """The number of blocks that are sent; those of the delta that are left out are not."""
+        return len(self.source) - self.start - len(self.left_out)
+
+    @property
+    def full_blocks(self) -> int:
+        """The number of blocks of a full send, without those that this request leaves out."""
+        return self.total_blocks - len(self.left_out)
+
+    def find_position(self, count: int) -> int:
+        """Return the position in the Turn of the block after the first ``count`` that the digests cover."""
+        if not isinstance(self.source, Turn):
+            return count
+        return self.source.lead + get_prefix_index(self.source).end_position(count + 1) - 1
 
     @property
     def is_full(self) -> bool:
@@ -217,7 +228,7 @@ def plan_request(
         start=turn.lead + start,
         rejected=rejected,
         problems=index.problems(turn, turn.lead, first),
-        full_blocks=length - first,
+        total_blocks=length - first,
         full_bytes=index.byte_size(covered_barrier or 0, covered),
         delta_bytes=index.byte_size(
             anchor.block_count if anchor else covered_barrier or 0, covered

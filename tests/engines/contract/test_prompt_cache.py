@@ -56,7 +56,7 @@ async def test_edit_at_the_start_invalidates_the_cache(server: TestServer, name:
         assert plan.cache
         assert plan.cache.reason == "edited"
         assert 0 <= before.input_tokens - plan.cache.lost_tokens < 128
-        assert "The history changed after block 0: about " in plan.explain()
+        assert "The history changed from block 0 on: about " in plan.explain()
 
 
 async def test_changed_settings_are_predicted_and_reported(server: TestServer, name: str) -> None:
