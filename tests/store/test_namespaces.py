@@ -123,6 +123,7 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
 OTHER_METHODS = {
     # Tested below.
     "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
+    "export_proxied",
     "save_evidence", "claim_object", "release_object", "mark_lost", "use_namespace", "namespaces", "verify",
     # Without content of conversations.
     "aclose", "database_time",
@@ -167,6 +168,7 @@ async def test_other_namespaces_are_inaccessible(
     with pytest.raises(NotInStore):
         await other.get_proxied(proxied.id)
     assert (await other.sum_proxied()).requests == 0
+    assert await other.export_proxied() == []
     (record,) = await alice.store.candidates(SCOPE, [alice.digest])
     assert await other.mark_lost(record, "gone") is False
     await other.save_evidence("server key", {"owner": "other"})
