@@ -87,7 +87,23 @@ def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, A
     view = page.get(f"/api/workflows/{workflow['id']}")
     assert view["kind"] == body["kind"]
     assert view["status"] != "running"
-    assert body["question"] in page.client.get("/workflows").text
+    html = page.client.get("/workflows").text
+    assert body["question"] in html
+    (listed,) = [each for each in page.get("/api/workflows")["data"] if each["id"] == view["id"]]
+    assert listed["conversations"] == view["conversations"] != {}
+    assert all(f"/conversations/{each}" in html for each in view["conversations"].values())
+    shown = page.client.get(f"/workflows/{view['id']}").text
+    for chain in view["chains"]:
+        sent = {
+            each["response"]["response_id"]: each["response"]
+            for each in page.get(f"/api/conversations/{chain['conversation']}/chain")["nodes"]
+            if each["response"]
+        }
+        assert chain["exchanges"]
+        for each in chain["exchanges"]:
+            response = sent[each["response_id"]]
+            assert (each["anchor"], each["model"]) == (response["anchor"], response["model"])
+            assert chain["role"] == "judge" or each["response_id"] in shown
 
 
 @pytest.mark.parametrize(

@@ -441,6 +441,25 @@ class RunList(ApiModel):
     data: list[RunShape]
 
 
+class WorkflowExchangeShape(ApiModel):
+    """A question of a workflow and its answer, with the response, its anchor and its model."""
+
+    number: int = Field(description="The round or step.")
+    question: str
+    answer: str
+    response_id: str
+    anchor: str = Field(description="The response that it is chained on; empty if there is none.")
+    model: str
+
+
+class WorkflowChainShape(ApiModel):
+    """The conversation of one role, with its exchanges in order."""
+
+    role: str
+    conversation: str
+    exchanges: list[WorkflowExchangeShape] = Field(description="Empty in the list of workflows.")
+
+
 class WorkflowShape(ApiModel):
     """A workflow and its conversations by role."""
 
@@ -449,6 +468,7 @@ class WorkflowShape(ApiModel):
     title: str
     status: str
     conversations: dict[str, str]
+    chains: list[WorkflowChainShape]
     updated_at: float
 
 

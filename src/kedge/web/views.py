@@ -11,6 +11,7 @@ from kedge.store.summaries import ConversationSummary
 from kedge.store.tree import Layout, Totals
 from kedge.web.runs import TurnRun
 from kedge.web.schemas import RejectedShape
+from kedge.workflows import WorkflowExchange
 
 EMPTY_MARKUP = Markup("")
 
@@ -341,6 +342,9 @@ class Cell:
     verdict: str = ""
     critique: str = ""
     good: bool | None = None
+    exchange: WorkflowExchange | None = None
+    """The stored exchange, if there is an answer."""
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

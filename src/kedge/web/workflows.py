@@ -6,11 +6,12 @@ because a judge that is a function would run code chosen by a client.
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kedge.errors import InvalidWorkflow, KedgeError, NotInStore
 from kedge.web.runs import TurnRun
-from kedge.web.schemas import NewWorkflow, WorkflowShape
+from kedge.web.schemas import NewWorkflow, WorkflowChainShape, WorkflowShape
 from kedge.web.service import ConversationService
 from kedge.web.views import Cell, RoundView, WorkflowView
 from kedge.workflows import (
@@ -140,6 +141,7 @@ def to_workflow_shape(workflow: Workflow, run: TurnRun | None) -> WorkflowShape:
         title=workflow.title,
         status=workflow_status(workflow, run),
         conversations={chain.role: chain.conversation for chain in workflow.chains},
+        chains=[WorkflowChainShape.model_validate(chain) for chain in workflow.chains],
         updated_at=workflow.updated_at,
     )
 
@@ -181,7 +183,7 @@ def _build_rounds(workflow: Workflow, sides: Sequence[WorkflowChain]) -> tuple[R
     return tuple(
         RoundView(
             _step_title(names, each.number) if workflow.kind == "steps" else f"Round {index + 1}",
-            (_build_cell(each, workflow, index),),
+            (_build_cell(each, workflow, index, sides[0].conversation),),
         )
         for index, each in enumerate(exchanges)
     )
@@ -192,16 +194,18 @@ def _step_title(names: Sequence[str], number: int) -> str:
     return f"Step {number}: {names[number - 1]}" if has_name else f"Step {number}"
 
 
-def _build_cell(exchange: WorkflowExchange, workflow: Workflow, index: int) -> Cell:
+def _build_cell(
+    exchange: WorkflowExchange, workflow: Workflow, index: int, conversation: str
+) -> Cell:
     verdict = workflow.verdicts[index] if index < len(workflow.verdicts) else None
-    cell = Cell("Answer", exchange.answer, exchange.question)
+    cell = Cell(
+        "Answer", exchange.answer, exchange.question, exchange=exchange, conversation=conversation
+    )
     if verdict is None:
         return cell
     score = "" if verdict.score is None else f", {verdict.score:g}"
     label = f"{'passed' if verdict.passed else 'not passed'}{score}"
-    return Cell(
-        cell.title, cell.source, cell.question, label, verdict.critique, good=verdict.passed
-    )
+    return replace(cell, verdict=label, critique=verdict.critique, good=verdict.passed)
 
 
 def _build_debate_rounds(
@@ -222,7 +226,13 @@ def _build_argument_cell(side: WorkflowChain, index: int) -> Cell:
     if index >= len(side.exchanges):
         return Cell(side.role, "*No answer yet.*")
     exchange = side.exchanges[index]
-    return Cell(side.role, exchange.answer, exchange.question)
+    return Cell(
+        side.role,
+        exchange.answer,
+        exchange.question,
+        exchange=exchange,
+        conversation=side.conversation,
+    )
 
 
 def _format_ruling(workflow: Workflow, index: int) -> str:

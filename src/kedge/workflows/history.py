@@ -1,7 +1,7 @@
 """Read workflows from a store, for pages, reports and resuming."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kedge.engines.reply import CORRECTION_ORIGIN
@@ -26,11 +26,17 @@ WorkflowStatus = Literal["running", "passed", "failed", "decided", "undecided", 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowExchange:
-    """A question of a workflow and its answer; ``number`` is the round or step."""
+    """A question of a workflow and its answer; ``number`` is the round or step.
+
+    ``response_id`` is the response with the answer, ``anchor`` the one that its request was chained on, if any.
+    """
 
     number: int
     question: str
     answer: str
+    response_id: str = ""
+    anchor: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Workflow:
     """A stored workflow, running or finished.
 
     ``verdicts`` are those of a refinement, one per round; ``rulings`` those of a debate.
-    ``list_workflows`` returns workflows without ``chains``.
+    ``list_workflows`` returns ``chains`` without their exchanges.
     """
 
     id: str
@@ -73,14 +79,17 @@ async def list_workflows(
         limit: The maximum number of workflows.
 
     Returns:
-        The workflows, without their chains.
+        The workflows; their chains have no exchanges.
     """
     tag = f"{WORKFLOW_KEY}:{kind}" if kind else WORKFLOW_KEY
     rows = await store.conversations(tag=tag, archived=None, limit=limit)
     found = [(row, notes) for row in rows for notes in reversed(list_notes(row))]
     leads = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
     originals = [(row, notes) for row, notes in leads if not await _is_copy(store, row, notes)]
-    return [_parse_workflow(row, notes) for row, notes in originals[:limit]]
+    return [
+        _parse_workflow(row, notes, await _list_chains(store, row, notes["id"]))
+        for row, notes in originals[:limit]
+    ]
 
 
 async def load_workflow(store: Store, workflow: str) -> Workflow:
@@ -97,9 +106,23 @@ async def load_workflow(store: Store, workflow: str) -> Workflow:
     lead = next((row for row in rows if find_notes(row, workflow).get("lead")), None)
     if lead is None:
         raise NotInStore(f"there is no workflow {workflow!r} in this store")
-    rest = sorted((row for row in rows if row.id != lead.id), key=lambda row: row.created_at)
-    chains = tuple([await _load_chain(store, row, workflow) for row in (lead, *rest)])
+    ordered = _put_first(lead, rows)
+    chains = tuple([await _load_chain(store, row, workflow) for row in ordered])
     return _parse_workflow(lead, find_notes(lead, workflow), chains)
+
+
+async def _list_chains(
+    store: Store, lead: ConversationRow, workflow: str
+) -> tuple[WorkflowChain, ...]:
+    """Return the chains of a workflow without their exchanges."""
+    rows = _put_first(lead, await _load_rows(store, workflow))
+    return tuple(WorkflowChain(find_notes(row, workflow)["role"], row.id) for row in rows)
+
+
+def _put_first(lead: ConversationRow, rows: Sequence[ConversationRow]) -> list[ConversationRow]:
+    """Return the conversations of a workflow, the leading one first and the others by their age."""
+    rest = sorted((row for row in rows if row.id != lead.id), key=lambda row: row.created_at)
+    return [lead, *rest]
 
 
 async def _load_rows(store: Store, workflow: str) -> list[ConversationRow]:
@@ -123,6 +146,7 @@ async def _is_copy(store: Store, row: ConversationRow, notes: Mapping[str, Any])
 
 async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> WorkflowChain:
     loaded = await store.load(row)
+    responses = {each.provider_response_id: each for each in await store.responses(row)}
     exchanges: list[WorkflowExchange] = []
     is_ours = False
     for block in loaded.blocks:
@@ -137,7 +161,14 @@ async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> Work
             case AssistantBlock() if is_ours:
                 last = exchanges[-1]
                 text = f"{last.answer}\n\n{block.text}" if last.answer else block.text
-                exchanges[-1] = WorkflowExchange(last.number, last.question, text)
+                sent = responses.get(block.response_id)
+                exchanges[-1] = replace(
+                    last,
+                    answer=text,
+                    response_id=block.response_id,
+                    anchor=sent.anchor if sent else "",
+                    model=sent.model if sent else "",
+                )
             case _:
                 pass
     return WorkflowChain(find_notes(row, workflow)["role"], row.id, tuple(exchanges))
