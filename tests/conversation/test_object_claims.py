@@ -6,7 +6,7 @@ import pytest
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, send_lines
 from kedge import Conversation
-from kedge.engines import ResponsesEngine, conversation_objects
+from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
 from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims
@@ -17,9 +17,9 @@ from kedge.turns import Turn, user
 from normalization import expected_context, normalize_items
 
 
-def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def become_another_process(engine: ResponsesEngine) -> None:
     """Continue as a process that knows only what is in the store."""
-    monkeypatch.setattr(conversation_objects, "OBJECT_CLAIMS", ObjectClaims())
+    engine.objects.claims = ObjectClaims()
 
 
 def count_lists(server: TestServer) -> int:
@@ -32,15 +32,13 @@ async def open_attached(engine: ResponsesEngine, store: Store) -> None:
     await engine.memory.attach(store, engine.model)
 
 
-async def test_a_process_with_the_same_store_continues_the_object(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_with_the_same_store_continues_the_object(store: Store) -> None:
     """The claim in the store shows that no other line continues the object, so the answer is not held back."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
             await open_attached(engine, store)
             turn = await send_lines(engine, "One")
-            become_another_process(monkeypatch)
+            become_another_process(engine)
             lists = count_lists(server)
             async with engine.stream(turn.append(user("What did I say first?"))) as stream:
                 async for event in stream:
@@ -52,9 +50,7 @@ async def test_a_process_with_the_same_store_continues_the_object(
     assert "One" in last_text(stream.turn)
 
 
-async def test_of_two_processes_one_continues_the_object(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_two_processes_one_continues_the_object(store: Store) -> None:
     """A process that finds the object claimed in the store sends everything to a new one, also after a crash."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
@@ -64,7 +60,7 @@ async def test_of_two_processes_one_continues_the_object(
                 async for event in stream:
                     if isinstance(event, TextDelta):
                         break
-                become_another_process(monkeypatch)
+                become_another_process(engine)
                 other = await engine.run(turn.append(user("What did I say last?")))
     assert get_state(other).conversation_id != get_state(turn).conversation_id
     assert normalize_items(last_context(server)) == expected_context(other)

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
 from openai import OpenAI
 
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, request_bodies, send_lines
-from kedge.engines import conversation_objects
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ServerForgot
 from kedge.memory.object_claims import ObjectClaims
@@ -70,14 +68,12 @@ async def test_foreign_items_in_a_shown_answer_are_reported(server: TestServer) 
     assert get_state(final).conversation_id != get_state(turn).conversation_id
 
 
-async def test_a_copied_turn_is_held_back_until_the_check(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_copied_turn_is_held_back_until_the_check(server: TestServer) -> None:
     """Another process does not know who continues the object, so it shows nothing before the check."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         await send_lines(engine, "My PIN is 1234", turn=turn)
-        monkeypatch.setattr(conversation_objects, "OBJECT_CLAIMS", ObjectClaims())
+        engine.objects.claims = ObjectClaims()
         answer, events = await stream_turn(engine, turn.append(user("What did I say last?")))
     shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
     assert "1234" not in shown
@@ -85,13 +81,11 @@ async def test_a_copied_turn_is_held_back_until_the_check(
     assert [event.reason for event in events if isinstance(event, Healed)] == ["conversation"]
 
 
-async def test_an_unchanged_copy_continues_the_object(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unchanged_copy_continues_the_object(server: TestServer) -> None:
     """After a restart the object is continued, and its next answers are not held back."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
-        monkeypatch.setattr(conversation_objects, "OBJECT_CLAIMS", ObjectClaims())
+        engine.objects.claims = ObjectClaims()
         turn = await send_lines(engine, "Two", "What did I say first?", turn=turn)
     assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
     assert "One" in last_text(turn)

@@ -4,8 +4,8 @@ Each round runs a script of 60 actions against two new servers, from its own see
 can be repeated: ``make fuzz N=60 SEED=<seed>``. Rounds alternate between HTTP, WebSocket, and WebSocket
 without stored responses. Each is followed by a conversation with a server whose memory misbehaves
 (``law.memory_fuzzer``), with each level of trust, with encrypted reasoning and with images, with a dry run before
-every request, and by the same script through a chained client or the proxy (``law.program_fuzzer``). Several
-processes run at the same time.
+every request, by the same script through a chained client or the proxy (``law.program_fuzzer``), and by branches in
+conversation objects that several processes continue (``law.object_fuzzer``). Several processes run at the same time.
 """
 
 import logging
@@ -24,9 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from law.engine_fuzzer import TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
 from law.memory_fuzzer import BEHAVIORS, CONTENTS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
 from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
+from law.object_fuzzer import ObjectFuzzer, ObjectStats
 from law.program_fuzzer import DOORS, ProgramFuzzer
 
 ACTIONS_PER_ROUND = 60
+OBJECT_ACTIONS_PER_ROUND = 25
 MESSAGES_PER_ROUND = 20
 UNSUITABLE = frozenset({"report_usage=none", "lone_surrogate"})
 """Faults that are not used with programs: without counts it cannot be recognized that a server does not use what it
@@ -77,15 +79,21 @@ def run_program_round(seed: int, stats: MemoryStats) -> int:
     return max(stats.wrong - in_flight, stats.wrong - stats.flagged)
 
 
-def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, int]:
+async def run_object_round(seed: int, stats: ObjectStats) -> None:
+    """Run branches in conversation objects."""
+    await ObjectFuzzer(random.Random(seed), stats).run(OBJECT_ACTIONS_PER_ROUND)
+
+
+def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, ObjectStats, int]:
     """Run the rounds of a seed; return their statistics and the number of unacceptable wrong answers."""
     logging.getLogger().addHandler(logging.NullHandler())  # broken connections are intended here
-    tally, memory, program = FuzzStats(), MemoryStats(), MemoryStats()
+    tally, memory, program, objects = FuzzStats(), MemoryStats(), MemoryStats(), ObjectStats()
     anyio.run(run_round, seed, tally)
     excess = anyio.run(run_memory_round, seed, memory)
     excess += run_program_round(seed, program)
     add_stats(memory, program)
-    return tally, memory, excess
+    anyio.run(run_object_round, seed, objects)
+    return tally, memory, objects, excess
 
 
 def add_stats(total: Any, part: Any) -> None:
@@ -99,20 +107,23 @@ def main(count: int, seed: int, workers: int) -> int:
     """Run at least ``count`` actions, and return the exit code: 0 if every request was coherent."""
     from rich.progress import Progress
 
-    tally, memory, excess = FuzzStats(), MemoryStats(), 0
+    tally, memory, objects, excess = FuzzStats(), MemoryStats(), ObjectStats(), 0
     seeds = range(seed, seed + max(1, -(-count // ACTIONS_PER_ROUND)))
     with (
         Progress(disable=not sys.stderr.isatty()) as progress,
         ProcessPoolExecutor(min(workers, len(seeds))) as pool,
     ):
         task = progress.add_task("playing", total=len(seeds))
-        for number, (one, two, beyond) in zip(seeds, pool.map(run_seed, seeds), strict=True):
+        for number, (one, two, three, beyond) in zip(seeds, pool.map(run_seed, seeds), strict=True):
             if one.incoherent or one.stale_reasoning:
                 print(f"incoherent with seed {number}:\n{one.first_incoherent}")
             if beyond:
                 print(f"wrong answers with seed {number}:\n{two.first_wrong}")
             add_stats(tally, one)
+            if three.unreported or three.repeated:
+                print(f"conversation objects with seed {number}:\n{three.first_wrong}")
             add_stats(memory, two)
+            add_stats(objects, three)
             excess += beyond
             progress.advance(task)
     best, full = max(tally.best_bytes, 1), max(tally.full_bytes, 1)
@@ -138,7 +149,12 @@ def main(count: int, seed: int, workers: int) -> int:
     )
     print(f"dry runs            {memory.contradicted:>12,}   contradicted (must be 0)")
     print(f"wrong beyond that   {excess:>12,}   (must be 0)")
-    return 1 if tally.incoherent or tally.stale_reasoning or excess else 0
+    print(f"conversation objects{objects.requests:>12,}   requests, {objects.answers:,} answers")
+    print(f"wrong, reported     {objects.flagged:>12,}")
+    print(f"wrong, not reported {objects.unreported:>12,}   (must be 0)")
+    print(f"tools run again     {objects.repeated:>12,}   (must be 0)")
+    is_wrong = objects.unreported or objects.repeated or excess
+    return 1 if tally.incoherent or tally.stale_reasoning or is_wrong else 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import is_copy
-from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item
+from kedge.turns import Block, ReasoningBlock, ToolResultBlock, Turn, UserBlock, block_from_item
 from kedge.urls import quote_segment
 
 LOCK_SECONDS = 10.0
@@ -55,6 +55,8 @@ class ConversationObjects:
         self._transport = transport
         self._scope = scope
         self._get_store = get_store
+        self.claims = OBJECT_CLAIMS
+        """The claims of this process."""
 
     async def create(self) -> str:
         """Create an empty object, and claim it."""
@@ -72,7 +74,7 @@ class ConversationObjects:
     def is_taken(self, plan: RequestPlan) -> bool:
         """Return whether another line of history continues the object of a plan."""
         last = plan.anchor.response_id if plan.anchor else ""
-        return OBJECT_CLAIMS.find(self._scope, plan.conversation_id, last) == "taken"
+        return self.claims.find(self._scope, plan.conversation_id, last) == "taken"
 
     async def claim(self, plan: RequestPlan) -> Claim:
         """Claim the object of a plan, in this process and in the store."""
@@ -81,7 +83,7 @@ class ConversationObjects:
         )
 
     async def _claim(self, object_id: str, last: str) -> Claim:
-        claims, store = OBJECT_CLAIMS, self._get_store()
+        claims, store = self.claims, self._get_store()
         claim = claims.claim(self._scope, object_id, last)
         if claim == "taken" or not isinstance(store, ObjectStore):
             return claim
@@ -96,11 +98,11 @@ class ConversationObjects:
 
     def undo_claim(self, object_id: str, last: str) -> None:
         """Release an object to which nothing was added; this process may claim it again in the store."""
-        OBJECT_CLAIMS.release(self._scope, object_id, last)
+        self.claims.release(self._scope, object_id, last)
 
     async def release(self, object_id: str, last: str) -> None:
         """Record the last response in an object, so that its line of history can continue it."""
-        claims, store = OBJECT_CLAIMS, self._get_store()
+        claims, store = self.claims, self._get_store()
         if isinstance(store, ObjectStore):
             try:
                 await store.release_object(self._scope, object_id, last, owner=claims.owner)
@@ -123,36 +125,39 @@ class ConversationObjects:
     async def check_end(
         self,
         object_id: str,
-        previous: Block | None,
+        earlier: Sequence[Block],
         sent: Sequence[Mapping[str, Any]],
         received: Sequence[Block],
+        *,
+        complete: bool,
     ) -> bool | None:
         """Return whether an object ends as expected; None if the server did not say.
 
         Args:
             object_id: The object.
-            previous: The last item before the request; None if the object was empty.
+            earlier: What the object should have before the request: the last block, or all of them.
             sent: The input items of the request, if the server was to add them.
             received: The blocks of the answer, if the server was to add them.
+            complete: Whether the object must have no other items.
         """
         window = [*map(block_from_item, sent), *received]
-        expected = [block for block in window if not isinstance(block, ReasoningBlock)]
-        expected = [previous, *expected] if previous else expected
-        # One more than expected shows that a new object has no other items.
-        wanted = len(expected) + (previous is None)
-        limit = min(len(window) + 1, PAGE_SIZE)
+        expected = [*earlier, *(each for each in window if not isinstance(each, ReasoningBlock))]
+        # One more than expected shows that there are no others.
+        limit = min(len(earlier) + len(window) + complete, PAGE_SIZE)
         try:
-            listed = await list_newest(self._transport, object_id, wanted, limit)
+            listed = await list_newest(self._transport, object_id, len(expected) + complete, limit)
         except InvalidTurn:
             return False
         except EngineError as error:
             log.warning("the end of a conversation object cannot be checked: %s", error)
             return False if error.status in (404, 410) else None
-        pairs = zip(reversed(expected), listed, strict=False)
-        return (
-            len(listed) >= len(expected)
-            and (previous is not None or len(listed) == len(expected))
-            and all(_is_same_item(ours, theirs) for ours, theirs in pairs)
+        if len(listed) < len(expected) or (complete and len(listed) > len(expected)):
+            return False
+        pairs = zip(expected, reversed(listed[: len(expected)]), strict=True)
+        # Earlier outputs that were sent again to a new object have other ids there, except for the last response.
+        return all(
+            _is_same_item(ours, theirs, has_id=index >= len(earlier) - 1)
+            for index, (ours, theirs) in enumerate(pairs)
         )
 
 
@@ -181,17 +186,19 @@ async def list_newest(
         after, limit = last, PAGE_SIZE
 
 
-def find_previous(plan: RequestPlan) -> Block | None:
-    """Return the last block that the object of a plan should have before the request."""
+def list_earlier(plan: RequestPlan, *, complete: bool) -> list[Block]:
+    """Return the blocks that the object of a plan should have before the request: all, or the last one."""
     if plan.anchor is None:
-        return None
-    earlier = plan.source[: plan.start]
-    return next((each for each in reversed(earlier) if not isinstance(each, ReasoningBlock)), None)
+        return []
+    lead = plan.source.lead if isinstance(plan.source, Turn) else 0
+    blocks = plan.source[lead : plan.start]
+    found = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    return found if complete else found[-1:]
 
 
-def _is_same_item(ours: Block, theirs: Block) -> bool:
+def _is_same_item(ours: Block, theirs: Block, *, has_id: bool) -> bool:
     """Return whether an item is the expected one: by the id of an output, or by its content."""
-    if ours.response_id and ours.item_id and theirs.item_id:
+    if has_id and ours.response_id and ours.item_id and theirs.item_id:
         return ours.item_id == theirs.item_id
     if is_copy(ours, theirs):
         return True

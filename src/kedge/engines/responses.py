@@ -18,7 +18,7 @@ from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
 from kedge.engines.base import Request, require_running
-from kedge.engines.conversation_objects import ConversationObjects, find_previous
+from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
     HealableError,
@@ -180,9 +180,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
-        self._conversation_objects = ConversationObjects(
-            self.transport, scope, lambda: self.memory.store
-        )
+        self.objects = ConversationObjects(self.transport, scope, lambda: self.memory.store)
         self.memory = ServerMemory(
             scope,
             trust=trust,
@@ -295,7 +293,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         plan = await self._plan_with_probe(turn, request, options, check)
         claim = "owned"
         if plan.conversation_id and not plan.problems:
-            claim = await self._conversation_objects.claim(plan)
+            claim = await self.objects.claim(plan)
         if claim == "taken":
             plan = self._build_plan(turn, request, options, check)
         await self._audit_periodically(turn, plan, check)
@@ -334,7 +332,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if attempt.running is not None:
             conversation_id = get_conversation_id(attempt.running.scope)
         elif options.mode == "conversation" and not conversation_id:
-            conversation_id = await self._conversation_objects.create()
+            conversation_id = await self.objects.create()
         attempt.body = build_request_body(
             plan,
             options,
@@ -366,7 +364,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             retry=retry,
             tap=attempt.request.tap,
         )
-        reply = await self._conversation_objects.send(send)
+        reply = await self.objects.send(send)
         return ContinuedStream(self.transport, reply, decoder) if in_background else reply
 
     def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
@@ -382,9 +380,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if (
             is_refused and attempt.object_id and attempt.plan.anchor
         ):  # nothing was added to the object
-            self._conversation_objects.undo_claim(
-                attempt.object_id, attempt.plan.anchor.response_id
-            )
+            self.objects.undo_claim(attempt.object_id, attempt.plan.anchor.response_id)
         if is_refused and (failure := as_healable(error, attempt.summary)):
             return failure
         if self._may_reject_include(attempt, error):
@@ -443,11 +439,15 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     ) -> Judgment:
         """Check that the conversation object of an answer has the items of its line of history, and no others."""
         plan, is_stored = attempt.plan, _is_stored(attempt.body, outcome)
-        found = await self._conversation_objects.check_end(
+        # Where the token count cannot show that items are missing, all of them are compared.
+        is_counted = plan.barrier is not None or attempt.check.is_comparable(outcome)
+        complete = plan.anchor is None or not is_counted
+        found = await self.objects.check_end(
             attempt.object_id,
-            find_previous(plan),
+            list_earlier(plan, complete=complete),
             attempt.body["input"] if is_stored else (),
             outcome.blocks if is_stored else (),
+            complete=complete,
         )
         attempt.is_at_end = found is True
         if plan.anchor is None or (found is None and attempt.held is None):
@@ -529,7 +529,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         state = get_state(finished)
         if not response_id or state.previous_response_id != response_id:
             return set_state(finished, replace(state, conversation_id=""))
-        await self._conversation_objects.release(attempt.object_id, response_id)
+        await self.objects.release(attempt.object_id, response_id)
         return finished
 
     def _heal(
@@ -680,7 +680,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Return whether a plan continues a conversation object that another line of history continues."""
         if not plan.conversation_id or find_running(turn, self.scope) is not None:
             return False
-        return self._conversation_objects.is_taken(plan)
+        return self.objects.is_taken(plan)
 
     def _plan_anchor(
         self,

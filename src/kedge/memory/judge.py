@@ -250,6 +250,15 @@ class MemoryCheck:
             evidence.record_agreement(usage, base, sent)
         return verdict
 
+    def is_comparable(self, outcome: Outcome) -> bool:
+        """Return whether the token count of an answer can be compared with that of its anchor."""
+        anchor = self.plan.anchor if self.plan else None
+        base = self.memory.add_counts(anchor).counted if anchor else None
+        usage, sent = outcome.usage, self._measure()
+        if base is None or sent is None or usage is None or usage.input_tokens <= 0:
+            return False
+        return base.settings == sent.settings
+
     def _has_foreign_tokens(self, usage: Usage | None, base: TokenCounts | None) -> bool:
         """Return whether the server read more than the conversation object should have."""
         plan, evidence = self.plan, self.evidence

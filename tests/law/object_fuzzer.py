@@ -1,0 +1,203 @@
+"""Runs branches of a conversation in conversation objects, in several processes at once, and checks every answer.
+
+Each round has four engines: two of one process and one of another with the same store, and one of a process without
+it. Branches of a conversation are continued by any of them, one after the other and at once. Streams are left early,
+items are inserted and deleted through the API, and a server of an unknown kind forgets. An answer from another context
+than its Turn must be reported, and no tool may run twice for one question.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from openai import AsyncOpenAI, OpenAIError
+
+from kedge.engines import ResponsesEngine
+from kedge.errors import EngineError
+from kedge.events import Event, TextDelta
+from kedge.events.run import Healed, ServerForgot
+from kedge.memory.object_claims import ObjectClaims
+from kedge.planning import get_state
+from kedge.providers import connect
+from kedge.store import open_store
+from kedge.testing import serve
+from kedge.turns import Turn, user
+from law.turn_edits import answer_open_calls
+from normalization import expected_context, normalize_items
+
+FILLER = "the rivers of the north and the mountains of the south " * 6
+"""The words of a message, which are long enough for a token count to show that it was deleted."""
+ACTIONS = ("ask", "ask", "ask", "call", "fork", "fork", "leave", "insert", "delete", "forget")
+FORGETTING = ("forget_silently", "forget_silently,echo=missing")
+
+
+@dataclass(slots=True)
+class ObjectStats:
+    """The results of a campaign."""
+
+    requests: int = 0
+    answers: int = 0
+    wrong: int = 0
+    """Answers that were generated from another context than their Turn."""
+    flagged: int = 0
+    """The number of wrong answers that were reported."""
+    healed: int = 0
+    failed: int = 0
+    repeated: int = 0
+    """Tool runs after the first one for the same question."""
+    first_wrong: str = ""
+    """The first wrong answer that was not reported."""
+
+    @property
+    def unreported(self) -> int:
+        """The number of wrong answers that were not reported."""
+        return self.wrong - self.flagged
+
+
+@dataclass
+class ObjectFuzzer:
+    """One round: a server, a store, four engines, and branches of a conversation."""
+
+    rng: random.Random
+    stats: ObjectStats = field(default_factory=ObjectStats)
+    branches: list[Turn] = field(default_factory=lambda: [Turn()])
+    runs: Counter[int] = field(default_factory=Counter[int])
+    asked: int = 0
+    clock: float = 1_000_000.0
+
+    async def run(self, count: int) -> ObjectStats:
+        """Take random actions."""
+        async with AsyncExitStack() as stack:
+            self.server = stack.enter_context(serve())
+            self.is_unknown = self.rng.random() < 0.5
+            self._reset_faults()
+            store = await stack.enter_async_context(await open_store("sqlite://:memory:"))
+            shared = ObjectClaims()
+            self.engines = [self._open_engine() for _ in range(4)]
+            for number, engine in enumerate(self.engines):
+                stack.push_async_callback(engine.aclose)
+                engine.objects.claims = shared if number < 2 else ObjectClaims()
+                if number < 3:
+                    await engine.memory.attach(store, engine.model)
+            for _ in range(count):
+                await self._act(self.rng.choice(ACTIONS))
+            self.stats.requests += len(self.server.requests)
+        self.stats.repeated += sum(self.runs.values()) - len(self.runs)
+        return self.stats
+
+    def _open_engine(self) -> ResponsesEngine:
+        engine = connect(
+            f"responses:{self.server.base_url}#practice",
+            mode="conversation",
+            max_retries=0,
+            timeout=300,
+            clock=self._read_clock,
+        )
+        assert isinstance(engine, ResponsesEngine)
+        return engine
+
+    def _reset_faults(self) -> None:
+        self.server.faults.clear()
+        if self.is_unknown:
+            self.server.faults.set("anonymous")
+
+    def _read_clock(self) -> float:
+        self.clock += 0.001
+        return self.clock
+
+    async def _act(self, action: str) -> None:
+        self.clock += self.rng.choice((1, 20, 70))
+        index = self.rng.randrange(len(self.branches))
+        match action:
+            case "fork":
+                await self._fork(self.branches[index])
+            case "leave":
+                await self._leave(self.branches[index])
+            case "insert" | "delete":
+                await self._change_object(self.branches[index], action)
+            case _:
+                if action == "forget" and self.is_unknown:  # a known server is trusted
+                    self.server.faults.set(self.rng.choice(FORGETTING), times=1)
+                self.branches[index] = await self._ask(self.branches[index], calls=action == "call")
+                self._reset_faults()
+
+    def _make_question(self, turn: Turn, *, calls: bool = False) -> Turn:
+        self.asked += 1
+        text = f"call add with a={self.asked} and b=1" if calls else f"Line {self.asked}: {FILLER}"
+        return answer_open_calls(turn).append(user(text))
+
+    async def _fork(self, turn: Turn) -> None:
+        """Continue a branch several times at once; at most four branches are retained."""
+        forks: list[Turn] = []
+
+        async def ask() -> None:
+            forks.append(await self._ask(turn))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(self.rng.randint(2, 3)):
+                group.start_soon(ask)
+        self.branches = [*self.branches, *forks][-4:]
+
+    async def _leave(self, turn: Turn) -> None:
+        engine = self.rng.choice(self.engines)
+        async with engine.stream(self._make_question(turn)) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+
+    async def _change_object(self, turn: Turn, action: str) -> None:
+        """Insert or delete an item as another client."""
+        object_id = get_state(turn).conversation_id
+        if not object_id:
+            return
+        async with AsyncOpenAI(base_url=self.server.base_url, api_key="any") as client:
+            items: Any = client.conversations.items
+            try:
+                if action == "insert":
+                    item = {"type": "message", "role": "user", "content": f"Intruder: {FILLER}"}
+                    await items.create(object_id, items=[item])
+                    return
+                # Only an audit finds a missing item that is shorter than the tolerance of a token count.
+                listed = [item async for item in items.list(object_id) if FILLER in str(item)]
+                item = self.rng.choice(listed)
+                await items.delete(item.id, conversation_id=object_id)
+            except (OpenAIError, IndexError):
+                return  # locked, or without messages
+
+    async def _ask(self, turn: Turn, *, calls: bool = False) -> Turn:
+        turn, number = self._make_question(turn, calls=calls), self.asked
+        engine, streaming = self.rng.choice(self.engines), self.rng.random() < 0.6
+        events: list[Event] = []
+
+        def add(a: int, b: int) -> int:
+            """Add two numbers."""
+            self.runs[a] += 1
+            return a + b
+
+        options: dict[str, Any] = {"tools": [add]} if calls else {}
+        try:
+            async with engine.stream(turn, streaming=streaming, **options) as stream:
+                async for event in stream:
+                    events.append(event)  # noqa: PERF401 - after an error, the earlier events are needed
+        except EngineError as error:
+            self.stats.failed += 1
+            return error.turn or turn
+        self._check(stream.turn, events, f"message {number}, streaming {streaming}")
+        return stream.turn
+
+    def _check(self, turn: Turn, events: Sequence[Event], description: str) -> None:
+        self.stats.answers += 1
+        self.stats.healed += sum(isinstance(event, Healed) for event in events)
+        response_id = turn.blocks[-1].response_id
+        found = [each for each in self.server.requests if each.response_id == response_id]
+        read = normalize_items(found[-1].context) if found else None
+        if read != expected_context(turn):
+            self.stats.wrong += 1
+            if any(isinstance(event, ServerForgot) for event in events):
+                self.stats.flagged += 1
+            else:
+                self.stats.first_wrong = self.stats.first_wrong or f"{description}: read {read}"
