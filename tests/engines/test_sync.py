@@ -11,7 +11,7 @@ from typing import assert_type
 import pytest
 
 from kedge import Chat, Conversation, Turn, connect, open_store, run_sync, user
-from kedge.chat import Answer
+from kedge.chat import ChatReply
 from kedge.chat.chat import SyncChat
 from kedge.conversation import Reply
 from kedge.conversation.sync import SyncConversation
@@ -44,9 +44,9 @@ def test_a_chat_continues_with_its_state(engine: Engine) -> None:
     """A sync stream of a chat returns its answer from `finish`."""
     chat = Chat(engine)
     first = chat.sync.chat_with_state(None, "My name is Ada.")
-    assert_type(first, Answer)
+    assert_type(first, ChatReply)
     with chat.sync.stream_with_state(first.state, "What is my name?") as stream:
-        assert_type(stream, SyncStream[Answer])
+        assert_type(stream, SyncStream[ChatReply])
         assert stream.finish().text == "Your name is Ada."
     assert chat.sync.compact_pending(first.state) == first.state
     chat.sync.close()
