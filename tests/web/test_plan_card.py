@@ -1,11 +1,15 @@
 """Tests of plan cards: the summary sentence, and the marks of the messages."""
 
+from pathlib import Path
+
 import pytest
 
-from kedge.planning import plan_request
+from kedge import Conversation, connect, open_store
+from kedge.planning import get_state, plan_request
 from kedge.store import ResponseRow
+from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
-from kedge.web.plan_card import build_plan_card, summarize_request
+from kedge.web.plan_card import build_plan_card, rebuild_plan, summarize_request
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,20 @@ def test_reasoning_that_was_not_sent_is_marked() -> None:
         ("assistant", True, False),
         ("user", True, False),
     ]
+
+
+async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> None:
+    """The card has the object that the request continued, and the plan is rebuilt on it."""
+    with serve() as server:
+        engine = connect(f"responses:{server.base_url}#practice", mode="conversation")
+        async with engine, await open_store(f"sqlite:///{tmp_path}/store.db") as store:
+            conversation = await Conversation.create(store, engine)
+            await conversation.send("One")
+            before = conversation.turn.append(user("Two"))
+            await conversation.send("Two")
+            row = (await conversation.responses())[-1]
+    object_id = get_state(conversation.turn).conversation_id
+    plan = rebuild_plan(before, row, get_state(before).anchors)
+    card = build_plan_card(plan, row, before, [])
+    assert ("Conversation object", object_id) in card.facts
+    assert plan.conversation_id == object_id

@@ -17,6 +17,7 @@ from kedge.planning import (
     set_state,
 )
 from kedge.planning.explain import describe_full_send, describe_rejection
+from kedge.planning.reusable_items import base_scope, get_conversation_id
 from kedge.store import ResponseRow, StoredExchange
 from kedge.text_format import (
     HEALING_TEXTS,
@@ -52,7 +53,7 @@ def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) 
     )
     return plan_request(
         set_state(turn, state),
-        scope=row.scope,
+        scope=base_scope(row.scope),
         mode=mode,
         now=row.created_at,
         extra=[_restore_record(record, row) for record in earlier],
@@ -133,6 +134,8 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
     """Yield the figures of a response as labels and values."""
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode
+    if object_id := get_conversation_id(row.scope):
+        yield "Conversation object", object_id
     full = format_size(row.full_size)
     suffix = "" if row.request_bytes is not None else ", without tools and settings"
     yield "Request size", f"{format_size(row.request_size)} instead of {full}{suffix}"
