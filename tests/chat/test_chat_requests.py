@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from chat.conftest import OpenChat, item_texts, request_bodies
 from kedge.compaction import (
     CompositeCompactor,
@@ -14,6 +16,7 @@ from kedge.compaction import (
     ToolExchangeCompactor,
     is_summary,
 )
+from kedge.engines import ResendLimit
 from kedge.observe import reset, snapshot
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -236,9 +239,12 @@ async def test_reported_usage_is_used(server: TestServer, open_chat: OpenChat) -
     assert answer.compaction.tokens_after <= 200
 
 
-async def test_long_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
-    """A server that lost its context is sent the compacted history."""
-    chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=500)
+@pytest.mark.parametrize("limit", [500, ResendLimit(max_bytes=500), ResendLimit(max_blocks=12)])
+async def test_long_resend_is_compacted(
+    server: TestServer, open_chat: OpenChat, limit: int | ResendLimit
+) -> None:
+    """A server that lost its context is sent the compacted history, if it has too many bytes or blocks."""
+    chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=limit)
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
     assert not any(answer.compaction for answer in answers)
     server.forget()
@@ -257,22 +263,28 @@ async def test_long_resend_is_compacted(server: TestServer, open_chat: OpenChat)
     assert chained.compaction is None
 
 
-async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
+@pytest.mark.parametrize("limit", [500, ResendLimit(max_blocks=12)])
+async def test_planned_resend_is_compacted(
+    server: TestServer, open_chat: OpenChat, limit: int | ResendLimit
+) -> None:
     """A state of another account has no valid anchor, and is compacted before it is sent."""
     answers = await send_lines(open_chat(), *(f"Number {n}." for n in range(6)))
     chat = open_chat(
         connect(f"responses:{server.base_url}#practice", api_key="another"),
         compactor=MessageLimitCompactor(1_000, 4),
-        resend_limit=500,
+        resend_limit=limit,
     )
     (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
     assert after.compaction.changed
     assert len(request_bodies(server)[-1]["input"]) == 3
 
 
-async def test_resend_without_limit_is_complete(server: TestServer, open_chat: OpenChat) -> None:
-    """Without `resend_limit`, a resend is not compacted."""
-    chat = open_chat(compactor=MessageLimitCompactor(1_000, 4))
+@pytest.mark.parametrize("limit", [None, ResendLimit(), ResendLimit(100_000, 13)])
+async def test_resend_below_the_limit_is_complete(
+    server: TestServer, open_chat: OpenChat, limit: ResendLimit | None
+) -> None:
+    """Without `resend_limit`, or up to it, a resend is not compacted."""
+    chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=limit)
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
     server.forget()
     await send_lines(chat, "Number 6.", state=answers[-1].state)

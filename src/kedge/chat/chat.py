@@ -25,7 +25,15 @@ from kedge.chat.state import (
     state_from_turn,
 )
 from kedge.compaction import Compactor, compact_turn
-from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
+from kedge.engines import (
+    ContentFilters,
+    Engine,
+    Middleware,
+    OutputSchema,
+    ResendLimit,
+    find_filters,
+    unwrap,
+)
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 from kedge.event_loops import AsyncResource
@@ -73,7 +81,8 @@ class Chat(AsyncResource):
         key: The key that encrypts state bytes; with several keys, the first one encrypts and all decrypt.
         counter: A token counter for the compactor. Whether to compact is decided by the usage that the
             server reported with its last answer, or by this counter if there is none.
-        resend_limit: Bytes above which history is compacted before it is sent in full again.
+        resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
+            sent in full again.
         repair: Whether to complete tool calls that have no result.
         keep_reasoning: Whether to request encrypted reasoning and store it in states, so that it can be sent again
             after the server has lost a response. States are smaller without.
@@ -97,7 +106,7 @@ class Chat(AsyncResource):
         compactor: Compactor | None = None,
         key: Key | Iterable[Key] | None = None,
         counter: TokenCounter = DEFAULT_COUNTER,
-        resend_limit: int | None = None,
+        resend_limit: int | ResendLimit | None = None,
         repair: bool = True,
         keep_reasoning: bool = True,
     ) -> None:

@@ -100,7 +100,8 @@ class Conversation(AsyncResource):
         compactor: Compacts the conversation when it becomes too long.
         counter: A token counter for the compactor. Whether to compact is decided by the usage that the
             server reported with its last answer, or by this counter if there is none.
-        resend_limit: Bytes above which history is compacted before it is sent in full again.
+        resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
+            sent in full again.
         repair: Whether to complete tool calls that have no result.
         price: A function that computes the cost of a response, instead of the current prices (``kedge.prices``).
         lease: Seconds after which another process may run a turn with an idempotency key if its process

@@ -7,6 +7,7 @@ from kedge.engines.base import (
     Events,
     Middleware,
     Request,
+    ResendLimit,
     find_filters,
     unwrap,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "OutputSchema",
     "Reply",
     "Request",
+    "ResendLimit",
     "ResponsesEngine",
     "RunStream",
     "Stream",

@@ -66,6 +66,29 @@ EphemeralBlocks = str | SystemBlock | Iterable[str | SystemBlock]
 """System text that is sent with the requests of one run and is not part of any Turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResendLimit:
+    """The largest full send after a loss or a change; a longer history is compacted first, or an error.
+
+    Args:
+        max_bytes: The maximum size of all blocks.
+        max_blocks: The maximum number of blocks.
+    """
+
+    max_bytes: int | None = None
+    max_blocks: int | None = None
+
+    def is_exceeded(self, plan: RequestPlan) -> bool:
+        """Return whether a full send of this plan's Turn is longer."""
+        sizes = ((plan.full_bytes, self.max_bytes), (plan.full_blocks, self.max_blocks))
+        return any(limit is not None and size > limit for size, limit in sizes)
+
+
+def to_resend_limit(limit: int | ResendLimit | None) -> ResendLimit:
+    """Return a limit that was given as a number of bytes, or None for no limit, as a `ResendLimit`."""
+    return limit if isinstance(limit, ResendLimit) else ResendLimit(limit)
+
+
 @dataclass(slots=True)
 class TurnProbe:
     """The last state of a Turn inside a middleware; see ``with_middleware``."""
@@ -89,8 +112,8 @@ class Request:
     candidates: tuple[AnchorRecord, ...] = ()
     """Further anchors that may be used, such as those of a store's index."""
     streaming: bool = True
-    resend_limit: int | None = None
-    """Raise, rather than heal, if a full send would be more bytes than this."""
+    resend_limit: int | ResendLimit | None = None
+    """Raise, rather than heal, if a full send would be more bytes or blocks than this."""
     probe: TurnProbe | None = None
     tap: WireTap | None = None
     """Called with each request and its reply, as they were transmitted."""
@@ -126,7 +149,7 @@ class Request:
         tools: OfferedTools = (),
         candidates: tuple[AnchorRecord, ...] = (),
         streaming: bool = True,
-        resend_limit: int | None = None,
+        resend_limit: int | ResendLimit | None = None,
         tap: WireTap | None = None,
         before_send: BeforeSend | None = None,
         output: Any = None,
@@ -147,7 +170,7 @@ class Request:
                 are left to the caller.
             candidates: Further anchors that may be used, such as those of a store's index.
             streaming: Whether the answer is streamed.
-            resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
+            resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes, or blocks.
             tap: Called with each request body, reply body and status.
             before_send: Awaited with each Turn before it is sent.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.

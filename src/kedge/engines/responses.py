@@ -17,7 +17,7 @@ from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
-from kedge.engines.base import Request, require_running
+from kedge.engines.base import Request, require_running, to_resend_limit
 from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
@@ -575,8 +575,11 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         await self.memory.save(check.evidence)
         if options.full and request.resend_limit is not None:
             plan = self._build_plan(turn, request, options, check)
-            if plan.full_bytes > request.resend_limit:
-                message = f"the server no longer has the context, and a full send is about {plan.full_bytes} bytes"
+            if to_resend_limit(request.resend_limit).is_exceeded(plan):
+                message = (
+                    "the server no longer has the context, and a full send is about "
+                    f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
+                )
                 error = ResendTooLong(message, provider=self.name)
                 error.response_id, error.usage = failure.error.response_id, failure.error.usage
                 raise attach_context(error, turn, plan) from failure.error

@@ -13,7 +13,15 @@ from typing import Any
 
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component
-from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
+from kedge.engines.base import (
+    Engine,
+    Events,
+    Middleware,
+    Request,
+    ResendLimit,
+    to_resend_limit,
+    unwrap,
+)
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import ResendTooLong
 from kedge.events import Usage
@@ -29,7 +37,7 @@ def compact(
     *,
     engine: Engine | None = None,
     counter: TokenCounter = DEFAULT_COUNTER,
-    resend_limit: int | None = None,
+    resend_limit: int | ResendLimit | None = None,
 ) -> Middleware:
     """Compact after each answer, if the compactor decides so.
 
@@ -38,7 +46,8 @@ def compact(
         engine: The engine that the compactor may send requests to; by default the wrapped one, without
             its middleware.
         counter: The token counter to use if the server did not report usage.
-        resend_limit: Bytes above which history is compacted before it is sent in full again.
+        resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
+            sent in full again.
 
     Returns:
         A middleware for ``with_middleware``.
@@ -63,7 +72,7 @@ class _CompactMiddleware(BaseMiddleware):
         compactor: Compactor,
         engine: Engine,
         counter: TokenCounter,
-        resend_limit: int | None,
+        resend_limit: int | ResendLimit | None,
     ) -> None:
         super().__init__(inner)
         self.compactor, self.engine, self.counter = compactor, engine, counter
@@ -134,7 +143,7 @@ class _CompactMiddleware(BaseMiddleware):
         if self.resend_limit is None:
             return False
         plan = self.plan(turn)
-        return plan.is_full and plan.full_bytes > self.resend_limit
+        return plan.is_full and to_resend_limit(self.resend_limit).is_exceeded(plan)
 
     def _params(self) -> Mapping[str, Any]:
         """Return the parameters that the compactor adds to every request."""

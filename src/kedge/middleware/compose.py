@@ -19,7 +19,15 @@ from contextlib import aclosing
 from typing import Any, TypedDict, cast
 
 from kedge.compaction import Compactor
-from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe, find_filters
+from kedge.engines.base import (
+    Engine,
+    Events,
+    Middleware,
+    Request,
+    ResendLimit,
+    TurnProbe,
+    find_filters,
+)
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
@@ -221,7 +229,7 @@ class StackSettings(TypedDict, total=False):
     middleware: Sequence[Middleware]
     compactor: Compactor | None
     counter: TokenCounter
-    resend_limit: int | None
+    resend_limit: int | ResendLimit | None
     repair: bool
 
 
@@ -234,7 +242,7 @@ def with_default_middleware(
     middleware: Sequence[Middleware] = (),
     compactor: Compactor | None = None,
     counter: TokenCounter = DEFAULT_COUNTER,
-    resend_limit: int | None = None,
+    resend_limit: int | ResendLimit | None = None,
     repair: bool = True,
     innermost: Callable[[Engine], InnermostMiddleware] = InnermostMiddleware,
 ) -> Engine:
