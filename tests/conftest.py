@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,9 +73,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the clients in every process that runs tests, not in one that only distributes them."""
+    """Prepare every process that runs tests, not one that only distributes them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        _hide_own_files(config)
         _prepare_clients()
+
+
+def _hide_own_files(config: pytest.Config) -> None:
+    """Make commands use empty folders, and not the configuration and the store of whoever runs the tests."""
+    folder = tempfile.TemporaryDirectory(prefix="kedge-tests-")
+    config.add_cleanup(folder.cleanup)
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        os.environ[name] = folder.name
 
 
 def _prepare_clients() -> None:
