@@ -98,6 +98,21 @@ async def test_one_of_many_claims_succeeds(store: Store) -> None:
     assert await other.claim_object("s", "conv", "R1", owner="b", resumes=False) == "unknown"
 
 
+async def test_old_claims_are_deleted(store: Store) -> None:
+    """A claim that was not used for 90 days is deleted by ``gc``; a newer one is retained."""
+    now = store.clock()
+    for object_id, age in (("old", 91), ("new", 89)):
+        store.clock = lambda age=age: now - age * 24 * 3_600.0
+        await store.claim_object("s", object_id, "", owner="a", resumes=False)
+    store.clock = lambda: now
+    await store.gc()
+    found = [
+        await store.claim_object("s", object_id, "", owner="b", resumes=False)
+        for object_id in ("old", "new")
+    ]
+    assert found == ["unknown", "taken"]
+
+
 async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
     """Two forks of a conversation in object mode are answered from their own messages."""
     with serve() as server:

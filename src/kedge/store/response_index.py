@@ -13,6 +13,8 @@ from kedge.json_codec import decode
 from kedge.memory.object_claims import Claim
 from kedge.store.database import Tx, marks, split_chunks
 
+OBJECT_SECONDS = 90 * 24 * 3_600.0
+"""Seconds for which the claim of a conversation object is retained after its last request."""
 _INSERT_ENTRY = (
     "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
     "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
@@ -38,6 +40,11 @@ def claim_object(
         (name, owner, now),
     )
     return "unknown" if added else "taken"
+
+
+def delete_old_objects(tx: Tx, now: float) -> None:
+    """Delete the claims of objects that no request has used for a long time; the next one holds its answer back."""
+    tx.run("DELETE FROM objects WHERE updated_at < ?", (now - OBJECT_SECONDS,))
 
 
 def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> None:

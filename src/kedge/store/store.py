@@ -1162,6 +1162,7 @@ class Store(AsyncResource):
         for name in [] if self.namespace else await self.namespaces():
             await self.use_namespace(name).delete_expired()
         await self.database.write(delete.delete_orphans)
+        await self.database.write(lambda tx: response_index.delete_old_objects(tx, self.clock()))
         swept = await delete.delete_unlinked_blocks(self.database)
         await response_sums.rebuild(self.database)
         await delete.reclaim(self.database, await self.database.read(search.list_groups))
