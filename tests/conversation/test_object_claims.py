@@ -127,3 +127,25 @@ async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
             turns: list[Turn] = [fork.turn for fork in forks]
     for turn in turns:
         assert expected_context(turn) in contexts
+
+
+async def test_objects_that_no_stored_line_continues_are_listed(store: Store) -> None:
+    """An object with a request that was left is listed after an hour; those of conversations and others are not."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation") as engine:
+            conversation = await Conversation.create(store, engine)
+            await conversation.send("One")
+            left = get_state(conversation.turn).conversation_id
+            async with engine.stream(conversation.turn.append(user("Left"))) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+            await conversation.send("Two")
+            await (await conversation.fork()).send("Three")
+            await conversation.send("Four")
+            await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a", resumes=False)
+            assert await store.list_unused_objects() == []
+            now = store.clock()
+            store.clock = lambda: now + 2 * 3_600.0
+            listed = await store.list_unused_objects()
+    assert listed == [(engine.scope, left)]

@@ -116,6 +116,8 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
     "delete_older": (lambda s, _: s.delete_older(1e-6), []),
     "list_proxied": (lambda s, _: s.list_proxied(), []),
     "load_evidence": (lambda s, _: s.load_evidence("server key"), None),
+    "list_expired": (lambda s, _: s.list_expired(), []),
+    "list_unused_objects": (lambda s, _: s.list_unused_objects(), []),
     "gc": (lambda s, _: s.gc(), 0),
 }
 """Calls that must return the result of an empty store."""

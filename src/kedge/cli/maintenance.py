@@ -234,13 +234,18 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
 
 
 @kedge_command("gc")
+@click.option("--dry-run", is_flag=True, help="List what is unused; delete nothing.")
 @store_option
-def gc_command(store: str, as_json: bool) -> None:
+def gc_command(dry_run: bool, store: str, as_json: bool) -> None:
     """Delete expired conversations permanently, and reclaim the space of deleted data.
 
     Conversations expire if they were created with a time to live (kedge chat --ttl). Branches that were
-    undone or regenerated are history and remain.
+    undone or regenerated are history and remain. With --dry-run, conversation objects of providers that no stored
+    conversation continues are listed as well; delete them with the provider.
     """
+    if dry_run:
+        _list_unused(store, as_json=as_json)
+        return
 
     async def work(opened: "Store") -> int:
         swept = await opened.gc()  # deletes expired conversations, too
@@ -254,6 +259,24 @@ def gc_command(store: str, as_json: bool) -> None:
     space = "" if freed is None else f", {format_size(freed)} reclaimed"
     text = f"{pluralize(swept, 'block')} removed{space}"
     echo_result({"blocks": swept, "freed_bytes": freed}, text, as_json=as_json)
+
+
+def _list_unused(store: str, *, as_json: bool) -> None:
+    """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
+
+    async def work(opened: "Store") -> tuple[list[str], list[tuple[str, str]]]:
+        return await opened.list_expired(), await opened.list_unused_objects()
+
+    expired, objects = run_with_store(work, address=store)
+    listed = [{"scope": scope, "id": object_id} for scope, object_id in objects]
+    lines = [
+        f"{pluralize(len(expired), 'expired conversation')}",
+        *(f"  {name}" for name in expired),
+        f"{pluralize(len(objects), 'unused conversation object')}",
+        *(f"  {object_id}  {scope}" for scope, object_id in objects),
+    ]
+    text = sanitize_text("\n".join(lines))
+    echo_result({"conversations": expired, "objects": listed}, text, as_json=as_json)
 
 
 AuditReport = dict[str, Any]

@@ -15,6 +15,8 @@ from kedge.store.database import Tx, marks, split_chunks
 
 OBJECT_SECONDS = 90 * 24 * 3_600.0
 """Seconds for which the claim of a conversation object is retained after its last request."""
+UNUSED_SECONDS = 3_600.0
+"""Seconds after its last request from which an object that no line of history continues counts as unused."""
 _INSERT_ENTRY = (
     "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
     "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
@@ -35,11 +37,29 @@ def claim_object(
     if claimed:
         return "owned"
     added = tx.run(
-        "INSERT INTO objects (name, last, owner, updated_at) VALUES (?, '', ?, ?) "
+        "INSERT INTO objects (name, last, owner, made, updated_at) VALUES (?, '', ?, ?, ?) "
         "ON CONFLICT (name) DO NOTHING",
-        (name, owner, now),
+        (name, owner, int(not last), now),
     )
     return "unknown" if added else "taken"
+
+
+def list_unused_objects(tx: Tx, now: float) -> list[tuple[str, str]]:
+    """Return the scope and id of each object that Kedge created and that no stored line of history continues.
+
+    An object whose last request is recent is not listed, because its answer may not be stored yet.
+    """
+    rows = tx.rows(
+        "SELECT name, last FROM objects WHERE made = 1 AND updated_at < ? ORDER BY updated_at",
+        (now - UNUSED_SECONDS,),
+    )
+    states = tx.rows("SELECT memory FROM nodes WHERE memory LIKE ?", ('%"conversation_id"%',))
+    forms = [decode(memory) for (memory,) in states]
+    used = {(form["conversation_id"], form["previous_response_id"]) for form in forms}
+    start = len(_qualify(tx, ""))
+    names = [(name[start:], last) for name, last in rows if name == _qualify(tx, name[start:])]
+    found = [(*name.rsplit(" ", 1), last) for name, last in names if "\n" not in name]
+    return [(scope, object_id) for scope, object_id, last in found if (object_id, last) not in used]
 
 
 def delete_old_objects(tx: Tx, now: float) -> None:

@@ -204,6 +204,7 @@ CREATE TABLE objects (
     name TEXT NOT NULL PRIMARY KEY,
     last TEXT NOT NULL,
     owner TEXT NOT NULL,
+    made INTEGER NOT NULL, -- whether Kedge created the object
     updated_at REAL NOT NULL
 );
 

@@ -232,6 +232,15 @@ class Store(AsyncResource):
             lambda tx: response_index.release_object(tx, scope, object_id, last, owner=owner)
         )
 
+    async def list_unused_objects(self) -> list[tuple[str, str]]:
+        """Return the conversation objects that Kedge created and that no stored line of history continues.
+
+        Returns:
+            The scope and the id of each object, the least recently used first.
+        """
+        now = self.clock()
+        return await self.database.read(lambda tx: response_index.list_unused_objects(tx, now))
+
     # Requests through a proxy
 
     async def add_proxied(self, requests: Sequence[ProxiedRequest]) -> None:
@@ -576,6 +585,12 @@ class Store(AsyncResource):
             Their ids.
         """
         return await delete.delete_old(self.database, self.clock(), age=None)
+
+    async def list_expired(self) -> list[str]:
+        """Return the ids of the conversations that would be deleted; see `delete_expired`."""
+        now = self.clock()
+        rows = await self.database.read(lambda tx: conversations.select_old(tx, now, age=None))
+        return [row.id for row in rows]
 
     async def list_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
         """Return the ids of the conversations that would be deleted; see `delete_older`.
