@@ -19,7 +19,7 @@ def request_bodies(server: TestServer) -> list[dict[str, Any]]:
     return [each.body for each in server.requests if each.path == "/v1/responses"]  # type: ignore[misc]
 
 
-def last_context(server: TestServer) -> list[dict[str, Any]]:
+def last_context(server: TestServer) -> list[Any]:
     """Return the items that the model read for the newest request."""
     return next(list(each.context) for each in reversed(server.requests) if each.context)
 
