@@ -63,6 +63,13 @@ def test_changed_settings_give_no_disproof() -> None:
 def test_separately_counted_cached_tokens_are_added() -> None:
     """A disproof must also hold with the cached tokens added to the input tokens."""
     assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT, 0) == ""
+    assert judge_usage(Usage(input_tokens=450, cached_tokens=200), BASE, SENT, 0) == "remembered"
+
+
+def test_known_servers_count_cached_tokens_as_input() -> None:
+    """More cached tokens than before do not hide that a part of the context is missing."""
+    usage = Usage(input_tokens=450, cached_tokens=200)
+    assert judge_usage(usage, BASE, SENT, 0, known=True) == "partial"
 
 
 def test_cached_instructions_do_not_prove_the_context() -> None:

@@ -236,7 +236,8 @@ class MemoryCheck:
     def _judge_count(self, outcome: Outcome, anchor: AnchorRecord) -> Verdict:
         evidence, sent, usage = self.evidence, self._measure(), outcome.usage
         base = self.memory.add_counts(anchor).counted
-        verdict = judge_usage(usage, base, sent, evidence.get_overhead(sent))
+        known = evidence.proof in ("table", "identity")
+        verdict = judge_usage(usage, base, sent, evidence.get_overhead(sent), known=known)
         if verdict == "partial" and evidence.proof == "table" and not self.is_always:
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):

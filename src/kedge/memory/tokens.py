@@ -215,7 +215,12 @@ def _bound_visible(plan: RequestPlan, sent: SentTokens, base: TokenCounts | None
 
 
 def judge_usage(
-    usage: Usage | None, base: TokenCounts | None, sent: SentTokens | None, overhead: int | None
+    usage: Usage | None,
+    base: TokenCounts | None,
+    sent: SentTokens | None,
+    overhead: int | None,
+    *,
+    known: bool = False,
 ) -> Verdict:
     """Judge whether the server read the context of the anchor that a request was chained on.
 
@@ -224,13 +229,14 @@ def judge_usage(
         base: The server's count for the anchor, if it is known.
         sent: The bounds of the tokens that the request sent, if they are known.
         overhead: The upper bound of what the server counts beside the items, for these settings.
+        known: Whether the server is known, and therefore counts cached tokens as input tokens.
     """
     if usage is None or usage.input_tokens <= 0 or sent is None:
         return ""
     remembers = overhead is not None and usage.input_tokens > overhead + sent.upper
     missing = False
     if base is not None and base.settings == sent.settings:
-        missing = _count_with_cached(usage, base) < expected_tokens(base, sent)
+        missing = _count_with_cached(usage, base, known) < expected_tokens(base, sent)
     if missing:
         return "partial" if remembers else "lost"
     return "remembered" if remembers else ""
@@ -309,7 +315,7 @@ def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> b
     return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
 
 
-def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
+def _count_with_cached(usage: Usage, base: TokenCounts, known: bool) -> int:
     """Return the maximum that the server can have counted, with or without cached tokens in its input.
 
     Some servers count cached tokens separately. More cached than input tokens prove that. Otherwise
@@ -317,6 +323,8 @@ def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
     """
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
+    if known:
+        return usage.input_tokens
     return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
 
 
