@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from conversation.conftest import Connect
-from kedge import Conversation, user
+from kedge import Conversation, connect, user
 from kedge.analytics import analyze
 from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack, RequestSent
@@ -169,3 +169,19 @@ async def test_sizes_of_requests_are_equal_everywhere(store: Store, connected: C
     requests = (await analyze(store)).requests
     full = requests.sent_bytes + requests.saved_bytes
     assert (requests.sent_bytes, full) == tuple(map(sum, zip(*sizes, strict=True)))
+
+
+async def test_rows_in_a_conversation_object_name_the_response_before(
+    store: Store, kedge_server: TestServer
+) -> None:
+    """A row has the same anchor as the plan, also if the request names only the conversation object."""
+    engine = connect(f"responses:{kedge_server.base_url}#practice", mode="conversation")
+    async with engine:
+        conversation = await Conversation.create(store, engine)
+        first = await conversation.send("My name is Ada.")
+        reply = await conversation.send("What is my name?")
+        rows = await conversation.responses()
+    assert reply.plan is not None
+    assert (reply.plan.anchor_id, reply.plan.previous_response_id) == (first.response_id, "")
+    assert [row.anchor for row in rows] == ["", first.response_id]
+    assert (await analyze(store)).requests.chained == 1

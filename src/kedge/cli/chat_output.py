@@ -184,7 +184,7 @@ def format_status(requests: Sequence[SentRequest]) -> str:
         return "[nothing sent]"
     plans = [request.plan for request in requests]
     last = plans[-1]
-    anchor = f" on {shorten_id(last.previous_response_id)}" if last.previous_response_id else ""
+    anchor = f" on {shorten_id(last.anchor_id)}" if last.anchor_id else ""
     sent = sum(plan.delta_blocks for plan in plans)
     full = sum(plan.full_blocks for plan in plans)
     sent_bytes = sum(request.body_bytes for request in requests)

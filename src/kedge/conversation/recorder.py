@@ -185,7 +185,7 @@ class RunRecorder:
             "provider": self.provider,
             "scope": plan.scope,
             "mode": plan.mode,
-            "anchor": plan.previous_response_id,
+            "anchor": plan.anchor_id,
             "reason": plan.reason,
             "healed": self.healed,
             "sent_blocks": plan.delta_blocks,

@@ -739,7 +739,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             return
         result = await self._audit(turn, plan, check)
         if result.agrees is False:
-            log.warning("an audit found a difference", response_id=plan.previous_response_id)
+            log.warning("an audit found a difference", response_id=plan.anchor_id)
             failure = lost_context("audit", self.name)
             attach_context(failure.error, turn, plan)
             raise failure

@@ -40,10 +40,10 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
         log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
     log.debug(
         "anchor %s; delta of %d among %d blocks",
-        plan.previous_response_id or "none",
+        plan.anchor_id or "none",
         plan.delta_blocks,
         plan.full_blocks,
-        response_id=plan.previous_response_id,
+        response_id=plan.anchor_id,
     )
 
 
@@ -62,7 +62,7 @@ def record_request(plan: RequestPlan, sent: RequestSent) -> None:
     log.info(
         "request sent: %s, %d of %d bytes",
         *(form, sent.body_bytes, sent.full_bytes),
-        response_id=plan.previous_response_id,
+        response_id=plan.anchor_id,
     )
 
 

@@ -63,7 +63,7 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
     match event:
         case RequestPlanned(plan):
             message = f"planned: {plan.delta_blocks} of {plan.full_blocks} blocks, {plan.mode}"
-            return logging.DEBUG, message, {"response_id": plan.previous_response_id}
+            return logging.DEBUG, message, {"response_id": plan.anchor_id}
         case TurnEdited(by, diff, phase):
             message = f"{by} changed the Turn on the way {phase}: +{len(diff.added)} "
             message += f"-{len(diff.removed)} ~{len(diff.modified)} >{len(diff.moved)}"

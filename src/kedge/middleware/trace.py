@@ -220,7 +220,7 @@ class _RunSpans:
                 otel.REQUEST_STREAM: self.request.streaming,
                 **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
                 otel.MODE: plan.mode,
-                otel.ANCHOR: plan.previous_response_id,
+                otel.ANCHOR: plan.anchor_id,
                 otel.DELTA_BLOCKS: plan.delta_blocks,
                 otel.FULL_BLOCKS: plan.full_blocks,
                 otel.FALLBACK: plan.fallback,

@@ -91,9 +91,14 @@ class RequestPlan:
     conditional: bool = False
 
     @property
+    def anchor_id(self) -> str:
+        """The response that the request continues, itself or in a conversation object; empty for a full send."""
+        return self.anchor.response_id if self.anchor else ""
+
+    @property
     def previous_response_id(self) -> str:
         """The response to chain on; empty for a full send and where a conversation object is used."""
-        return self.anchor.response_id if self.anchor and not self.conversation_id else ""
+        return "" if self.conversation_id else self.anchor_id
 
     @property
     def delta(self) -> tuple[Block, ...]:

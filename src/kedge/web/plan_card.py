@@ -75,7 +75,7 @@ def build_plan_card(
     changed: str = "",
 ) -> PlanCard:
     """Build the card of a past request; ``changed`` names the block that broke the chain."""
-    agrees = plan.previous_response_id == row.anchor
+    agrees = plan.anchor_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
         row,

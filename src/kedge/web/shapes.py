@@ -57,7 +57,7 @@ def shape_plan(plan: "RequestPlan", sizes: tuple[int, int] | None = None) -> Pla
     sent_bytes, full_bytes = sizes or (plan.delta_bytes, plan.full_bytes)
     return PlanShape(
         mode=plan.mode,
-        anchor=plan.previous_response_id,
+        anchor=plan.anchor_id,
         reason=plan.reason,
         sent_blocks=plan.delta_blocks,
         full_blocks=plan.full_blocks,
