@@ -22,7 +22,7 @@ import pytest
 from starlette.routing import Route
 
 import kedge
-from kedge import attachments, cache_minimums, compaction, engines, errors, mcp, middleware
+from kedge import compaction, engines, errors, mcp, middleware
 from kedge.backends import engine_model
 from kedge.backends import errors as backend_errors
 from kedge.batch import conversation_task, rate_limit
@@ -32,7 +32,7 @@ from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import conversation
 from kedge.conversation import run as conversation_run
-from kedge.engines import http_client, prompt_cache, reply, response_limit
+from kedge.engines import cache_control, http_client, reply, response_limit
 from kedge.engines.anthropic import engine as anthropic_engine
 from kedge.engines.websocket import connection, pool
 from kedge.events.run import ResendReason
@@ -43,7 +43,7 @@ from kedge.mcp import transports as mcp_transports
 from kedge.memory import evidence
 from kedge.observe import metrics
 from kedge.planning import anchors
-from kedge.planning.prompt_cache import CacheHint, CacheMiss
+from kedge.planning.cache_plan import CacheHint, CacheMiss
 from kedge.practice import rule, script, text_rules
 from kedge.providers import clients, practice_memory
 from kedge.proxy import create_proxy_app
@@ -54,10 +54,11 @@ from kedge.server.schema import requests, validators
 from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
 from kedge.server.storage import database as server_database
-from kedge.store import import_export, open_store, response_sums, search, sqlite, tokens
+from kedge.store import import_export, open_store, response_sums, search, sqlite, token_registry
 from kedge.store import migrate as store_migrate
+from kedge.tokens import cache_minimums
 from kedge.tools import Tool, call_runner
-from kedge.turns import frozen_json, json_codec
+from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, shapes
 from kedge.workflows import events as workflow_events
 
@@ -370,7 +371,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "prompt-caching.md": [
         f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
-        f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",
+        f"up to {WORDS[cache_control.MAX_BREAKPOINTS]} `cache_control` breakpoints",
         f"more than {server_cache.MAX_LOOKBACK} blocks",
         f"minimum of the model on: {CACHE_MINIMUMS} tokens",
     ],
@@ -475,7 +476,7 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     assert "at startup and every hour" in PAGES["server.md"]
     assert shapes.EXPIRING_SECONDS == DAY
     assert "`expires soon` (within a day)" in PAGES["web.md"]
-    assert tokens.RECHECK_SECONDS == 1
+    assert token_registry.RECHECK_SECONDS == 1
     assert "looks at its store once a second" in PAGES["users.md"]
 
 

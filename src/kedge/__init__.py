@@ -26,10 +26,10 @@ HOMES: dict[str, str] = {
     # Turns
     "Turn": "kedge.turns",
     "assistant": "kedge.turns",
-    "audio": "kedge.attachments",
+    "audio": "kedge.turns.attachments",
     "diff": "kedge.turns",
-    "file": "kedge.attachments",
-    "image": "kedge.attachments",
+    "file": "kedge.turns.attachments",
+    "image": "kedge.turns.attachments",
     "opaque": "kedge.turns",
     "reasoning": "kedge.turns",
     "system": "kedge.turns",
@@ -65,9 +65,6 @@ __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test 
 if TYPE_CHECKING:
     __version__: str
 
-    from kedge.attachments import audio as audio
-    from kedge.attachments import file as file
-    from kedge.attachments import image as image
     from kedge.chat import Chat as Chat
     from kedge.conversation import Conversation as Conversation
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
@@ -107,6 +104,9 @@ if TYPE_CHECKING:
     from kedge.turns import tool_call as tool_call
     from kedge.turns import tool_result as tool_result
     from kedge.turns import user as user
+    from kedge.turns.attachments import audio as audio
+    from kedge.turns.attachments import file as file
+    from kedge.turns.attachments import image as image
 else:
 
     def __getattr__(name: str) -> Any:

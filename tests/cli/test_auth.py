@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from cli.test_serve import TIMEOUT, run_serve
 from kedge.cli import group
 from kedge.cli.auth import DEFAULT_SCOPES, SCOPES
-from kedge.store import tokens
+from kedge.store import token_registry
 from server.waiting import wait_until
 
 
@@ -35,7 +35,7 @@ def read_json(store: str, *arguments: str) -> Any:
 
 def test_scopes_match_the_store() -> None:
     """The command repeats the store's scopes, because importing the store takes long."""
-    assert (SCOPES, DEFAULT_SCOPES) == (tokens.SCOPES, tokens.DEFAULT_SCOPES)
+    assert (SCOPES, DEFAULT_SCOPES) == (token_registry.SCOPES, token_registry.DEFAULT_SCOPES)
 
 
 def test_tokens_are_added_listed_and_revoked(store: str) -> None:

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from kedge.cli import chat_markdown
 from kedge.cli.chat_markdown import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
-from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
+from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 import pytest
 
 from kedge.events import Event, ItemCompleted, StreamEvent, TextDelta, Usage
-from kedge.json_codec import encode
+from kedge.text.json_text import encode
 
 STREAM_EVENTS: tuple[type[Event], ...] = get_args(StreamEvent)
 

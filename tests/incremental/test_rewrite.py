@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kedge.events import Outcome
 from kedge.incremental import MemoryIndex, rewrite
-from kedge.incremental.rewrite import ParsedRequest, parse_request, record_response
+from kedge.incremental.rewrite import ParsedRequest, index_response, parse_request
 from kedge.incremental.store_index import _decode, _encode
 from kedge.planning.canonical import canonical_json
 from kedge.turns import Turn, block_from_item
@@ -180,7 +180,7 @@ def continue_response(replayed: list[dict[str, Any]], first: list[Any] = FIRST) 
     request = read(json.dumps({"model": "m", "input": FIRST}).encode())
     blocks = tuple(block_from_item(item) for item in OUTPUT)
     outcome = Outcome("completed", blocks=blocks, response_id="resp_1")
-    entry = record_response(request, outcome, scope="s", now=1.0)
+    entry = index_response(request, outcome, scope="s", now=1.0)
     assert entry is not None
     index = MemoryIndex()
     index.add(_decode(_encode(entry)) or entry)
@@ -235,7 +235,7 @@ def test_members_of_earlier_responses_are_compared() -> None:
         output = [{**MESSAGE, "phase": f"phase {number}"}]
         blocks = tuple(block_from_item(item) for item in output)
         outcome = Outcome("completed", blocks=blocks, response_id=f"resp_{number}")
-        parent = record_response(request, outcome, scope="s", now=1.0, parent=parent)
+        parent = index_response(request, outcome, scope="s", now=1.0, parent=parent)
         assert parent is not None
         index.add(parent)
         history += [*(without(item, "phase") for item in output), {"role": "user", "content": "?"}]

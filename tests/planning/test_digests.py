@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import UnsupportedBlock
-from kedge.json_codec import encode_escaped
 from kedge.planning import (
     build_input_from_blocks,
     covered_count,
@@ -21,6 +20,7 @@ from kedge.planning import (
 )
 from kedge.planning import digests as ledgers
 from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
+from kedge.text.json_text import encode_escaped
 from kedge.turns import (
     Block,
     ReasoningBlock,

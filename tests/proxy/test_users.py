@@ -252,7 +252,7 @@ class WaitingProxy(Proxy):
 @pytest.fixture
 def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingProxy]:
     """Yield a proxy in front of a server with a gated model; all counts are in the same minute."""
-    monkeypatch.setattr("kedge.store.tokens.MINUTE", 10**10)
+    monkeypatch.setattr("kedge.store.token_registry.MINUTE", 10**10)
     model = GatedModel()
     store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
@@ -356,7 +356,7 @@ def test_the_first_token_takes_effect_in_a_running_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy on loopback requires a token once one exists, and then accepts any host name."""
-    monkeypatch.setattr("kedge.store.tokens.RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr("kedge.store.token_registry.RECHECK_SECONDS", 0.0)
     store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
         serve() as server,

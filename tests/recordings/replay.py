@@ -21,13 +21,13 @@ from starlette.routing import Route
 from app_thread import serve_app
 from kedge import connect
 from kedge.engines import Engine
-from kedge.engines.prompt_cache import find_host_rules
+from kedge.engines.cache_control import find_host_rules
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished
 from kedge.events.types import PARTIAL, AnomalyNoted
 from kedge.memory.evidence import find_known_host
-from kedge.planning.tool_calls import call_effect
+from kedge.planning.tool_pairs import call_effect
 from kedge.providers.registry import find_chat_settings
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, Turn, opaque, tool_result, user
 from recordings.answers import read_blocks, read_recorded

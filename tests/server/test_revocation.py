@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.access_tokens import AccessToken
 from kedge.errors import StoreBusy
+from kedge.security.access_tokens import AccessToken
 from kedge.server import revocation
 from kedge.server.access import CALLER_KEY
 from kedge.server.revocation import RevocationWatch

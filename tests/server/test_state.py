@@ -24,7 +24,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kedge.json_codec import decode
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
 from kedge.server.item_forms import normalize_items
@@ -32,6 +31,7 @@ from kedge.server.prepare import prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
+from kedge.text.json_text import decode
 from postgresql import create_schema
 from strategies import scale_examples
 

@@ -10,7 +10,7 @@ import pytest
 from kedge import Conversation, assistant, user
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store, response_index
-from kedge.store.tokens import TokenRegistry
+from kedge.store.token_registry import TokenRegistry
 from kedge.workflows import Step, steps
 from postgresql import create_schema
 from store.sample_conversations import create_conversation

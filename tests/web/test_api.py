@@ -9,7 +9,7 @@ import pytest
 
 from kedge.server.models import PracticeModel
 from kedge.store.summaries import load_exchanges
-from kedge.text_format import format_size
+from kedge.text.display import format_size
 from kedge.web.api import get_openapi_document
 from kedge.web.app import ROUTES
 from kedge.web.service import ConversationService

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.web import markdown
 from kedge.web.markdown import (
     MAX_CACHED_CHARS,

@@ -9,7 +9,7 @@ from kedge.planning import get_state, plan_request
 from kedge.store import ResponseRow
 from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
-from kedge.web.plan_card import build_plan_card, rebuild_plan, summarize_request
+from kedge.web.plan_card import build_plan_card, describe_request_size, rebuild_plan
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_summary_counts_sent_and_stored_blocks(
     row = ResponseRow(
         provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved
     )
-    assert summarize_request(row) == sentence
+    assert describe_request_size(row) == sentence
 
 
 def test_reasoning_that_was_not_sent_is_marked() -> None:

@@ -14,7 +14,7 @@ from kedge.analytics import (
     Selection,
     Tokens,
 )
-from kedge.text_format import NO_VALUE
+from kedge.text.display import NO_VALUE
 from kedge.web.dashboard import build_breakdowns
 from kedge.web.svg import (
     Chart,

@@ -19,7 +19,7 @@ from kedge.turns import (
 )
 from kedge.web.markdown import to_html
 from kedge.web.transcript import (
-    format_json,
+    indent_json,
     render_exchanges,
     render_messages,
     render_ranges,
@@ -146,8 +146,8 @@ def test_files_and_images_are_named() -> None:
 
 def test_json_is_indented_and_other_text_is_unchanged() -> None:
     """JSON is indented; text that is invalid or nested too deeply is returned unchanged."""
-    assert format_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
-    assert format_json("[" * 5_000) == "[" * 5_000
-    assert format_json("42") == "42"
-    assert format_json(r'["\ud800"]') == '[\n  "\\ud800"\n]'
+    assert indent_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
+    assert indent_json("[" * 5_000) == "[" * 5_000
+    assert indent_json("42") == "42"
+    assert indent_json(r'["\ud800"]') == '[\n  "\\ud800"\n]'
     assert summarize_text("a\n b" + "c" * 200) == "a b" + "c" * 117 + "…"

@@ -107,7 +107,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         chains=queries.measure_chains(tx, selection, days),
         branching=queries.measure_branching(tx, selection),
         tokens=queries.sum_tokens(groups),
-        cost=queries.sum_costs(costs),
+        cost=queries.combine_costs(costs),
         latency=latencies.get(("", ""), Latency()),
         models=_collect_models(
             groups, queries.sum_by(costs, lambda each: (each.provider, each.model)), latencies

@@ -331,7 +331,7 @@ def sum_group_costs(
     return parts
 
 
-def sum_costs(parts: Iterable[GroupCost]) -> Cost:
+def combine_costs(parts: Iterable[GroupCost]) -> Cost:
     """Return the total cost."""
     costs = [part.cost for part in parts]
     return Cost(
@@ -346,4 +346,4 @@ def sum_by(parts: Iterable[GroupCost], key: Callable[[GroupCost], Any]) -> dict[
     grouped: dict[Any, list[GroupCost]] = {}
     for part in parts:
         grouped.setdefault(key(part), []).append(part)
-    return {name: sum_costs(each) for name, each in grouped.items()}
+    return {name: combine_costs(each) for name, each in grouped.items()}

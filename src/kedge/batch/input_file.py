@@ -90,12 +90,12 @@ class BatchLine:
             prompts=tuple(cast("list[str]", texts)),
             system=_check_text(table.get("system"), f"{location}: system"),
             model=_check_text(table.get("model"), f"{location}: model"),
-            params=check_params(table.get("params") or {}, f"{location}: params"),
+            params=check_line_params(table.get("params") or {}, f"{location}: params"),
             schema=_check_schema(table.get("schema"), f"{location}: schema"),
         )
 
 
-def check_params(params: object, location: str) -> dict[str, Any]:
+def check_line_params(params: object, location: str) -> dict[str, Any]:
     """Check the request parameters; options of Kedge are rejected."""
     if not isinstance(params, dict):
         raise InvalidBatch(f"{location} must be an object")

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self, cast
 
 from kedge.errors import InvalidBatch
-from kedge.json_codec import escape_surrogates
+from kedge.text.json_text import escape_surrogates
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 LINE_PREFIX = b'{"id": "'

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import anyio
 
 from kedge.batch.conversation_task import DEFAULT_LEASE, BatchContext, BatchJob, run_conversation
-from kedge.batch.input_file import BatchLine, check_params, read_lines
+from kedge.batch.input_file import BatchLine, check_line_params, read_lines
 from kedge.batch.results import LineResult, ResultsFile, Summary, summarize_results
 from kedge.errors import InvalidBatch
 from kedge.middleware.compose import Tools
@@ -169,7 +169,7 @@ async def run_batch(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         lease=lease,
-        params=check_params(params or {}, "params"),
+        params=check_line_params(params or {}, "params"),
     )
     began = time.perf_counter()
     with ResultsFile(out) as results:

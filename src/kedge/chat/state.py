@@ -24,13 +24,13 @@ from kedge.chat.state_codec import (
     encode_anchors,
     encode_blocks,
 )
-from kedge.encryption import FernetCipher, Key, new_key
 from kedge.errors import KedgeError
-from kedge.json_codec import decode, encode_text, quote, reject_constant
 from kedge.observe import get_logger
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
-from kedge.text_format import pluralize
+from kedge.security.encryption import FernetCipher, Key, new_key
+from kedge.text.display import pluralize
+from kedge.text.json_text import decode, encode_text, quote, reject_constant
 from kedge.turns import (
     Block,
     SystemBlock,

@@ -19,9 +19,9 @@ from operator import attrgetter, is_
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
-from kedge.json_codec import encode_text, quote
 from kedge.planning import AnchorRecord, TokenCounts
 from kedge.planning.anchors import parse_token_counts, unchecked_records
+from kedge.text.json_text import encode_text, quote
 from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,

@@ -7,14 +7,14 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json, echo_result, print_table
 from kedge.cli.store_options import run_with_store, store_option
-from kedge.text_format import format_age, sanitize_text
+from kedge.text.display import format_age, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import AccessToken
 
 SCOPES = ("server", "page", "api", "metrics")
 DEFAULT_SCOPES = ("server", "page", "api")
-"""The scopes of `kedge.store.tokens`, which is imported when the command runs."""
+"""The scopes of `kedge.store.token_registry`, which is imported when the command runs."""
 NO_LIMIT = "none"
 
 

@@ -22,7 +22,7 @@ from kedge import errors
 from kedge.cli import choose_color
 from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
 from kedge.errors import KedgeError
-from kedge.text_format import escape_json, sanitize_styled, sanitize_text
+from kedge.text.display import escape_json, sanitize_styled, sanitize_text
 
 HINTS: dict[type[BaseException], str] = {
     errors.NotAuthorized: "'kedge doctor' shows which keys are set.",

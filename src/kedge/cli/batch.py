@@ -16,7 +16,7 @@ from kedge.cli.base import dim, echo, echo_result, setting_option, wrap_text
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import store_option, store_practice_responses
 from kedge.config.paths import store_url
-from kedge.text_format import pluralize, sanitize_text
+from kedge.text.display import pluralize, sanitize_text
 from kedge.tools import Toolbox
 
 

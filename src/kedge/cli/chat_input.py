@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kedge.attachments import MAX_FILE_BYTES, audio, file, image, read_file
 from kedge.cli.base import echo, wrap_text
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
 from kedge.turns import Part, TextPart
+from kedge.turns.attachments import MAX_FILE_BYTES, audio, file, image, read_file
 from kedge.turns.parts import AUDIO_FORMATS, detect_media_type
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_messages(
             yield text
 
 
-def read_attachment(source: str) -> Part:
+def attach_file(source: str) -> Part:
     """Return the part of a message with an attached file.
 
     Text becomes a text part, because several providers accept files only if they are PDF documents.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kedge.cli.chat_output import TextOutput
 from kedge.events import Event, ReasoningDelta
-from kedge.text_format import (
+from kedge.text.display import (
     MAX_MARKDOWN_WORK,
     estimate_markdown_work,
     pluralize,

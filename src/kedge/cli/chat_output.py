@@ -22,7 +22,7 @@ from kedge.events.run import (
 )
 from kedge.planning import RequestPlan
 from kedge.planning.fallback import name_send
-from kedge.text_format import (
+from kedge.text.display import (
     HEALING_TEXTS,
     first_line,
     format_size,
@@ -167,7 +167,7 @@ class SentRequest:
     full_bytes: int = 0
 
 
-def record_request(requests: list[SentRequest], event: Event) -> None:
+def add_request(requests: list[SentRequest], event: Event) -> None:
     """Add the request that an event reports, or its size."""
     match event:
         case RequestPlanned():

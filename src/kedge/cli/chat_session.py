@@ -20,13 +20,13 @@ import click
 
 from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo, echo_note, wrap_text
-from kedge.cli.chat_input import read_attachment, read_messages
+from kedge.cli.chat_input import attach_file, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
     SentRequest,
+    add_request,
     create_output,
     format_status,
-    record_request,
     reply_to_json,
 )
 from kedge.cli.chat_tools import (
@@ -49,7 +49,7 @@ from kedge.engines import OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
 from kedge.middleware import trace as tracing
 from kedge.store import Store
-from kedge.text_format import pluralize, sanitize_text, shorten_id
+from kedge.text.display import pluralize, sanitize_text, shorten_id
 from kedge.turns import Part, UserBlock, user
 
 
@@ -187,7 +187,7 @@ async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Stor
     return await stack.enter_async_context(opened), False
 
 
-def load_schema(file: str) -> OutputSchema[Any]:
+def load_schema_file(file: str) -> OutputSchema[Any]:
     """Return the JSON schema in a file.
 
     Raises:
@@ -204,7 +204,7 @@ def load_schema(file: str) -> OutputSchema[Any]:
 
 def _load_attachment(source: str) -> Part:
     try:
-        return read_attachment(source)
+        return attach_file(source)
     except InvalidTurn as error:
         raise click.BadParameter(str(error), param_hint="--attach") from error
 
@@ -237,7 +237,7 @@ class ChatSession:
         self.chat_options = chat_options
         self.send_options: dict[str, Any] = {"mode": chat_options.mode} if chat_options.mode else {}
         if chat_options.schema_file:
-            self.send_options["output"] = load_schema(chat_options.schema_file)
+            self.send_options["output"] = load_schema_file(chat_options.schema_file)
         self.output: ChatOutput = create_output(
             as_json=chat_options.as_json, is_typed=bool(chat_options.schema_file)
         )
@@ -304,7 +304,7 @@ class ChatSession:
         requests: list[SentRequest] = []
         async with turn as stream:
             async for event in stream:
-                record_request(requests, event)
+                add_request(requests, event)
                 self.output.show_event(event)
         report = reply_to_json(stream.reply, requests)
         if "output" in self.send_options:
@@ -326,7 +326,7 @@ class ChatSession:
         """Attach a file to the next message."""
         if source in ("", "-"):  # the standard input has the messages
             return "usage: /attach FILE, or /attach URL"
-        self.attached.append(read_attachment(source))
+        self.attached.append(attach_file(source))
         return f"{pluralize(len(self.attached), 'file')} attached to your next message"
 
     async def plan(self, text: str) -> str:

@@ -10,7 +10,7 @@ import click
 
 from kedge.cli.base import echo
 from kedge.errors import InvalidWorkflow, ToolFailed
-from kedge.text_format import escape_text
+from kedge.text.display import escape_text
 
 if TYPE_CHECKING:
     from kedge.tools import Decision, Tool, Toolbox

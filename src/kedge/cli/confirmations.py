@@ -17,7 +17,7 @@ import click
 
 from kedge.config import data_dir, mask_url
 from kedge.errors import UnconfirmedReference
-from kedge.text_format import sanitize_text
+from kedge.text.display import sanitize_text
 
 
 def confirmations_file() -> Path:

@@ -9,7 +9,7 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table
 from kedge.cli.store_options import page_options, run_with_store, store_option, time_options
-from kedge.text_format import format_age, format_percent, sanitize_text, shorten_id
+from kedge.text.display import format_age, format_percent, sanitize_text, shorten_id
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store

@@ -38,7 +38,7 @@ from kedge.config import (
 )
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
-from kedge.text_format import format_size, pluralize, sanitize_text
+from kedge.text.display import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema

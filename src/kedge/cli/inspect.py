@@ -31,7 +31,7 @@ from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, ResponseRow, Store
-from kedge.text_format import format_percent, pluralize, sanitize_text, shorten_id
+from kedge.text.display import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
 from kedge.turns.text_format import describe
 from kedge.web.shapes import shape_plan

@@ -24,7 +24,7 @@ from kedge.cli.store_options import (
 )
 from kedge.config import mask_url, store_file, store_url
 from kedge.errors import InvalidTurn, KedgeError
-from kedge.text_format import escape_json, format_size, pluralize, sanitize_text
+from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
@@ -134,7 +134,7 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
 
 def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
     """Return the blocks of each chat of the Chat Completions API; None if the file has another form."""
-    from kedge.json_codec import decode
+    from kedge.text.json_text import decode
     from kedge.turns import blocks_from_messages
 
     try:

@@ -13,7 +13,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.text_format import pluralize, sanitize_text
+from kedge.text.display import pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from kedge.cli.store_options import store_option, use_store
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
-from kedge.text_format import first_line, pluralize, sanitize_text
+from kedge.text.display import first_line, pluralize, sanitize_text
 from kedge.turns.frozen_json import thaw
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (

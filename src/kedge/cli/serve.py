@@ -23,7 +23,7 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import data_dir, mask_url, store_file, store_url
-from kedge.urls import parse_base_url
+from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     import socket

@@ -17,7 +17,7 @@ from kedge.cli.store_options import (
     store_option,
 )
 from kedge.errors import NotInStore
-from kedge.text_format import pluralize, sanitize_text
+from kedge.text.display import pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from kedge.cli.store_options import (
     time_options,
 )
 from kedge.store import Store
-from kedge.text_format import (
+from kedge.text.display import (
     NO_VALUE,
     format_cost,
     format_duration,

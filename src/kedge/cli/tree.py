@@ -26,7 +26,7 @@ from kedge.store.tree import (
     load_last_blocks,
     read_tree,
 )
-from kedge.text_format import HEALING_TEXTS, LOST_TEXTS, format_size, sanitize_text, shorten_id
+from kedge.text.display import HEALING_TEXTS, LOST_TEXTS, format_size, sanitize_text, shorten_id
 from kedge.turns import Block
 from kedge.turns.text_format import describe
 

@@ -26,7 +26,7 @@ from kedge.errors import InvalidSetting, UnsupportedBlock
 from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
-from kedge.planning.tool_calls import ToolPairing
+from kedge.planning.tool_pairs import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, dump_block, item_from_block
 from kedge.turns.blocks import get_cached_digest
@@ -272,9 +272,9 @@ async def compact_if_triggered(
     trigger: CompactionTrigger, strategy: CompactionStrategy, request: CompactionRequest, *, by: str
 ) -> CompactionResult:
     """Run a strategy if its trigger returns true or compaction is forced."""
-    if not request.forced and not await resolve(trigger.should_compact(request)):
+    if not request.forced and not await await_value(trigger.should_compact(request)):
         return unchanged_result(request, by)
-    return build_result(request, await resolve(strategy.compact_blocks(request)), by)
+    return build_result(request, await await_value(strategy.compact_blocks(request)), by)
 
 
 def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> CompactionResult:
@@ -336,7 +336,7 @@ def context_tokens(usage: Usage) -> int:
     return max(0, usage.input_tokens + usage.output_tokens - usage.reasoning_tokens)
 
 
-async def resolve(value: T | Awaitable[T]) -> T:
+async def await_value(value: T | Awaitable[T]) -> T:
     """Return the value, awaited if it is awaitable."""
     return await value if isawaitable(value) else cast("T", value)
 
@@ -363,7 +363,7 @@ class AnyTrigger(TriggerGroup):
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether any of the triggers returns true."""
         for trigger in self.triggers:
-            if await resolve(trigger.should_compact(request)):
+            if await await_value(trigger.should_compact(request)):
                 return True
         return False
 
@@ -381,7 +381,7 @@ class AllTriggers(TriggerGroup):
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether all of the triggers return true."""
         for trigger in self.triggers:
-            if not await resolve(trigger.should_compact(request)):
+            if not await await_value(trigger.should_compact(request)):
                 return False
         return bool(self.triggers)
 

@@ -18,8 +18,8 @@ from kedge.compaction.base import (
     compact_if_triggered,
     cut_points,
 )
-from kedge.json_codec import reject_constant
 from kedge.planning.anchors import check_positive_int
+from kedge.text.json_text import reject_constant
 from kedge.turns import (
     Block,
     FilePart,

@@ -56,7 +56,7 @@ def _suggest(name: str) -> str:
         return f"; it is a section: write [{name}], and its settings below that line"
     if name.endswith("api_key"):
         return "; API keys are read from the environment, such as OPENAI_API_KEY"
-    close = find_similar(name)
+    close = find_similar_setting(name)
     if close is None:
         return "; 'kedge config' lists all settings"
     place = f" under [{close.section}]" if close.section else ""
@@ -68,7 +68,7 @@ _SECTIONS = {setting.section: None for setting in SETTINGS.values() if setting.s
 """The sections of the file, in the order of the table."""
 
 
-def find_similar(name: str) -> Setting | None:
+def find_similar_setting(name: str) -> Setting | None:
     """Return the setting that an unknown name of a key or a variable most likely means, if there is one."""
     settings = tuple(SETTINGS.values())
     spellings = {_normalize(text): each for each in settings for text in (each.name, each.env)}
@@ -101,7 +101,7 @@ def find_similar_variable(name: str) -> str:
         return found[0]
     plain = name.removeprefix("KEDGE_").lower()
     in_section = plain.partition("_")[0] in _SECTIONS
-    similar = find_similar(plain.replace("_", ".", 1) if in_section else plain)
+    similar = find_similar_setting(plain.replace("_", ".", 1) if in_section else plain)
     return similar.env if similar else ""
 
 

@@ -58,7 +58,7 @@ from kedge.providers import connect
 from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.store.search import SearchOrder
-from kedge.text_format import pluralize
+from kedge.text.display import pluralize
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY

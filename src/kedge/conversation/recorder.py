@@ -25,12 +25,12 @@ from kedge.events.run import (
     ServerForgot,
     ToolFinished,
 )
-from kedge.json_codec import escape_surrogates
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
 from kedge.store.records import NO_TELEMETRY, ResponseStatus
-from kedge.text_format import HEALING_TEXTS
+from kedge.text.display import HEALING_TEXTS
+from kedge.text.json_text import escape_surrogates
 
 MAX_ERROR_LENGTH = 500
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"

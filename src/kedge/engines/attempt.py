@@ -18,16 +18,16 @@ from typing_extensions import TypeVar
 
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.prompt_cache import PromptMonitor
+from kedge.engines.prompt_monitor import PromptMonitor
 from kedge.engines.request_body import SendOptions, check_params
-from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
-from kedge.engines.telemetry import (
+from kedge.engines.request_metrics import (
     record_completion,
     record_error,
     record_healing,
     record_mode_change,
     record_request,
 )
+from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
 from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, StreamCut

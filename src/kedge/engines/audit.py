@@ -20,9 +20,9 @@ from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import is_copy
 from kedge.planning.digests import is_compaction
 from kedge.planning.reusable_items import get_conversation_id
-from kedge.text_format import pluralize
+from kedge.security.urls import quote_segment
+from kedge.text.display import pluralize
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
-from kedge.urls import quote_segment
 
 MAX_ANCESTORS = 1_000
 

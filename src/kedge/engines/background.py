@@ -14,7 +14,7 @@ from anyio import sleep
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.events.responses import RUNNING, ResponsesDecoder
-from kedge.urls import quote_segment
+from kedge.security.urls import quote_segment
 
 POLL_SECONDS = (0.2, 5.0)
 """The first and the longest pause between two requests for a response that has not ended."""

@@ -17,8 +17,8 @@ from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import is_copy
+from kedge.security.urls import quote_segment
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, Turn, UserBlock, block_from_item
-from kedge.urls import quote_segment
 
 LOCK_SECONDS = 10.0
 """Seconds for which a request waits for an object that another request uses; then it uses a new one."""

@@ -19,7 +19,7 @@ from kedge.errors import (
     StreamCut,
     Unreachable,
 )
-from kedge.urls import parse_base_url
+from kedge.security.urls import parse_base_url
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""

@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.heal_rules import is_format_rejected
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch
-from kedge.engines.telemetry import record_healing
+from kedge.engines.request_metrics import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
 from kedge.events.run import (

@@ -13,9 +13,9 @@ from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
 from kedge.events.sse import BYTE_ORDER_MARK
-from kedge.json_codec import decode
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, Status, TokenCounts, record_response, tag_blocks
+from kedge.text.json_text import decode
 from kedge.turns import Turn
 
 DRAIN_SECONDS = 0.1

@@ -38,14 +38,14 @@ from kedge.engines.request_body import (
     flatten_params,
     summarize_request,
 )
+from kedge.engines.request_metrics import record_lost_context, record_plan, record_usage
 from kedge.engines.response_reader import attach_context, record_outcome, record_running
 from kedge.engines.responses_endpoints import identify_server
-from kedge.engines.telemetry import record_lost_context, record_plan, record_usage
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
-from kedge.events.fields import read_conversation, read_usage
+from kedge.events.fields import read_conversation_id, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
@@ -70,8 +70,8 @@ from kedge.planning import (
 from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
 from kedge.planning.digests import prefix_digest
 from kedge.planning.reusable_items import get_conversation_id
+from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
-from kedge.urls import quote_segment
 
 if TYPE_CHECKING:
     from kedge.engines.transport import AnyClient
@@ -403,7 +403,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:
         if isinstance(event, ResponseFacts):
-            named = read_conversation(event.response)
+            named = read_conversation_id(event.response)
             check = attempt.check
             if detect_echo_mismatch(event, attempt.plan) or check.names_another(named):
                 check.record_forgotten()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
 from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
 from kedge.errors import EngineError
-from kedge.urls import parse_base_url
+from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

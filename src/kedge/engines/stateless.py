@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.base import Request
+from kedge.engines.cache_control import count_prompt
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_body import SendOptions, split_extra_body
+from kedge.engines.request_metrics import record_plan
 from kedge.engines.response_reader import record_outcome
-from kedge.engines.telemetry import record_plan
 from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, RequestRefused, Unreachable
 from kedge.events import Outcome

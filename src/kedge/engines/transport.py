@@ -11,9 +11,9 @@ from kedge.engines.response_limit import SizeLimit
 from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
-from kedge.json_codec import encode
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
+from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_conversation
+from kedge.events.fields import read_conversation_id
 from kedge.events.output_items import EVENT_HANDLERS, MESSAGE, REASONING, ItemBuilder, OutputBuilder
 from kedge.events.types import (
     AnomalyNoted,
@@ -143,7 +143,7 @@ class Assembler:
     def _read_conversation(self) -> str | None:
         """Return the conversation object of the response, from the last event with this field."""
         for facts in (self._terminal, self._started):
-            conversation_id = read_conversation(facts.response) if facts else None
+            conversation_id = read_conversation_id(facts.response) if facts else None
             if conversation_id is not None:
                 return conversation_id
         return None

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, cast
 from kedge.events.fields import (
     JsonObject,
     SurrogateJoiner,
-    describe_event,
+    describe_malformed,
 )
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
-from kedge.json_codec import decode
+from kedge.text.json_text import decode
 
 log = logging.getLogger(__name__)
 
@@ -199,12 +199,12 @@ class StreamDecoder(ABC):
     ) -> None:
         if not known:
             self.unknown += 1
-            log.debug("event of unknown type passed on: %s", describe_event(kind, message, "-"))
+            log.debug("event of unknown type passed on: %s", describe_malformed(kind, message, "-"))
         found.append(OpaqueEvent(kind, message))
 
     def _report_malformed(self, kind: str, message: object, problem: str, found: EventList) -> None:
         self.malformed += 1
-        self._report_anomaly("malformed", describe_event(kind, message, problem), found)
+        self._report_anomaly("malformed", describe_malformed(kind, message, problem), found)
 
     def _report_anomaly(self, kind: AnomalyKind, detail: str, found: EventList) -> None:
         log.warning("stream problem (%s): %s", kind, detail)

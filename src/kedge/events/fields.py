@@ -77,7 +77,7 @@ def read_facts(response: JsonObject) -> JsonObject:
     }
 
 
-def read_conversation(response: Mapping[str, Any]) -> str | None:
+def read_conversation_id(response: Mapping[str, Any]) -> str | None:
     """Return the conversation object that a response names: empty for none, None without the member."""
     if "conversation" not in response:
         return None
@@ -177,7 +177,7 @@ def read_error(message: JsonObject) -> JsonObject:
     }
 
 
-def describe_event(event: str, message: object, problem: str) -> str:
+def describe_malformed(event: str, message: object, problem: str) -> str:
     """Describe a malformed event by its type, number and field names, never by a value."""
     if not isinstance(message, dict):
         return f"{_safe_name(event)}: {problem}"

@@ -29,7 +29,7 @@ from kedge.events.types import (
     ToolCallRenamed,
     ToolCallStarted,
 )
-from kedge.json_codec import copy_value
+from kedge.text.json_text import copy_value
 from kedge.turns import (
     ITEM_ID,
     NATIVE_API,

@@ -36,12 +36,12 @@ from kedge.incremental.exchange import (
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.store_index import StoreIndex
-from kedge.json_codec import decode
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
+from kedge.security.urls import check_path
 from kedge.store import Store
-from kedge.urls import check_path
+from kedge.text.json_text import decode
 
 log = get_logger("kedge.incremental")
 

@@ -29,13 +29,13 @@ from kedge.engines.heal_rules import (
     is_server_error,
 )
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, parse_error
+from kedge.engines.request_metrics import record_healing, record_lost_context
 from kedge.engines.response_limit import (
     READABLE_CODINGS,
     SizeLimit,
     make_inflater,
     resolve_limit,
 )
-from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.errors import RequestRefused, StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
@@ -57,18 +57,18 @@ from kedge.incremental.rewrite import (
     Rewritten,
     complete_response,
     find_shorter,
+    index_response,
     normalize_block,
     parse_request,
-    record_response,
     rewrite,
 )
-from kedge.json_codec import decode
 from kedge.memory.evidence import Trust, read_identity
 from kedge.memory.judge import Judgment, MemoryCheck, Way
 from kedge.memory.server_memory import ServerMemories, complete
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
+from kedge.text.json_text import decode
 from kedge.turns import Block
 
 log = get_logger("kedge.incremental")
@@ -515,7 +515,7 @@ class Exchange:
                 index.mark_lost(self.scope, parent.record.response_id, *older)
                 record_lost_context(outcome.response_id)
             return False
-        entry = record_response(
+        entry = index_response(
             parsed,
             outcome,
             scope=self.scope,

@@ -13,7 +13,7 @@ from json.decoder import JSONDecoder
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from kedge.json_codec import reject_constant, split_array
+from kedge.text.json_text import reject_constant, split_array
 
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 

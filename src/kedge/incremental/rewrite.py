@@ -36,11 +36,11 @@ from kedge.incremental.json_splice import (
     scan_elements,
     scan_text,
 )
-from kedge.json_codec import decode, encode_sorted
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
+from kedge.text.json_text import decode, encode_sorted
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -449,7 +449,7 @@ def _may_end(blocks: Sequence[Block], end: int) -> bool:
     return 0 < end < len(blocks) and isinstance(blocks[end - 1], _OUTPUT_BLOCKS)
 
 
-def record_response(
+def index_response(
     request: ParsedRequest,
     outcome: Outcome,
     *,

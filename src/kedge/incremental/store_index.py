@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeVar
 from kedge.config import store_url
 from kedge.errors import StoreBusy, StoreError
 from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
-from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning.state import dump_record, load_record
 from kedge.store import Store, response_index
 from kedge.store.database import Database, Tx
 from kedge.store.open import open_current_database
+from kedge.text.json_text import decode
 
 log = get_logger("kedge.incremental")
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
-from kedge.text_format import sanitize_text
+from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
 from kedge.tools.registry import edit_descriptions
 from kedge.tools.tool import MAX_NAME_CHARS

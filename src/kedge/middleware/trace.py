@@ -130,7 +130,7 @@ class _RunSpans:
         self.common = _drop_empty(
             {
                 otel.PROVIDER: otel.PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
-                otel.CONVERSATION_ID: get_conversation_id(turn),
+                otel.CONVERSATION_ID: find_conversation_id(turn),
             }
         )
         self.run = self._start_span(
@@ -310,7 +310,7 @@ class _RunSpans:
         return to_messages(allowed)
 
     def _record_conversation(self, turn: Turn) -> None:
-        if conversation := get_conversation_id(turn):
+        if conversation := find_conversation_id(turn):
             self.run.set_attribute(otel.CONVERSATION_ID, conversation)
 
     def _start_span(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
@@ -333,7 +333,7 @@ def _find_failure_reason(error: EngineError) -> str:
     return "content_filter" if error.code == "content_filter" else "length"
 
 
-def get_conversation_id(turn: Turn) -> str:
+def find_conversation_id(turn: Turn) -> str:
     """Return the id of the conversation that a Turn belongs to, or an empty string."""
     return BOUND_FIELDS.get().get("conversation_id", "") or get_state(turn).conversation_id
 

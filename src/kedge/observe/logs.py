@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from kedge.errors import InvalidSetting
-from kedge.text_format import escape_text
+from kedge.text.display import escape_text
 
 TRACE = 5
 """The log level below DEBUG: every step of finding an anchor."""

@@ -15,10 +15,10 @@ from kedge.planning.anchors import (
     Status,
     TokenCounts,
 )
+from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.planning.canonical import canonical
 from kedge.planning.digests import covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
-from kedge.planning.prompt_cache import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.planning.record import find_running, record_response, tag_blocks
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.state import (
@@ -31,7 +31,7 @@ from kedge.planning.state import (
     load_record,
     set_state,
 )
-from kedge.planning.tool_calls import Problem
+from kedge.planning.tool_pairs import Problem
 
 __all__ = [
     "CACHE_HINTS",

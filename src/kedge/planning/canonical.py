@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kedge.json_codec import encode_plain, encode_sorted
+from kedge.text.json_text import encode_plain, encode_sorted
 from kedge.turns import (
     AssistantBlock,
     Block,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from kedge.planning.canonical import canonical_json
 from kedge.planning.sizes import measure_item
-from kedge.planning.tool_calls import Problem, ToolPairing
+from kedge.planning.tool_pairs import Problem, ToolPairing
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 from kedge.turns.blocks import cache_digest, get_cached_digest
 from kedge.turns.turn import cache_index, get_cached_index

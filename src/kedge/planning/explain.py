@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kedge.planning.anchors import REASONS, RejectedAnchor
-from kedge.planning.prompt_cache import CACHE_HINTS, CachePlan
-from kedge.text_format import format_size, pluralize
+from kedge.planning.cache_plan import CACHE_HINTS, CachePlan
+from kedge.text.display import format_size, pluralize
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan

@@ -29,12 +29,12 @@ from kedge.planning.reusable_items import (
     find_reusable_ids,
 )
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
-from kedge.planning.tool_calls import Problem
+from kedge.planning.tool_pairs import Problem
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
 
 if TYPE_CHECKING:
-    from kedge.planning.prompt_cache import CachePlan
+    from kedge.planning.cache_plan import CachePlan
 
 
 @with_fast_init

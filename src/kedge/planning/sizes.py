@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kedge.errors import UnsupportedBlock
-from kedge.json_codec import encode, encode_escaped
+from kedge.text.json_text import encode, encode_escaped
 from kedge.turns import (
     AssistantBlock,
     Block,

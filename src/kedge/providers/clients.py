@@ -18,7 +18,7 @@ from kedge.engines.http_errors import (
 from kedge.engines.response_limit import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
-from kedge.urls import parse_base_url
+from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

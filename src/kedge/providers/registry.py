@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION
-from kedge.engines.prompt_cache import find_host_rules
+from kedge.engines.cache_control import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host

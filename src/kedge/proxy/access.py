@@ -11,10 +11,10 @@ from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.access_tokens import TokenReservation
 from kedge.errors import StoreError
 from kedge.observe import get_logger
 from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens, read_member
+from kedge.security.access_tokens import TokenReservation
 from kedge.server.access import (
     CALLER_KEY,
     LOOPBACK_NAMES,

@@ -42,13 +42,13 @@ from kedge.proxy.access import (
     is_limited,
 )
 from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens
+from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import choose_level, record_metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
-from kedge.urls import BaseUrl, parse_base_url
 
 if TYPE_CHECKING:
     import httpx2

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 from kedge.errors import StreamTooLarge
 from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
-from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.text.json_text import decode
 from kedge.tokens import count_text
 
 log = get_logger("kedge.proxy")
@@ -103,7 +103,7 @@ class UsageReader:
         value = _parse(data)
         if value is None:
             return
-        input_tokens, output_tokens = read_usage(value)
+        input_tokens, output_tokens = find_token_counts(value)
         # The events of a stream repeat or complete the counts: the largest ones are those of the response.
         self._input = max(self._input, input_tokens)
         if output_tokens > self._output:
@@ -117,7 +117,7 @@ class UsageReader:
         self._texts = []
 
 
-def read_usage(value: Any) -> tuple[int, int]:
+def find_token_counts(value: Any) -> tuple[int, int]:
     """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
     containers = [value, *(_get_object(value, name) for name in ("response", "message"))]
     usages = [_get_object(container, "usage") for container in containers]

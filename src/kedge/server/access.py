@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from kedge.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]*)(?::[0-9]*)?")
 DEFAULT_OUTPUT_TOKENS = 4_096

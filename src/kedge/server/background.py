@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from kedge.errors import StoreError
-from kedge.json_codec import decode
 from kedge.server import errors
 from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import prepare_claimed
@@ -28,6 +27,7 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ClaimedResponse, ReplicaClaims
+from kedge.text.json_text import decode
 
 log = logging.getLogger("kedge.server")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from kedge.encryption import FernetCipher
-from kedge.json_codec import decode, encode
+from kedge.security.encryption import FernetCipher
+from kedge.text.json_text import decode, encode
 
 
 @dataclass(frozen=True, slots=True)

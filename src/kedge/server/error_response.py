@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from kedge.json_codec import encode, encode_escaped
 from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.errors import ApiError
+from kedge.text.json_text import encode, encode_escaped
 
 JSON_HEADERS = {"content-type": "application/json"}
 MODELS_PATHS = "/v1/models/"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.json_codec import escape_surrogates
+from kedge.text.json_text import escape_surrogates
 
 
 class ApiError(Exception):

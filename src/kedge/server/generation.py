@@ -27,7 +27,7 @@ from kedge.server.request_log import log_failure
 from kedge.server.state import ServerState
 
 if TYPE_CHECKING:
-    from kedge.access_tokens import TokenReservation
+    from kedge.security.access_tokens import TokenReservation
 
 Chunk = TypeVar("Chunk")
 """The type that a subclass emits while it streams: events, or encoded frames."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
-from kedge.json_codec import encode
 from kedge.server import errors
 from kedge.server.access import CALLER_KEY, is_compressed, read_header
 from kedge.server.deadline import Deadline
@@ -18,6 +17,7 @@ from kedge.server.schema.requests import INCLUDE
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
 from kedge.server.validation import parse_body
+from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from kedge.server.background import BackgroundJobs

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kedge.json_codec import decode
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
 from kedge.server.coherence import (
@@ -28,7 +27,7 @@ from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
     MIN_CACHED_TOKENS,
     RETENTIONS,
-    hash_settings,
+    hash_prompt_settings,
     iter_prefixes,
 )
 from kedge.server.state import ServerState
@@ -55,6 +54,7 @@ from kedge.server.validation import (
     check_prompt,
     check_tool_choice,
 )
+from kedge.text.json_text import decode
 
 if TYPE_CHECKING:
     from kedge.server.storage.claims import ClaimedResponse
@@ -389,7 +389,7 @@ def read_prompt_cache(
     context = truncate_history(context)
     settings = model_input.tokens - context.tokens - model_input.new_tokens
     prefixes = iter_prefixes(
-        (hash_settings(body), settings),
+        (hash_prompt_settings(body), settings),
         context.iter_prefixes(),
         items,
         model_input.new_counts,

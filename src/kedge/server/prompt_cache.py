@@ -153,7 +153,7 @@ class _Entry:
     renewed_at: float
 
 
-def hash_settings(body: Mapping[str, Any]) -> bytes:
+def hash_prompt_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of the settings, which precede the items of a prompt."""
     model, cache_key, instructions, tools, text = map(body.get, _SETTINGS)
     if tools is None and text is None and len(instructions or "") <= MAX_REMEMBERED_LENGTH:

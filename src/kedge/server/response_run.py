@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from kedge.json_codec import encode, encode_plain
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.compaction import build_compaction_item
@@ -31,6 +30,7 @@ from kedge.server.storage.context import (
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.server.token_counts import count_items
+from kedge.text.json_text import encode, encode_plain
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
 """Seconds for which a queued response waits for a slot."""

@@ -12,9 +12,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.access_tokens import AccessToken
 from kedge.errors import StoreError
 from kedge.observe import get_logger
+from kedge.security.access_tokens import AccessToken
 from kedge.server.access import CALLER_KEY, CallerRegistry
 
 log = get_logger("kedge.server")

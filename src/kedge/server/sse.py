@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.json_codec import encode
 from kedge.server.deadline import Deadline
+from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from kedge.server.generation import Generation

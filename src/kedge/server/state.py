@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kedge.access_tokens import AccessToken, TokenReservation
 from kedge.errors import KedgeError
+from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, check_counts
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload

@@ -23,7 +23,7 @@ from kedge.server.prepare import (
 from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
-from kedge.server.storage.ids import new_key
+from kedge.server.storage.ids import new_unstored_key
 from kedge.server.token_counts import count_item, measure_texts, precount
 
 
@@ -62,7 +62,7 @@ async def prepare(
     """
     body = request.body
     model = service.find_model(body["model"])
-    key = new_key()
+    key = new_unstored_key()
     items = normalize_items(request.input, key)
 
     def count() -> ModelInput:

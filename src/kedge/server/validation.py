@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from kedge.json_codec import decode, reject_constant
 from kedge.server import errors
 from kedge.server.item_forms import Item
 from kedge.server.schema import requests
@@ -27,6 +26,7 @@ from kedge.server.schema.validators import (
     describe_json_type,
     is_ignoring_unknown,
 )
+from kedge.text.json_text import decode, reject_constant
 
 ToolParam = Mapping[str, Any]
 

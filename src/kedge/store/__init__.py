@@ -1,6 +1,6 @@
 """The store: durable conversations with their trees of nodes and their responses."""
 
-from kedge.access_tokens import AccessToken, TokenUse
+from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.store.open import open_store
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
@@ -19,7 +19,7 @@ from kedge.store.records import (
     UnansweredQuestion,
 )
 from kedge.store.store import Store
-from kedge.store.tokens import TokenRegistry
+from kedge.store.token_registry import TokenRegistry
 
 __all__ = [
     "AccessToken",

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.json_codec import decode
-from kedge.json_codec import encode_text as encode
 from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.store.records import ConversationRow, validate_data, validate_tags, validate_text
+from kedge.text.json_text import decode
+from kedge.text.json_text import encode_text as encode
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
 T = TypeVar("T")

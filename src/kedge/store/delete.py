@@ -13,7 +13,7 @@ from kedge.store.conversations import resolve, select_old
 from kedge.store.database import Database, Tx, lock_tree, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
-from kedge.store.responses import write_checksums
+from kedge.store.responses import write_response_checksums
 
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 
@@ -128,7 +128,7 @@ def _assign_nodes(
         tx.run(update, (changed.conversation, node.id))
         if changed.length < node.length:
             tx.run("UPDATE responses SET digest = NULL WHERE node = ?", (node.id,))
-            write_checksums(tx, [node.id])
+            write_response_checksums(tx, [node.id])
 
 
 def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int]:

@@ -16,8 +16,6 @@ from dataclasses import asdict, fields
 from typing import Any, cast, get_args
 
 from kedge.errors import InvalidJSON, InvalidSetting
-from kedge.json_codec import decode, reject_constant
-from kedge.json_codec import encode_text as encode
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import validate_mode
 from kedge.store.database import Tx
@@ -33,6 +31,8 @@ from kedge.store.records import (
 )
 from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
 from kedge.store.verify import check_tree
+from kedge.text.json_text import decode, reject_constant
+from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
 from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import thaw

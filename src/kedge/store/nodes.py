@@ -14,7 +14,6 @@ from operator import attrgetter
 
 from kedge.errors import NotInStore
 from kedge.planning import Mode
-from kedge.store.block_codec import PREVIEW_CHARS, hash_block
 from kedge.store.conversations import (
     insert_conversation,
     move_head,
@@ -36,6 +35,7 @@ from kedge.store.responses import (
     intern_scope,
     response_values,
 )
+from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 NODE_COLUMNS = (
@@ -303,7 +303,7 @@ def _hash_columns(
     return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
 
 
-def write_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
+def write_node_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
     """Update the checksums of nodes whose columns were changed."""
     update = "UPDATE nodes SET checksum = ? WHERE id = ?"
     tx.run_many(update, [(hash_node(node), node.id) for node in nodes])

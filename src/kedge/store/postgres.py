@@ -11,9 +11,9 @@ from kedge.database.postgres import (
     PostgresPool,
     PostgresTransaction,
 )
-from kedge.json_codec import encode_plain
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
 from kedge.store.responses import STORED_COLUMNS
+from kedge.text.json_text import encode_plain
 
 T = TypeVar("T")
 

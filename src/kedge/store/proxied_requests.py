@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kedge.errors import NotInStore
-from kedge.json_codec import decode, encode_text, escape_surrogates
 from kedge.store.database import Tx
+from kedge.text.json_text import decode, encode_text, escape_surrogates
 
 
 @dataclass(frozen=True, slots=True)

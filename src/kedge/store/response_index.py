@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.json_codec import decode
 from kedge.memory.object_claims import Claim
 from kedge.store.database import Tx, marks, split_chunks
+from kedge.text.json_text import decode
 
 OBJECT_SECONDS = 90 * 24 * 3_600.0
 """Seconds for which the claim of a conversation object is retained after its last request."""

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from kedge.events import Usage
-from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.store.records import ResponseRow
+from kedge.text.json_text import decode
 from kedge.turns.immutable import build_instances
 
 DIGEST_PREFIX = "sha256:"
@@ -112,7 +112,7 @@ def find_wrong_checksums(tx: Tx, where: str, values: Sequence[Any] = ()) -> dict
     return {node: computed for node, (stored, computed) in found.items() if stored != computed}
 
 
-def write_checksums(tx: Tx, nodes: Sequence[int]) -> None:
+def write_response_checksums(tx: Tx, nodes: Sequence[int]) -> None:
     """Update the checksums of responses whose columns were changed."""
     for chunk in split_chunks(nodes):
         _store_checksums(tx, find_wrong_checksums(tx, f"r.node IN ({marks(chunk)})", chunk))
@@ -201,7 +201,7 @@ def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
         "UPDATE responses SET status = 'lost', lost_reason = ? WHERE node = ?",
         [(reason, node) for node in nodes],
     )
-    write_checksums(tx, nodes)
+    write_response_checksums(tx, nodes)
     response_sums.add(tx, nodes)
     return bool(nodes)
 

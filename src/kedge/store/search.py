@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from kedge.errors import InvalidSetting, StoreReadOnly
-from kedge.store.block_codec import decode_blocks, extract_text
 from kedge.store.database import Database, Tx, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
@@ -30,6 +29,7 @@ from kedge.store.search_query import (
     index_terms,
     to_token_text,
 )
+from kedge.store.stored_blocks import decode_blocks, extract_search_text
 
 BATCH_SIZE = 1_000
 """The number of nodes that are indexed in one transaction."""
@@ -263,7 +263,7 @@ def _score(body: str, query: Query, *, is_ranked: bool) -> float:
 
 
 def _fold_body(body: str) -> str:
-    return fold_text(extract_text(body))
+    return fold_text(extract_search_text(body))
 
 
 def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
@@ -345,5 +345,5 @@ class _Conversations:
 def _build_hit(match: _Match, query: Query) -> Hit:
     (block,) = decode_blocks([match.body])
     name, node, created_at = match.use
-    excerpt = build_excerpt(extract_text(match.body), query)
+    excerpt = build_excerpt(extract_search_text(match.body), query)
     return Hit(name, node, block.id, block.kind, excerpt, created_at, match.score)

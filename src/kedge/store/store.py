@@ -29,8 +29,8 @@ from kedge.store import (
     delete,
     idempotency,
     import_export,
+    node_paths,
     nodes,
-    paths,
     proxied_requests,
     response_index,
     response_sums,
@@ -39,7 +39,6 @@ from kedge.store import (
     telemetry,
     verify,
 )
-from kedge.store.block_codec import decode_blocks
 from kedge.store.database import (
     Database,
     NamespaceDatabase,
@@ -71,6 +70,7 @@ from kedge.store.records import (
     validate_tags,
     validate_text,
 )
+from kedge.store.stored_blocks import decode_blocks
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
@@ -663,7 +663,9 @@ class Store(AsyncResource):
         number = conversation.number
         state = None
         if memory is not None or data:
-            state = paths.encode_node_state(memory or ConversationState(), data, conversation.mode)
+            state = node_paths.encode_node_state(
+                memory or ConversationState(), data, conversation.mode
+            )
         scope = await self._intern_scope(response.scope) if response else 0
 
         def work(tx: Tx) -> _Appended:
@@ -764,7 +766,7 @@ class Store(AsyncResource):
 
     def _path_loader(self, conversation: ConversationRow) -> Callable[[Tx, Node], LoadedPath]:
         return partial(
-            paths.load_path,
+            node_paths.load_path,
             scopes=self._scope_names,
             mode=conversation.mode,
             retention=conversation.retention,
@@ -788,11 +790,13 @@ class Store(AsyncResource):
         change = await self._read_at(
             conversation,
             node,
-            lambda tx, found: paths.load_path_change(
+            lambda tx, found: node_paths.load_path_change(
                 tx, found, known.id, scopes=self._scope_names, retention=conversation.retention
             ),
         )
-        return change.node, paths.apply_change(turn, change, conversation.mode, conversation.id)
+        return change.node, node_paths.apply_change(
+            turn, change, conversation.mode, conversation.id
+        )
 
     async def last_blocks(
         self, conversation: ConversationRow, count: int, node: int | None = None
@@ -809,7 +813,7 @@ class Store(AsyncResource):
             StoreDamaged: A stored block cannot be read.
         """
         bodies = await self._read_at(
-            conversation, node, lambda tx, found: paths.load_last_bodies(tx, found, count)
+            conversation, node, lambda tx, found: node_paths.load_last_bodies(tx, found, count)
         )
         return tuple(decode_blocks(bodies))
 
@@ -825,7 +829,7 @@ class Store(AsyncResource):
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
-        return await self._read_at(conversation, node, paths.find_newest_response)
+        return await self._read_at(conversation, node, node_paths.find_newest_response)
 
     async def node(self, conversation: ConversationRow, node: int) -> Node:
         """Return a node of the conversation's tree, or raise `NotInStore`."""
@@ -873,7 +877,7 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
         at = conversation.head if node is None else node
-        path = await self._read(conversation, lambda tx: paths.load_ancestry(tx, at, limit))
+        path = await self._read(conversation, lambda tx: node_paths.load_ancestry(tx, at, limit))
         if not path or path[0].tree != conversation.tree:
             raise NotInStore(f"there is no node {at} in this conversation")
         return path
@@ -891,7 +895,9 @@ class Store(AsyncResource):
 
         They are in progress, or were interrupted while the model answered or a tool ran.
         """
-        found = await self._read(conversation, lambda tx: paths.find_unanswered(tx, conversation))
+        found = await self._read(
+            conversation, lambda tx: node_paths.find_unanswered(tx, conversation)
+        )
         return [each.question for each in found]
 
     async def unanswered_after(
@@ -903,7 +909,9 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
         return await self._read_at(
-            conversation, node, lambda tx, found: paths.find_unanswered(tx, conversation, found)
+            conversation,
+            node,
+            lambda tx, found: node_paths.find_unanswered(tx, conversation, found),
         )
 
     async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
@@ -924,7 +932,7 @@ class Store(AsyncResource):
         def work(tx: Tx) -> Node:
             for node in (left, right):
                 nodes.select_node(tx, node, conversation.tree)
-            return paths.find_common_ancestor(tx, left, right)
+            return node_paths.find_common_ancestor(tx, left, right)
 
         return await self._read(conversation, work)
 
@@ -935,7 +943,7 @@ class Store(AsyncResource):
 
         def work(tx: Tx) -> Differences:
             both = (nodes.select_node(tx, node, conversation.tree) for node in (left, right))
-            return paths.diff_paths(tx, *both)
+            return node_paths.diff_paths(tx, *both)
 
         return await self._read(conversation, work)
 

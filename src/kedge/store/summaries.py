@@ -12,14 +12,14 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
 from kedge.planning.anchors import limit_expiry, relied_until
-from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx, marks
+from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
-from kedge.store.paths import PATH_CTE, find_unanswered
 from kedge.store.records import FAILED_SQL, ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.store import Store
+from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.telemetry import select_exchanges
 from kedge.turns import AssistantBlock, Block, UserBlock
 

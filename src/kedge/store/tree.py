@@ -15,13 +15,13 @@ from typing import Literal
 
 from kedge.planning.anchors import is_expired
 from kedge.planning.fallback import is_fallback_reason
-from kedge.store.block_codec import decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_tree_conversations
 from kedge.store.database import Tx
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
+from kedge.store.stored_blocks import decode_blocks, preview_bodies
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 Mark = Literal[

@@ -6,17 +6,17 @@ Nothing is repaired. A tree is read branch by branch, so that each block is hash
 from collections.abc import Callable, Iterator
 
 from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
-from kedge.json_codec import decode
 from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
-from kedge.store.block_codec import hash_block
 from kedge.store.database import Database, Tx, marks
+from kedge.store.node_paths import load_bodies
 from kedge.store.nodes import NODE_COLUMNS, hash_node
-from kedge.store.paths import load_bodies
 from kedge.store.records import Damage, Node
 from kedge.store.responses import find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
+from kedge.store.stored_blocks import hash_block
 from kedge.store.telemetry import TABLES
+from kedge.text.json_text import decode
 from kedge.turns import Turn, load_block
 
 BATCH_SIZE = 2_000

@@ -15,7 +15,7 @@ from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
 from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
-from kedge.text_format import capitalize
+from kedge.text.display import capitalize
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
 from kedge.tools.invoke import (
     Arguments,

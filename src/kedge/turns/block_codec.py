@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.json_codec import decode, encode, encode_text
+from kedge.text.json_text import decode, encode, encode_text
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,

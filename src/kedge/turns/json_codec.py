@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from kedge.errors import InvalidJSON
-from kedge.json_codec import encode_text, quote
+from kedge.text.json_text import encode_text, quote
 from kedge.turns.block_codec import (
     JsonObject,
     decode_block,

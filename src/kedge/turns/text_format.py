@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kedge.text_format import escape_text, format_size
+from kedge.text.display import escape_text, format_size
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,

@@ -34,7 +34,7 @@ from kedge.web.openapi import (
     Operation,
     RequestError,
     build_openapi,
-    encode_event,
+    encode_data,
 )
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
@@ -205,7 +205,7 @@ def _follow(run: TurnRun) -> EventStreamResponse:
 
     async def encoded_events() -> AsyncGenerator[bytes]:
         async for event in run.follow():
-            yield encode_event(event) if event else b": still running\n\n"
+            yield encode_data(event) if event else b": still running\n\n"
 
     return EventStreamResponse(encoded_events(), headers={RUN_HEADER: run.id})
 

@@ -29,7 +29,7 @@ from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
 from kedge.store import AccessToken, TokenRegistry, open_store
-from kedge.text_format import capitalize
+from kedge.text.display import capitalize
 from kedge.web import api, pages
 from kedge.web.models import ModelSelector
 from kedge.web.openapi import EncodedSlashMiddleware, RequestError, map_error

@@ -28,7 +28,7 @@ from kedge.planning import REASONS
 from kedge.planning.explain import MODE_REASONS
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision
-from kedge.text_format import (
+from kedge.text.display import (
     NO_VALUE,
     format_cost,
     format_duration,

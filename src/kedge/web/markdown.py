@@ -22,7 +22,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 
 SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 """The allowed schemes of links."""

@@ -28,10 +28,10 @@ from kedge.errors import (
     NotInStore,
     StoreError,
 )
-from kedge.json_codec import escape_surrogates
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
+from kedge.text.json_text import escape_surrogates
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service
@@ -334,6 +334,6 @@ class EventStreamResponse(StreamingResponse):
         await super().__call__(scope, receive, send)
 
 
-def encode_event(value: object) -> bytes:
+def encode_data(value: object) -> bytes:
     """Encode a server-sent event with a JSON object."""
     return b"data: " + escape_surrogates(json.dumps(value, ensure_ascii=False)).encode() + b"\n\n"

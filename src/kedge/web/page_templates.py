@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from kedge import text_format
-from kedge.json_codec import escape_surrogates
 from kedge.planning.fallback import name_send
 from kedge.store.tree import MARK_DESCRIPTIONS
+from kedge.text import display
+from kedge.text.json_text import escape_surrogates
 from kedge.web import svg
 from kedge.web.markdown import PageMarkdown
-from kedge.web.plan_card import summarize_request
+from kedge.web.plan_card import describe_request_size
 from kedge.web.security import SESSION_KEY
 
 STATIC_DIR = files("kedge.web") / "static"
@@ -31,15 +31,15 @@ def _quote(value: object) -> str:
 
 
 _FILTERS = {
-    "ago": text_format.format_age,
-    "duration": text_format.format_duration,
-    "moment": text_format.format_time,
-    "money": text_format.format_cost,
-    "number": text_format.format_number,
-    "plural": text_format.pluralize,
-    "short_id": text_format.shorten_id,
-    "size": text_format.format_size,
-    "stamp": text_format.format_timestamp,
+    "ago": display.format_age,
+    "duration": display.format_duration,
+    "moment": display.format_time,
+    "money": display.format_cost,
+    "number": display.format_number,
+    "plural": display.pluralize,
+    "short_id": display.shorten_id,
+    "size": display.format_size,
+    "stamp": display.format_timestamp,
     "urlencode": _quote,
 }
 
@@ -62,7 +62,7 @@ def get_environment() -> Environment:
         marks=MARK_DESCRIPTIONS,
         share_bar=svg.draw_share_bar,
         static=static_url,
-        summarize_request=summarize_request,
+        describe_request_size=describe_request_size,
         name_send=name_send,
     )
     return environment

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from kedge import text_format
 from kedge.errors import StoreError
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import ConversationSummary, list_labels
+from kedge.text import display
 from kedge.web.api import read_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
@@ -36,7 +36,7 @@ from kedge.web.security import (
 )
 from kedge.web.server_requests import NEW, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
-from kedge.web.transcript import MAX_EXCERPTS, build_excerpt
+from kedge.web.transcript import MAX_EXCERPTS, render_excerpt
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
 from kedge.web.workflows import (
     build_workflow_view,
@@ -145,9 +145,9 @@ def _build_row(
     return ConversationListItem(
         overview,
         status=service.status(overview),
-        cached_share=text_format.format_percent(overview.cached_tokens, overview.input_tokens),
+        cached_share=display.format_percent(overview.cached_tokens, overview.input_tokens),
         tags=tuple(map(build_tag, overview.row.tags)),
-        excerpts=tuple(build_excerpt(hit, query) for hit in hits[:MAX_EXCERPTS]),
+        excerpts=tuple(render_excerpt(hit, query) for hit in hits[:MAX_EXCERPTS]),
         more_hits=max(len(hits) - MAX_EXCERPTS, 0),
     )
 
@@ -248,7 +248,7 @@ async def list_requests(request: Request) -> Response:
         rows=rows,
         totals=totals,
         older=older,
-        saved=text_format.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
+        saved=display.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
     )
 
 

@@ -19,7 +19,7 @@ from kedge.planning import (
 from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.planning.reusable_items import base_scope, get_conversation_id
 from kedge.store import ResponseRow, StoredExchange
-from kedge.text_format import (
+from kedge.text.display import (
     HEALING_TEXTS,
     LOST_TEXTS,
     capitalize,
@@ -33,7 +33,7 @@ from kedge.text_format import (
 from kedge.turns import Block, Turn
 from kedge.turns.text_format import describe
 from kedge.web.schemas import RejectedShape
-from kedge.web.transcript import format_json
+from kedge.web.transcript import indent_json
 from kedge.web.views import BlockMark, PlanCard, RawExchange
 
 MAX_REJECTED = 8
@@ -79,7 +79,7 @@ def build_plan_card(
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
         row,
-        summarize_request(row),
+        describe_request_size(row),
         _format_headline(row, describe_full_send(plan) if agrees else ""),
         changed,
         _build_strip(turn.body, sent, {block.id for block in plan.left_out}) if agrees else (),
@@ -93,7 +93,7 @@ def build_plan_card(
     )
 
 
-def summarize_request(row: ResponseRow) -> str:
+def describe_request_size(row: ResponseRow) -> str:
     """Return one sentence about the messages that were sent and those that the server already had."""
     if not row.anchor:
         total = row.sent_blocks + row.saved_blocks
@@ -182,5 +182,5 @@ def _fold_run(run: list[BlockMark]) -> list[BlockMark]:
 
 def format_body(body: bytes) -> str:
     """Return a raw body as text, with its JSON indented."""
-    text = format_json(body.decode("utf-8", "replace"))
+    text = indent_json(body.decode("utf-8", "replace"))
     return text if len(text) <= MAX_BODY_CHARS else f"{text[:MAX_BODY_CHARS]}\n…"

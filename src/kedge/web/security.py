@@ -21,9 +21,9 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.access_tokens import TokenReservation
 from kedge.errors import StoreError
 from kedge.observe import get_logger
+from kedge.security.access_tokens import TokenReservation
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import log_failure

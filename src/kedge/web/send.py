@@ -24,7 +24,7 @@ from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import format_headline
 from kedge.store.tree import path_to, read_tree
-from kedge.text_format import HEALING_TEXTS, format_size
+from kedge.text.display import HEALING_TEXTS, format_size
 from kedge.turns import (
     AssistantBlock,
     Block,

@@ -12,11 +12,11 @@ from typing import Any, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from kedge.json_codec import encode
 from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RecordedRequest
 from kedge.store import AccessToken, ProxiedRequest, Store
 from kedge.store.request_recorder import RequestRecorder
+from kedge.text.json_text import encode
 
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)

@@ -14,10 +14,10 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
-from kedge.json_codec import encode_indented
 from kedge.store import Hit, Node, ResponseRow
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
+from kedge.text.json_text import encode_indented
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -228,14 +228,14 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
         case ReasoningBlock():
             return _render_reasoning(block)
         case ToolCallBlock():
-            text = format_json(block.arguments)
+            text = indent_json(block.arguments)
             return MessageView(
                 block.id, "tool_call", block.name, text=text, hint=summarize_text(block.arguments)
             )
         case ToolResultBlock():
             name = names.get(block.call_id, block.call_id)
             images = tuple(_render_parts(block, block.parts))
-            text = format_json(block.text)
+            text = indent_json(block.text)
             return MessageView(
                 block.id,
                 "tool_result",
@@ -305,7 +305,7 @@ def _render_image(alt: str, url: str, stored: str) -> Attachment:
     return Attachment(f"{alt}: {url[:80]}")
 
 
-def format_json(text: str) -> str:
+def indent_json(text: str) -> str:
     """Indent JSON; return any other text unchanged."""
     try:
         value: Any = json.loads(text)
@@ -345,7 +345,7 @@ def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     return matches
 
 
-def build_excerpt(hit: Hit, query: str) -> Excerpt:
+def render_excerpt(hit: Hit, query: str) -> Excerpt:
     """Build the excerpt of a hit."""
     pieces: list[Markup] = []
     end = 0

@@ -14,7 +14,7 @@ import anyio
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.events import Usage
 from kedge.store import Store
-from kedge.text_format import first_line
+from kedge.text.display import first_line
 from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.events import (
     RoundRuled,

@@ -11,7 +11,7 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
-from kedge.text_format import first_line
+from kedge.text.display import first_line
 from kedge.workflows.events import (
     AnswerJudged,
     WorkflowCallback,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
+from kedge.engines.cache_control import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.param_rules import (
     Members,
     ParamRule,
@@ -18,7 +19,6 @@ from kedge.engines.param_rules import (
     reject_unless,
     rename,
 )
-from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines.tool_definitions import to_definition

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Request
+from kedge.engines.cache_control import anthropic_rules, mark_chat_messages
 from kedge.engines.chat_completions.render import render_messages
 from kedge.engines.param_rules import (
     Members,
@@ -15,7 +16,6 @@ from kedge.engines.param_rules import (
     reject_unless,
     rename,
 )
-from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_body import LOGPROBS
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.tool_definitions import to_definition

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from kedge.json_codec import decode
 from kedge.observe import get_logger
+from kedge.text.json_text import decode
 
 if TYPE_CHECKING:
     from openai.resources.responses.responses import AsyncResponsesConnection

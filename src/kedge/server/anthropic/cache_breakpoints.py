@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kedge.cache_minimums import find_min_tokens
 from kedge.server.anthropic import errors
 from kedge.server.anthropic.parse import (
     Decrypt,
@@ -21,6 +20,7 @@ from kedge.server.anthropic.parse import (
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.stateless_run import PreparedRequest
 from kedge.server.token_counts import count_items, count_json, count_text
+from kedge.tokens.cache_minimums import find_min_tokens
 
 Body = Mapping[str, Any]
 

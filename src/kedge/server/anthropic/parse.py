@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.json_codec import encode
 from kedge.server.anthropic import errors, schema
 from kedge.server.encrypted_content import parse_reasoning_payload
 from kedge.server.item_forms import Item
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
+from kedge.text.json_text import encode
 
 ContentBlock = Mapping[str, Any]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from kedge.json_codec import encode
 from kedge.server import errors
 from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.errors import ApiError
@@ -25,6 +24,7 @@ from kedge.server.stateless_run import (
     prepare,
     respond,
 )
+from kedge.text.json_text import encode
 
 DELTA_MEMBERS: Mapping[str, str] = {
     "text": "content",

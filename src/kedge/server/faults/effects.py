@@ -12,7 +12,6 @@ from typing import Any, cast
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.json_codec import decode, encode, encode_escaped
 from kedge.server import errors
 from kedge.server.anthropic.errors import INVALID_SIGNATURE
 from kedge.server.anthropic.parse import THINKING_TYPES
@@ -21,6 +20,7 @@ from kedge.server.error_response import build_error_response
 from kedge.server.faults.spec import NOT_FOUND, UNSUPPORTED, Fault
 from kedge.server.request_log import RecordedRequest
 from kedge.server.sse import DONE_FRAME, FRAME_END
+from kedge.text.json_text import decode, encode, encode_escaped
 from kedge.tokens import count_items
 
 StreamEvent = dict[str, Any]

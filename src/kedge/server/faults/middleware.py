@@ -16,7 +16,6 @@ from typing import Any, cast
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.json_codec import decode, encode_escaped
 from kedge.server import errors
 from kedge.server.error_response import build_error_response, render_error
 from kedge.server.faults.effects import (
@@ -35,6 +34,7 @@ from kedge.server.faults.effects import (
 )
 from kedge.server.faults.spec import Fault, Faults
 from kedge.server.storage.context import limit_history
+from kedge.text.json_text import decode, encode_escaped
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -210,7 +210,7 @@ class FaultMiddleware:
             await self._app(scope, connection.receive, connection.send)
 
     async def _read_request(self, scope: Scope, receive: Receive) -> FaultedRequest:
-        raw = await read_body(receive)
+        raw = await read_whole_body(receive)
         body: Any = None
         with suppress(ValueError, RecursionError):
             body = decode(raw)
@@ -240,7 +240,7 @@ def _is_loopback(scope: Scope) -> bool:
         return False
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_whole_body(receive: Receive) -> bytes:
     """Read the body of a request."""
     chunks: list[bytes] = []
     more = True

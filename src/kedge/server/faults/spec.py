@@ -16,9 +16,9 @@ from typing import Any
 from starlette.responses import Response
 
 from kedge.errors import InvalidFault
-from kedge.json_codec import encode
 from kedge.server.error_response import JSON_HEADERS
 from kedge.server.errors import PREVIOUS_RESPONSE_NOT_FOUND, ZERO_DATA_RETENTION
+from kedge.text.json_text import encode
 
 
 @dataclass(frozen=True, slots=True)

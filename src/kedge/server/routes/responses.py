@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.json_codec import decode, encode
 from kedge.server import errors, response_object
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
@@ -42,7 +41,7 @@ from kedge.server.response_run import ResponseRun, build_repeated_events
 from kedge.server.schema.validators import Integer
 from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream, SSEEncoder
 from kedge.server.state import ServerState
-from kedge.server.storage.ids import make_item_id, make_response_id, new_key
+from kedge.server.storage.ids import make_item_id, make_response_id, new_unstored_key
 from kedge.server.token_counts import count_items
 from kedge.server.validation import (
     check_compact,
@@ -50,6 +49,7 @@ from kedge.server.validation import (
     check_input_tokens,
     check_not_empty,
 )
+from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:
     from kedge.server.storage.context import LaneMemory
@@ -263,7 +263,7 @@ async def count_input_tokens(request: Request) -> Response:
 
     def count() -> int:
         history = find_history(service, body)
-        items = resolve_input(service, body.get("input") or [], new_key(), history)
+        items = resolve_input(service, body.get("input") or [], new_unstored_key(), history)
         return build_model_input(service, body, history, items).tokens
 
     tokens = await service.run(count)
@@ -280,7 +280,7 @@ async def compact_context(request: Request) -> Response:
     validate(request, check_compact, body)
     await precount_request(body)
     service = get_service(request)
-    key = new_key()
+    key = new_unstored_key()
 
     def build_input() -> tuple[int, ModelInput]:
         history = find_history(service, body)

@@ -217,7 +217,7 @@ class Identifier(String):
             raise path_error(errors.INVALID_ID_PREFIX, path, value=value, prefix=self.prefix)
 
 
-def format_number(value: float) -> str:
+def format_rejected_number(value: float) -> str:
     """Format a number for an error; for a number of thousands of digits, only its size."""
     if type(value) is int and value.bit_length() > 4096:
         return "a number of more than a thousand digits"
@@ -243,7 +243,7 @@ class Number:
         if not self.minimum <= value <= self.maximum:
             template = self.too_small if value < self.minimum else self.too_large
             bounds = {"least": self.minimum, "most": self.maximum}
-            raise path_error(template, path, value=format_number(value), **bounds)
+            raise path_error(template, path, value=format_rejected_number(value), **bounds)
 
 
 @dataclass(frozen=True, slots=True)

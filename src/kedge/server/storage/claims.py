@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kedge.database.postgres import NOW
-from kedge.json_codec import encode
 from kedge.server.response_object import (
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
     build_failed_fields,
 )
 from kedge.server.sse import FRAME_END
+from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection

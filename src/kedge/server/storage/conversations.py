@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from kedge.json_codec import decode, encode
 from kedge.server.errors import CONVERSATION_LOCKED
 from kedge.server.item_forms import Item
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import MOVE_CONVERSATION, PURGE_BATCH_SIZE
+from kedge.text.json_text import decode, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
 _ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 
-def new_key() -> str:
+def new_unstored_key() -> str:
     """Return a key without a node, for what is not stored."""
     return os.urandom(KEY_DIGITS // 2).hex()
 
@@ -45,7 +45,7 @@ class NodeKeys:
 
     def new(self, node: int) -> str:
         """Return the key of a new node."""
-        random = new_key()[NODE_DIGITS:]
+        random = new_unstored_key()[NODE_DIGITS:]
         return f"{node ^ self._compute_mask(random):0{NODE_DIGITS}x}{random}"
 
     def parse_node(self, key: str) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from kedge.json_codec import encode
 from kedge.server.errors import (
     CONVERSATION_LOCKED,
     HISTORY_DELETED,
@@ -29,6 +28,7 @@ from kedge.server.response_object import (
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import make_response_id, parse_response_key
 from kedge.server.storage.items import NodeRepository
+from kedge.text.json_text import encode
 
 PURGE_BATCH_SIZE = 500
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kedge.planning import find_problems
-from kedge.planning.tool_calls import call_effect
+from kedge.planning.tool_pairs import call_effect
 from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_result, user
 
 

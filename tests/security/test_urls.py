@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.urls import check_path, parse_base_url
+from kedge.security.urls import check_path, parse_base_url
 
 BASES = ["http://host", "http://svc:secret@host", "https://host:8443/a/b", "http://[::1]:80/v1"]
 

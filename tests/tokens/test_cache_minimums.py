@@ -2,8 +2,8 @@
 
 import pytest
 
-from kedge.cache_minimums import find_min_tokens
-from kedge.engines.prompt_cache import anthropic_rules
+from kedge.engines.cache_control import anthropic_rules
+from kedge.tokens.cache_minimums import find_min_tokens
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from kedge.chat.state import ChatState, decode_state, encode_state, state_from_turn
 from kedge.engines.transport import encode_body
-from kedge.json_codec import (
+from kedge.planning import canonical
+from kedge.planning.canonical import canonical_json
+from kedge.text.json_text import (
     decode,
     encode,
     encode_plain,
@@ -25,8 +27,6 @@ from kedge.json_codec import (
     quote,
     reject_constant,
 )
-from kedge.planning import canonical
-from kedge.planning.canonical import canonical_json
 from kedge.turns import Block, Turn, dump_block
 from kedge.turns.block_codec import encode_block
 from planning.reference_digests import canonical_bytes
@@ -203,7 +203,7 @@ def test_threads_may_encode_first_at_the_same_time() -> None:
     """The codec's types are analyzed when it is imported, because msgspec does not lock that."""
     script = """
 import sys, threading
-from kedge.json_codec import encode
+from kedge.text.json_text import encode
 
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(4)

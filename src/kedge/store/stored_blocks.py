@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from kedge.errors import KedgeError, StoreDamaged
-from kedge.json_codec import decode
+from kedge.text.json_text import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
 from kedge.turns.block_codec import parse_blocks
 from kedge.turns.json_codec import VERSION
@@ -53,7 +53,7 @@ def _is_readable(body: str) -> bool:
     return True
 
 
-def extract_text(body: str) -> str:
+def extract_search_text(body: str) -> str:
     """Return the searchable text of an encoded block: text, tool names and arguments, results."""
     form = cast("Json", decode(body))
     parts: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kedge.access_tokens import TokenReservation
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.store import Store, TokenRegistry, TokenUse, open_store, tokens
-from kedge.store.tokens import DEFAULT_SCOPES
+from kedge.security.access_tokens import TokenReservation
+from kedge.store import Store, TokenRegistry, TokenUse, open_store, token_registry
+from kedge.store.token_registry import DEFAULT_SCOPES
 
 
 async def test_token_is_found_only_by_its_secret(store: Store) -> None:
@@ -166,7 +166,7 @@ async def test_tokens_are_required_after_the_first_is_added(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens become required when the first one is added, and remain required after it is revoked."""
-    monkeypatch.setattr(tokens, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(token_registry, "RECHECK_SECONDS", 0.0)
     assert await TokenRegistry(store).is_required()
     registry = TokenRegistry(store, required=False)
     assert not await registry.is_required()

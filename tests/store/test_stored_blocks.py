@@ -7,8 +7,8 @@ from hypothesis import given
 
 from kedge import user
 from kedge.errors import KedgeError, StoreDamaged
-from kedge.json_codec import encode_text as encode
-from kedge.store.block_codec import decode_blocks, extract_text, hash_block
+from kedge.store.stored_blocks import decode_blocks, extract_search_text, hash_block
+from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, dump_block, load_block
 from kedge.turns.block_codec import encode_block
 from strategies import blocks, sample_blocks
@@ -95,5 +95,5 @@ def test_damaged_block_is_reported() -> None:
 def test_extract_text_returns_content_only() -> None:
     """Ids and encrypted content are not part of the extracted text."""
     body = json.dumps({"kind": "reasoning", "id": "blk_1", "encrypted_content": "secret"})
-    assert extract_text(body) == ""
-    assert extract_text(encode_block(user("hello"))) == "hello"
+    assert extract_search_text(body) == ""
+    assert extract_search_text(encode_block(user("hello"))) == "hello"

@@ -6,11 +6,8 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
-from kedge.json_codec import decode
-from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
-from kedge.store.block_codec import decode_blocks
 from kedge.store.database import Tx
 from kedge.store.nodes import (
     NODE_COLUMNS,
@@ -32,6 +29,9 @@ from kedge.store.records import (
     is_row_number,
 )
 from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows, select_responses
+from kedge.store.stored_blocks import decode_blocks
+from kedge.text.json_text import decode
+from kedge.text.json_text import encode_text as encode
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.turn import rename_turn

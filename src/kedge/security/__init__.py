@@ -1,0 +1,1 @@
+"""Access tokens, encryption keys, and URLs that cannot lead to another server."""

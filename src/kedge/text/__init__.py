@@ -1,0 +1,1 @@
+"""Text: JSON for programs, and formatted values for people."""
