@@ -34,6 +34,10 @@ def object_schema(required: bool = True, **members: Any) -> dict[str, Any]:
     return {**schema, "required": list(members)} if required else schema
 
 
+def list_schema(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
 CITY = object_schema(city={"type": "string"})
 TREE = {
     "$ref": "#/$defs/node",
@@ -112,6 +116,79 @@ SENTENCE_CASES: list[tuple[Any, str, Any]] = [
 @pytest.mark.parametrize(("schema", "sentence", "value"), SENTENCE_CASES)
 def test_values_of_the_sentence_fill_the_schema(schema: Any, sentence: str, value: Any) -> None:
     """Values are assigned by name, by mention and by type, and missing ones are generated."""
+    assert make_sample(schema, sentence) == value
+    check_value(schema, value)
+
+
+PERSON = object_schema(name={"type": "string"}, age={"type": "integer"})
+SHAPE = {
+    "anyOf": [
+        object_schema(kind={"const": "circle"}, radius={"type": "number"}),
+        object_schema(kind={"const": "box"}, sides=list_schema({"type": "integer"})),
+    ]
+}
+GIVEN_CASES: list[tuple[Any, Any]] = [
+    (object_schema(entities=list_schema(object_schema(name={"type": "string"}))),
+     {"entities": [{"name": "Ada"}, {"name": "Grace"}]}),
+    (object_schema(n=list_schema({"enum": ["a", "b", 3]})), {"n": ["b", 3, "a", "b"]}),
+    (object_schema(n=list_schema({"const": 5})), {"n": [5, 5]}),
+    (object_schema(n=list_schema({"anyOf": [{"type": "integer"}, {"type": "null"}]})), {"n": [1, None, 2]}),
+    (object_schema(n=list_schema({"type": ["string", "boolean"]})), {"n": [True, "x", False]}),
+    (object_schema(n=list_schema(SHAPE)),
+     {"n": [{"kind": "box", "sides": [1, 2]}, {"kind": "circle", "radius": 0.5}]}),
+    (object_schema(n=list_schema({"$ref": "#/$defs/p"})) | {"$defs": {"p": PERSON}},
+     {"n": [{"name": "Ada", "age": 36}, {"name": "Bob", "age": 7}]}),
+    (object_schema(n=list_schema(list_schema({"type": "integer"}))), {"n": [[1, 2], [3]]}),
+    (object_schema(n=list_schema({"type": "integer"})), {"n": []}),
+    (object_schema(person=PERSON), {"person": {"name": "Ada", "age": 36}}),
+    (object_schema(person={"allOf": [PERSON, object_schema(city={"type": "string"})]}),
+     {"person": {"name": "Ada", "age": 36, "city": "Rome"}}),
+    (object_schema(name={"type": "string"}, child=object_schema(False, name={"type": "string"})),
+     {"name": "Ada", "child": {}}),
+    (object_schema(meta={"type": "object"}), {"meta": {"a": [1, {"b": None}]}}),
+    (object_schema(meta={"type": "object", "additionalProperties": {"type": "integer"}}), {"meta": {"a": 1}}),
+    (object_schema(meta={}), {"meta": {"a": 1}}),
+    ({"type": "object"}, {"a": {"b": 1}}),
+    (object_schema(mode={"enum": [{"x": 1}, [2]]}), {"mode": [2]}),
+    (object_schema(n={"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}), {"n": ["x", 2]}),
+    (TREE, {"value": 1, "children": [{"value": 2, "children": [{"value": 3, "children": []}]}]}),
+    (LIST, {"head": "a", "tail": {"head": "b", "tail": {"head": "c", "tail": None}}}),
+    (SUM, {"left": 1, "right": {"left": {"left": 2, "right": 3}, "right": 4}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "value"), GIVEN_CASES)
+def test_values_that_are_given_as_json_are_used(schema: Any, value: Any) -> None:
+    """Nested values of a JSON object in the sentence are used, whatever the schema says them with."""
+    check_value(schema, value)
+    assert make_sample(schema, json.dumps(value)) == value
+    assert make_sample(schema, f"with {json.dumps(value)} and the rest") == value
+
+
+PEOPLE = object_schema(people=list_schema(PERSON))
+NESTED_CASES: list[tuple[Any, str, Any]] = [
+    (PEOPLE, 'people=[{"name": "Ada", "age": 3}]', {"people": [{"name": "Ada", "age": 3}]}),
+    (PEOPLE, '[{"name": "Ada", "age": 3}]', {"people": [{"name": "Ada", "age": 3}]}),
+    (PEOPLE, '{"people": [{"name": "Ada"}]}', {"people": [{"name": "Ada", "age": 1}]}),
+    (PEOPLE, '{"people": [{"name": "Ada", "age": "x"}]}', {"people": [{"name": "Ada", "age": 1}]}),
+    (PEOPLE, '{"people": [{"age": 4}], "name": "Eve"}', {"people": [{"name": "Eve", "age": 4}]}),
+    (object_schema(a=PERSON, b=PERSON), 'a={"name": "A", "age": 1} and b: {"name": "B", "age": 2}',
+     {"a": {"name": "A", "age": 1}, "b": {"name": "B", "age": 2}}),
+    (object_schema(n=list_schema(list_schema({"type": "integer"}))), "n=[[1, 2], [3]]", {"n": [[1, 2], [3]]}),
+    (object_schema(n=list_schema({"type": "integer"}) | {"maxItems": 2}), '{"n": [1, 2, 3]}', {"n": [1, 2]}),
+    (object_schema(n=list_schema({"type": "integer"}) | {"minItems": 3}), '{"n": [7]}', {"n": [7, 1, 1]}),
+    (object_schema(p=PERSON | {"additionalProperties": False}), '{"p": {"name": "A", "age": 1, "z": 2}}',
+     {"p": {"name": "A", "age": 1}}),
+    (object_schema(n={"type": "number"}), '{"n": NaN}', {"n": 1}),
+    (object_schema(n={}), '{"n": 1e999}', {"n": "n"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "sentence", "value"), NESTED_CASES)
+def test_only_what_is_missing_or_does_not_fit_is_generated(
+    schema: Any, sentence: str, value: Any
+) -> None:
+    """A given value that the schema rejects is repaired in the part that it rejects."""
     assert make_sample(schema, sentence) == value
     check_value(schema, value)
 
@@ -325,7 +402,15 @@ sentences = st.sampled_from(
 )
 
 
-@given(schemas, sentences | st.text(max_size=40))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["x", "Rome", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.builds(json.dumps, st.dictionaries(names, json_values, min_size=1, max_size=4))
+
+
+@given(schemas, sentences | objects | st.text(max_size=40))
 def test_any_schema_is_satisfied(schema: Any, sentence: str) -> None:
     """The value satisfies a random schema whatever the sentence says."""
     check_value(schema, make_sample(schema, sentence))

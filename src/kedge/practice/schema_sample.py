@@ -25,11 +25,10 @@ from typing import Any, NamedTuple, TypeGuard, cast
 from uuid import UUID
 
 from kedge.errors import SchemaTooComplex
-from kedge.practice.sentence_values import BOOLEAN_WORDS, SentenceValues
+from kedge.practice.sentence_values import BOOLEAN_WORDS, NO_VALUE, SentenceValues
 
 JsonSchema = Mapping[str, Any]
 ANY_TYPE = "any"
-SCALAR_TYPES = (ANY_TYPE, "string", "number", "integer", "boolean")
 TYPE_HINTS = {"properties": "object", "required": "object", "items": "array", "minimum": "number"}
 """The type of a schema that states none, by a keyword that it has."""
 
@@ -46,8 +45,6 @@ NUMBER_STEPS = 5
 """The steps for a number within bounds."""
 CHARACTERS_PER_STEP = 1_000
 SHORTEST_BRANCH_DEPTH = 3
-
-NO_VALUE: Any = object()
 
 
 class SampleBudget:
@@ -93,7 +90,8 @@ def sample_value(
     """
     root = as_schema(schema)
     try:
-        return _Sampler(root, hints, fallback_text, budget or SampleBudget()).sample(root, "", 0)
+        sampler = _Sampler(root, hints, fallback_text, budget or SampleBudget())
+        return sampler.sample(root, "", 0, hints.json_object or NO_VALUE)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
         return None
 
@@ -192,7 +190,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
-    """Return whether a value, other than an object, is allowed by a schema of this type."""
+    """Return whether a value is allowed by a schema of this type, other than an object or array."""
     match kind:
         case "string":
             return isinstance(value, str) and text_fits(value, rules)
@@ -200,25 +198,30 @@ def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
             return number_fits(value, rules, kind)
         case "boolean":
             return isinstance(value, bool)
-        case "array":
-            return isinstance(value, list) and _items_fit(cast("list[Any]", value), rules)
+        case "null":
+            return value is None
         case _:
             return kind == ANY_TYPE
 
 
-def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
-    items = as_schema(rules.get("items"))
-    kind = items.get("type", ANY_TYPE)
-    if kind not in SCALAR_TYPES or not {"enum", "const", "$ref", "anyOf"}.isdisjoint(items):
-        return False
-    has_length = rules.get("minItems", 0) <= len(values) <= rules.get("maxItems", len(values))
-    return has_length and all(value_fits(value, items, kind) for value in values)
+def _is_same(left: Any, right: Any) -> bool:
+    """Return whether two values have the same JSON."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def _get_member_schema(rules: JsonSchema, key: str) -> object:
+    return as_schema(rules.get("properties")).get(key, rules.get("additionalProperties", {}))
+
+
+def _get_item_schema(rules: JsonSchema, index: int) -> object:
+    fixed = rules.get("prefixItems", ())
+    return fixed[index] if index < len(fixed) else rules.get("items", {})
 
 
 def weigh_value(value: object) -> int:
     """Return the number of steps that a comparison of a value takes."""
-    if isinstance(value, list):
-        values = cast("list[object]", value)
+    if isinstance(value, list | dict):
+        values = cast("list[object]", value if isinstance(value, list) else [*value.values()])
         return 1 + sum(map(weigh_value, values))
     return 1 + (len(value) // CHARACTERS_PER_STEP if isinstance(value, str) else 0)
 
@@ -238,30 +241,39 @@ class _Sampler:
         self._fallback_text = fallback_text
         self._budget = budget
 
-    def sample(self, schema: object, name: str, depth: int) -> Any:
-        """Return a value for a part of the schema; ``name`` is the name of the member, or empty."""
+    def sample(self, schema: object, name: str, depth: int, given: Any = NO_VALUE) -> Any:
+        """Return a value for a part of the schema.
+
+        Args:
+            schema: The schema of the part.
+            name: The name of the member, or empty.
+            depth: The number of schemas around it.
+            given: The value that the sentence has for it; by default the one of this name.
+        """
         if depth > MAX_DEPTH:
             return None
         rules = self._resolve(schema)
+        if given is NO_VALUE:
+            given = self._find_named(name)
         if "const" in rules:
             return self._emit(rules["const"])
         if rules.get("enum"):
-            return self._emit(self._choose_enum_value(rules, name))
+            return self._emit(self._choose_enum_value(rules, given))
         types = list_types(rules)
         branches = rules.get("anyOf") or rules.get("oneOf")
         if branches or len(types) > 1:
             branch = self._choose_branch(
-                branches or [{"type": kind} for kind in types], name, depth
+                branches or [{"type": kind} for kind in types], name, depth, given
             )
             rest = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf")}
-            return self.sample(self._merge(rest, branch), name, depth + 1)
-        if (value := self._find_value(rules, name, take=True)) is not NO_VALUE:
+            return self.sample(self._merge(rest, branch), name, depth + 1, given)
+        if (value := self._find_value(rules, given, take=True)) is not NO_VALUE:
             return self._emit(value)
         match types[0]:
             case "object":
-                return self._sample_object(rules, depth)
+                return self._sample_object(rules, depth, given)
             case "array":
-                return self._sample_array(rules, name, depth)
+                return self._sample_array(rules, name, depth, given)
             case "number" | "integer":
                 self._budget.spend(NUMBER_STEPS)
                 return self._emit(_find_number(rules, types[0]))
@@ -315,7 +327,7 @@ class _Sampler:
         return both
 
     def _find_named(self, name: str) -> Any:
-        """Return the value of this name in the sentence, or None."""
+        """Return the value of this name in the sentence, or NO_VALUE."""
         self._budget.spend(SEARCH_STEPS if self._hints.is_unsearched(name) else 1)
         return self._hints.find_named(name)
 
@@ -324,28 +336,57 @@ class _Sampler:
         self._budget.spend(sum(map(weigh_value, values)))
         return self._hints.find_mentioned(values)
 
-    def _fits(self, value: Any, rules: JsonSchema, kind: str) -> bool:
-        self._budget.spend(weigh_value(value))
+    def _accepts(self, schema: object, value: Any, depth: int = 0) -> bool:
+        """Return whether a value satisfies a schema."""
+        if schema is False or depth > MAX_DEPTH:
+            return False
+        rules = self._resolve(schema)
+        self._budget.spend(1 if isinstance(value, dict | list) else weigh_value(value))
+        choices = [rules["const"]] if "const" in rules else rules.get("enum")
+        branches = rules.get("anyOf") or rules.get("oneOf")
+        return (
+            (not choices or any(_is_same(choice, value) for choice in choices))
+            and (not branches or any(self._accepts(each, value, depth + 1) for each in branches))
+            and any(self._has_type(rules, kind, value, depth) for kind in list_types(rules))
+        )
+
+    def _has_type(self, rules: JsonSchema, kind: str, value: Any, depth: int) -> bool:
+        if kind == "object" and isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return all(key in members for key in rules.get("required", ())) and all(
+                self._accepts(_get_member_schema(rules, key), member, depth + 1)
+                for key, member in members.items()
+            )
+        if kind == "array" and isinstance(value, list):
+            items = cast("list[Any]", value)
+            return rules.get("minItems", 0) <= len(items) <= rules.get(
+                "maxItems", len(items)
+            ) and all(
+                self._accepts(_get_item_schema(rules, index), item, depth + 1)
+                for index, item in enumerate(items)
+            )
         return value_fits(value, rules, kind)
 
     def _find_value(
-        self, rules: JsonSchema, name: str, *, take: bool = False, is_named: bool = False
+        self, rules: JsonSchema, given: Any, *, take: bool = False, is_named: bool = False
     ) -> Any:
-        """Return the value of this name in the sentence, or one without a name unless ``is_named``, or NO_VALUE.
+        """Return the given value if it fits, or one without a name unless ``is_named``, or NO_VALUE.
 
-        With ``take`` a value without a name is used only once.
+        Objects and arrays are sampled member by member instead, so that one that does not fit is only repaired. With
+        ``take`` a value without a name is used only once.
         """
         kind = list_types(rules)[0]
-        named = self._find_named(name)
-        if kind == "string" and (isinstance(named, str) or _is_number(named)):
-            named = fit_length(str(named), rules)
+        if kind == "object" or (kind == "array" and isinstance(given, list)):
+            return NO_VALUE
+        if kind == "string" and (isinstance(given, str) or _is_number(given)):
+            given = fit_length(str(given), rules)
         elif kind == "boolean":
-            named = BOOLEAN_WORDS.get(fold_scalar(named) or "")
-        if named is not None and self._fits(named, rules, kind):
-            return named
+            given = BOOLEAN_WORDS.get(fold_scalar(given) or "", NO_VALUE)
+        if given is not NO_VALUE and self._accepts(rules, given):
+            return given
         unnamed = [] if is_named else self._hints.unnamed_values
         for index, value in enumerate(unnamed):
-            if self._fits(value, rules, kind):
+            if self._accepts(rules, value):
                 return unnamed.pop(index) if take else value
         return NO_VALUE
 
@@ -354,27 +395,35 @@ class _Sampler:
         rules = self._resolve(schema)
         if self._find_mentioned(rules.get("enum", ())) is not None:
             return True
-        if list_types(rules)[0] == "object" and self._find_named(name) is not None:
+        given = self._find_named(name)
+        if list_types(rules)[0] in ("object", "array") and given is not NO_VALUE:
             return True
-        return self._find_value(rules, name, is_named=is_named) is not NO_VALUE
+        return self._find_value(rules, given, is_named=is_named) is not NO_VALUE
 
-    def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
-        """Choose the named value, else one that the sentence contains, else the default or the first."""
-        mentioned = self._find_mentioned(rules["enum"])
+    def _choose_enum_value(self, rules: JsonSchema, given: Any) -> Any:
+        """Choose the given value, else one that the sentence contains, else the default or the first."""
         choices = {fold_scalar(choice): choice for choice in rules["enum"]}
-        values = (self._find_named(name), mentioned, *self._hints.unnamed_values)
+        values = (given, self._find_mentioned(rules["enum"]), *self._hints.unnamed_values)
         self._budget.spend(sum(map(weigh_value, values)))
+        if given is not NO_VALUE and any(_is_same(given, choice) for choice in rules["enum"]):
+            return given
         for value in values:
             if (folded := fold_scalar(value)) is not None and folded in choices:
                 return choices[folded]
         return rules.get("default", rules["enum"][0])
 
-    def _choose_branch(self, schemas: Sequence[object], name: str, depth: int) -> JsonSchema:
+    def _choose_branch(
+        self, schemas: Sequence[object], name: str, depth: int, given: Any
+    ) -> JsonSchema:
         """Choose the branch that the sentence has a value for, else null, else the first.
 
         Below a depth the smallest branch is chosen, because a recursive schema would never end.
         """
         branches = [self._resolve(schema) for schema in schemas]
+        if given is not NO_VALUE:
+            fits = [self._measure_fit(branch, given) for branch in branches]
+            if max(fits) > 0:
+                return branches[fits.index(max(fits))]
         if depth >= SHORTEST_BRANCH_DEPTH:
             return min(branches, key=_estimate_size)
         nulls = [branch for branch in branches if branch.get("type") == "null"]
@@ -383,35 +432,63 @@ class _Sampler:
                 return branch
         return nulls[0] if nulls and name else branches[0]
 
-    def _sample_object(self, rules: JsonSchema, depth: int) -> dict[str, Any]:
+    def _measure_fit(self, rules: JsonSchema, given: Any) -> float:
+        """Return how well a given value fits a branch: infinity, or the number of its members that fit."""
+        if self._accepts(rules, given):
+            return math.inf
+        members = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        known = as_schema(rules.get("properties"))
+        return sum(self._accepts(known[key], members[key]) for key in members if key in known)
+
+    def _sample_object(self, rules: JsonSchema, depth: int, given: Any) -> dict[str, Any]:
         members = cast("dict[str, Any]", as_schema(rules.get("properties")))
         required = [str(key) for key in rules.get("required", ())]
-        self._budget.spend(len(members) + len(required), len("{},"))
+        values = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        # The members of the sentence's own object may be meant for any object of the schema.
+        is_closed = isinstance(given, dict) and given is not self._hints.json_object
+        self._budget.spend(len(members) + len(required) + len(values), len("{},"))
         sampled: dict[str, Any] = {}
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
-            sampled[self._emit(key)] = self.sample(members.get(key, {}), key, depth + 1)
+            schema = members.get(key, {})
+            sampled[self._emit(key)] = self.sample(
+                schema, key, depth + 1, values.get(key, NO_VALUE)
+            )
         for key, schema in members.items():
             # A value without a name is used for an optional member only if there is no other member.
-            if key not in sampled and self._has_value(schema, key, is_named=bool(sampled)):
-                sampled[self._emit(key)] = self.sample(schema, key, depth + 1)
+            if key not in sampled and (
+                key in values
+                or (not is_closed and self._has_value(schema, key, is_named=bool(sampled)))
+            ):
+                value = values.get(key, NO_VALUE)
+                sampled[self._emit(key)] = self.sample(schema, key, depth + 1, value)
+        if rules.get("additionalProperties", is_closed or not members) is not False:
+            schema = rules.get("additionalProperties", {})
+            for key in values:
+                if key not in sampled:
+                    sampled[self._emit(key)] = self.sample(schema, key, depth + 1, values[key])
         return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 
-    def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
-        fixed = cast("Sequence[object]", rules.get("prefixItems", ()))
-        items = self._resolve(rules.get("items", {}))
+    def _sample_array(self, rules: JsonSchema, name: str, depth: int, given: Any) -> list[Any]:
         self._budget.spend(output_bytes=len("[],"))
+        values = cast("list[Any]", given) if isinstance(given, list) else None
+        fixed = len(rules.get("prefixItems", ()))
         minimum = int(rules.get("minItems", 0))
         maximum = int(rules.get("maxItems", max(minimum, MAX_STEPS)))
-        sampled = [self.sample(schema, "", depth + 1) for schema in fixed[:maximum]]
         if rules.get("items") is False:
-            return sampled
-        if depth < SHORTEST_BRANCH_DEPTH and not fixed:
-            minimum = max(minimum, min(1, maximum))
+            maximum = min(maximum, fixed)
+        wanted = max(minimum, fixed if values is None else len(values))
+        if values is None and depth < SHORTEST_BRANCH_DEPTH and not fixed:
+            wanted = max(wanted, 1)
+        items = self._resolve(rules.get("items", {}))
         is_list = list_types(items)[0] in ("string", "integer", "number") and "format" not in items
+        sampled: list[Any] = []
         while len(sampled) < maximum and (
-            len(sampled) < minimum or (is_list and self._has_value(items, ""))
+            len(sampled) < wanted or (is_list and values is None and self._has_value(items, ""))
         ):
-            sampled.append(self.sample(items, "" if sampled else name, depth + 1))
+            index = len(sampled)
+            value = values[index] if values and index < len(values) else NO_VALUE
+            item_name = name if values is None and not sampled and not fixed else ""
+            sampled.append(self.sample(_get_item_schema(rules, index), item_name, depth + 1, value))
         return sampled
 
     def _sample_text(self, rules: JsonSchema, name: str) -> str:
