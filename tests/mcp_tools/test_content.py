@@ -102,14 +102,30 @@ def test_other_content_becomes_text() -> None:
         (["1", "b"], {"result": [1, "b"]}, ["1", "b"]),
         (["1"], {"result": [1, 2]}, ["1", '{"result": [1, 2]}']),
         ([], {"result": []}, ['{"result": []}']),
+        (["hello"], {"content": "hello"}, ["hello"]),
+        (['[{"a": 1}]'], {"entities": [{"a": 1}]}, ['[{"a": 1}]']),
+        (["1", "2"], {"numbers": [1, 2]}, ["1", "2"]),
+        (["hello"], {"content": [{"type": "text", "text": "hello"}]}, ["hello"]),
+        (["Done."], {"success": True, "message": "Done."}, ["Done.", '{"success": true}']),
+        (["1"], {"page": 1, "rows": [1]}, ["1", '{"page": 1, "rows": [1]}']),
+        (["x"], {"a": "x", "b": "x"}, ["x", '{"a": "x", "b": "x"}']),
+        (["1"], {"flag": True}, ["1", '{"flag": true}']),
     ],
 )
 def test_structured_result_is_sent_once(
     content: list[str], structured: Any, expected: list[str]
 ) -> None:
-    """A structured result is added as JSON unless a text part has the same value."""
+    """A structured result is added as JSON, without what the text parts already have."""
     parts = convert(*map(text, content), structured_content=structured)
     assert parts == [TextPart(each) for each in expected]
+
+
+def test_structured_image_is_sent_once() -> None:
+    """An image whose content is repeated in the structured result is one part."""
+    image = types.ImageContent(data=DATA, mime_type="image/png")
+    repeated = {"content": [{"type": "image", "data": DATA, "mimeType": "image/png"}]}
+    [part] = convert(image, structured_content=repeated)
+    assert isinstance(part, ImagePart)
 
 
 def test_error_result_raises_tool_failed() -> None:

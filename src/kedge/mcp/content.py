@@ -8,7 +8,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -203,7 +203,7 @@ def clean_text(text: str) -> str:
 def convert_result(result: types.CallToolResult) -> list[Part]:
     """Return the parts of a result.
 
-    A structured result is added as JSON, unless a text of the result has the same JSON, as the protocol
+    A structured result is added as JSON, without what the content of the result already has, as the protocol
     recommends.
 
     Raises:
@@ -213,8 +213,8 @@ def convert_result(result: types.CallToolResult) -> list[Part]:
     parts: list[Part] = [part for item in items for part in _convert_item(item)]
     if len(items) < len(result.content):
         parts.append(TextPart(f"[omitted: {len(result.content) - len(items):,} further items]"))
-    structured = result.structured_content
-    if structured is not None and not _has_same_json(items, structured):
+    structured = _remove_repeated(items, result.structured_content)
+    if structured is not None:
         parts.append(TextPart(clean_text(json.dumps(structured, ensure_ascii=False))))
     if result.is_error:
         texts = [part.text for part in parts if isinstance(part, TextPart)]
@@ -222,21 +222,33 @@ def convert_result(result: types.CallToolResult) -> list[Part]:
     return parts or [TextPart("")]
 
 
-def _has_same_json(items: Iterable[types.ContentBlock], structured: Any) -> bool:
-    """Return whether the texts are the structured result, or the value that it wraps as ``{"result": …}``.
+def _remove_repeated(items: Sequence[types.ContentBlock], structured: Any) -> Any:
+    """Return a structured result without what the content already has; None if nothing remains.
 
-    A list may be one text, or one text for each of its members.
+    The content may be the whole, the only member of an object (``{"content": …}``), or a text among others
+    (``{"success": true, "message": …}``).
     """
-    inner = structured.get("result") if isinstance(structured, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if _is_content(items, structured):
+        return None
+    members = cast("dict[str, Any]", structured) if isinstance(structured, dict) else {}
+    repeated = [name for name, value in members.items() if _is_content(items, value)]
+    if len(repeated) != 1 or not (len(members) == 1 or isinstance(members[repeated[0]], str)):
+        return members or cast("Any", structured)
+    rest = {name: members[name] for name in members if name not in repeated}
+    return rest or None
+
+
+def _is_content(items: Sequence[types.ContentBlock], value: Any) -> bool:
+    """Return whether content is a value: as one text, as one text for each member of a list, or as it is."""
     texts = [item.text for item in items if isinstance(item, types.TextContent)]
-    if isinstance(inner, list) and len(inner) == len(texts) > 0:  # pyright: ignore[reportUnknownArgumentType]
-        members = cast("list[Any]", inner)
-        if all(_is_value(text, member) for text, member in zip(texts, members, strict=True)):
-            return True
-    return any(
-        _is_value(text, structured) or (inner is not None and _is_value(text, inner))
-        for text in texts
-    )
+    if any(_is_value(text, value) for text in texts):
+        return True
+    if not isinstance(value, list) or not items:
+        return False
+    members = cast("list[Any]", value)
+    if len(members) == len(texts) and all(map(_is_value, texts, members)):
+        return True
+    return members == [item.model_dump(by_alias=True, exclude_none=True) for item in items]
 
 
 def _is_value(text: str, value: Any) -> bool:
@@ -244,9 +256,10 @@ def _is_value(text: str, value: Any) -> bool:
     if text == value:
         return True
     try:
-        return json.loads(text) == value
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
 
 
 def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
