@@ -148,7 +148,7 @@ BLOCK_TYPES: Mapping[str, Validator | Members] = {
         "id!": CALL_ID,
         "name!": String(min_length=1, max_length=200),
         "input!": ANY_OBJECT,
-        "caller": ANY_OBJECT,
+        "caller?": ANY_OBJECT,
         "toolset_name?": STRING,
     },
     "tool_result": {

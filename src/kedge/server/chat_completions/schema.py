@@ -11,6 +11,7 @@ from kedge.server.schema import requests
 from kedge.server.schema.content import CACHE_BREAKPOINT, REFUSAL, STRING
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS
 from kedge.server.schema.validators import (
+    AnyJson,
     Array,
     Integer,
     Map,
@@ -58,8 +59,16 @@ USER_CONTENT = text_or_parts(
 )
 TOOL_CALL = TaggedUnion(
     {
-        "function": {"id!": STRING, "function!": {"name!": NAME, "arguments!": STRING}},
-        "custom": {"id!": STRING, "custom!": {"name!": NAME, "input!": STRING}},
+        "function": {
+            "id!": STRING,
+            "index~": Integer(),
+            "function!": {"name!": NAME, "arguments!": STRING, "parsed_arguments~": AnyJson()},
+        },
+        "custom": {
+            "id!": STRING,
+            "index~": Integer(),
+            "custom!": {"name!": NAME, "input!": STRING},
+        },
     },
     foreign_default="function",
 )
@@ -73,7 +82,13 @@ MESSAGE = TaggedUnion(
             "refusal?": STRING,
             "reasoning_content?": STRING,
             "annotations?": Array(ANY_OBJECT),
-            "audio?": {"id!": STRING},
+            "parsed~": AnyJson(),
+            "audio?": {
+                "id!": STRING,
+                "data~": STRING,
+                "expires_at~": Integer(),
+                "transcript~": STRING,
+            },
             "function_call?": ANY_OBJECT,
             "tool_calls?": Array(TOOL_CALL, min_length=1),
         },

@@ -98,6 +98,7 @@ OUTPUT_TEXT: Members = {
     "text!": STRING,
     "annotations?": Array(ANNOTATION),
     "logprobs?": Array(LOGPROB),
+    "parsed~": AnyJson(),
 }
 REFUSAL: Members = {"refusal!": STRING}
 ENCRYPTED_PART: Members = {"encrypted_content!": STRING}

@@ -39,6 +39,7 @@ from kedge.server.schema.validators import (
     Map,
     Members,
     NonNull,
+    Null,
     Number,
     Object,
     String,
@@ -81,8 +82,9 @@ TEXT_FORMAT = TaggedUnion({"json_object": {}, "text": {}, "json_schema": JSON_SC
 OTHER_TYPES: Mapping[str, Validator | Members] = {
     "message": MESSAGE,
     "item_reference": ITEM_REFERENCE,
-    # No status: the live API sends one with reasoning items and rejects it as input.
+    # The live API sends a status with reasoning items and rejects it as input.
     "reasoning": {
+        "status~": Null(),
         "id?": Identifier(prefix="rs"),
         "summary!": Array(SUMMARY_PART),
         "content?": Array(REASONING_PART),
@@ -97,7 +99,11 @@ OTHER_TYPES: Mapping[str, Validator | Members] = {
         "text": {"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})},
     },
 }
-ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
+SDK_MEMBERS: Members = {"created_by~": STRING}
+ITEM_TYPES: Mapping[str, Validator | Members] = {
+    name: table | SDK_MEMBERS if isinstance(table, dict) else table
+    for name, table in sorted({**CALL_TYPES, **OTHER_TYPES}.items())
+}
 """Every item type, in the order of the live API's own list."""
 
 

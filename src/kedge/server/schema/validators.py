@@ -298,6 +298,17 @@ class StringEnum:
 
 
 @dataclass(frozen=True, slots=True)
+class Null:
+    """Null; any other value is an unknown member."""
+
+    expected: str = "null"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Reject every value: null is checked by ``Object``."""
+        raise path_error(errors.UNKNOWN_PARAMETER, path)
+
+
+@dataclass(frozen=True, slots=True)
 class AnyJson:
     """Any JSON value or object that can be stored: finite, valid Unicode, bounded nesting."""
 
@@ -361,25 +372,30 @@ Members: TypeAlias = dict[str, "Validator | Members"]
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object with known members; a ``!`` after a name in the table is for required, a ``?`` for nullable ones."""
+    """An object with known members: in the table a ``!`` follows the name of a required one, a ``?`` of a nullable one.
+
+    A ``~`` follows the name of a member that objects of the official SDKs have and requests have not. It is removed,
+    so that a program can send back what a helper of the SDK returned.
+    """
 
     table: Mapping[str, Validator | Members]
     expected: str = "an object"
     members: Mapping[str, Validator] = field(init=False)
     required: tuple[str, ...] = field(init=False)
     nullable: frozenset[str] = field(init=False)
+    removed: frozenset[str] = field(init=False)
     order: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        members: dict[str, Validator] = {}
-        for name, each in self.table.items():
-            members[name.rstrip("!?")] = as_validator(each)
-        required = dict.fromkeys(name.rstrip("!?") for name in self.table if "!" in name)
-        nullable = frozenset(name.rstrip("!?") for name in self.table if "?" in name)
+        members = {name.rstrip("!?~"): as_validator(each) for name, each in self.table.items()}
         object.__setattr__(self, "members", members)
-        object.__setattr__(self, "required", tuple(required))
-        object.__setattr__(self, "nullable", nullable)
+        object.__setattr__(self, "required", tuple(dict.fromkeys(self._list_marked("!"))))
+        object.__setattr__(self, "nullable", frozenset(self._list_marked("?~")))
+        object.__setattr__(self, "removed", frozenset(self._list_marked("~")))
         object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
+
+    def _list_marked(self, marks: str) -> list[str]:
+        return [name.rstrip("!?~") for name in self.table if any(mark in name for mark in marks)]
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, then missing members, unknown members, each member."""
@@ -401,6 +417,8 @@ class Object:
                     if not self._is_ignorable(name, member):
                         raise
                     _remove_ignored(members, name, path)
+            if name in self.removed:
+                del members[name]
 
     def _is_ignorable(self, name: str, value: object) -> bool:
         """Return whether an invalid member can be ignored: it is optional, and other servers accept the value.
