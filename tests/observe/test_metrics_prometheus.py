@@ -36,6 +36,19 @@ def test_every_metric_is_exposed() -> None:
         assert family.documentation == metric.help
 
 
+ABBREVIATED_UNITS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
+SCALED_UNITS = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "bits"}
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    """Names have base units without abbreviations, and only counters end in ``_total``, as promtool checks."""
+    for metric in METRICS.values():
+        words = set(metric.name.split("_"))
+        assert not words & (ABBREVIATED_UNITS | SCALED_UNITS), metric.name
+        assert not words & {"counter", "gauge", "histogram", "summary"}, metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+
+
 def test_metrics_without_labels_start_at_zero() -> None:
     """Metrics without labels are zero from the first scrape, so that rates can be computed."""
     samples = scrape_values()

@@ -35,7 +35,7 @@ KNOWN_CODES = frozenset(
 
 def record_plan(plan: RequestPlan, seconds: float) -> None:
     """Record a plan."""
-    measure("responses_anchor_detection_duration_ms", seconds * 1000)
+    measure("responses_anchor_detection_duration_seconds", seconds)
     for each in plan.rejected:
         log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
     log.debug(

@@ -22,7 +22,7 @@ MAX_SERIES = 64
 OTHER = "other"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.+/{}-]{1,48}")
 
-_MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000)
+_PLAN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _COUNTS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 500, 1000)
@@ -68,10 +68,10 @@ _TABLE = (
         buckets=_COUNTS,
     ),
     Metric(
-        "responses_anchor_detection_duration_ms",
+        "responses_anchor_detection_duration_seconds",
         "histogram",
-        "Milliseconds spent on planning a request",
-        buckets=_MILLISECONDS,
+        "Seconds spent on planning a request",
+        buckets=_PLAN_SECONDS,
     ),
     Metric(
         "responses_chain_depth",

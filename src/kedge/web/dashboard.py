@@ -356,11 +356,11 @@ def _format_known_cost(cost: Cost) -> str:
 def read_process_counts() -> ProcessCounts:
     """Read the counters of this process."""
     metrics = snapshot()
-    plans = metrics.get("responses_anchor_detection_duration_ms", {}).values()
+    plans = metrics.get("responses_anchor_detection_duration_seconds", {}).values()
     times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
     calls = metrics.get("tool_call_ids_total", {})
     return ProcessCounts(
-        total / times / 1000 if times else None,
+        total / times if times else None,
         {labels[0][1]: int(value) for labels, (_, value) in calls.items()},
     )
 
