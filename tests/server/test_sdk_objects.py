@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from anthropic_sdk import make_anthropic
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
+from anthropic_sdk import make_anthropic
 from kedge.testing import TestServer
 
 QUESTION = "Call Lookup with city=Paris and Lookup with city=Rome"
