@@ -50,7 +50,7 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     check_contexts(server, [history[:2], history[:4], history[:6]])
     report = chain_report(client)
     assert (report.requests, report.chained) == (3, 2)
-    assert report.passed_through == {"no_history": 1}
+    assert report.passed_through == {"new": 1}
     assert report.saved_bytes > 0
 
 
@@ -58,7 +58,7 @@ def test_a_text_is_one_item(client: OpenAI) -> None:
     """A string as input is reported as the message that it is."""
     client.responses.create(model="practice", input="Hello")
     [request] = chain_report(client).recent
-    assert (request.sent_items, request.full_items) == (1, 1)
+    assert (request.sent_blocks, request.full_blocks) == (1, 1)
 
 
 def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> None:
@@ -486,7 +486,7 @@ async def test_an_asynchronous_client(server: TestServer) -> None:
 def is_chained(client: OpenAI) -> bool:
     """Return whether the newest request was chained."""
     recent = chain_report(client).recent
-    return bool(recent and recent[-1].previous_response_id)
+    return bool(recent and recent[-1].anchor)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -556,7 +556,7 @@ def test_conversations_that_a_restart_ended_are_chained_again(
         for history in histories:
             ask(client, history, f"Say {number}")
     report = chain_report(client)
-    assert report.passed_through == {"no_history": 3}
+    assert report.passed_through == {"new": 3}
     assert report.healed == {"rejected": 3}
     assert report.chained == 3
 
@@ -576,3 +576,14 @@ def test_a_background_stream_that_was_left_is_an_anchor_after_its_retrieval(
     history += replay(client.responses.retrieve(response_id))
     assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
     assert bodies(server)[-1]["previous_response_id"] == response_id
+
+
+def test_requests_that_the_program_chains_itself_have_its_anchor(server: TestServer) -> None:
+    """The report has the anchor on the wire, whoever chose it."""
+    with OpenAI(base_url=server.base_url, api_key="k") as plain:
+        client = chain(plain, trust="always")
+        first = client.responses.create(model="practice", input="My name is Ada.")
+        client.responses.create(model="practice", input="And?", previous_response_id=first.id)
+    recent = chain_report(client).recent
+    assert [request.anchor for request in recent] == ["", first.id]
+    assert [request.reason for request in recent] == ["new", "previous_response_id"]

@@ -94,7 +94,7 @@ def test_streams_of_a_server_that_lists_no_items_are_not_chained() -> None:
     with run_program(server) as program:
         program.chat(5, streaming=True)
         assert not any(program.chained)
-        assert program.report.passed_through == {"no_history": 1, "untrusted": 4}
+        assert program.report.passed_through == {"new": 1, "untrusted": 4}
 
 
 def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:

@@ -85,7 +85,7 @@ def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None
         (b'{"input": "a"}', {"content-encoding": "gzip"}, "encoded"),
         (b'{"input": "a"}', {"authorization": "AWS4-HMAC-SHA256 x"}, "signed"),
         (b'{"input": "a"}', {"content-digest": "sha-256=:x:"}, "signed"),
-        (b'{"input": "a"}', {}, "no_history"),
+        (b'{"input": "a"}', {}, "new"),
         (b'{"input": [5]}', {}, "input"),
     ],
 )
@@ -421,7 +421,7 @@ def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
     with make_unlisted_client(event_hooks=hooks) as http:
         for count in (1, 3):
             http.post("/responses", json={"input": HISTORY[:count], "stream": True})
-        assert chain_report(http).passed_through == {"no_history": 1, "untrusted": 1}
+        assert chain_report(http).passed_through == {"new": 1, "untrusted": 1}
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -488,7 +488,7 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
         ("Bearer key-2", 3),
         ("Bearer own", 1),
     ]
-    assert report.passed_through == {"no_history": 1, "credentials": 2}
+    assert report.passed_through == {"new": 1, "credentials": 2}
     assert (report.chained, report.healed) == (2, {"unproven": 1})
 
 
@@ -510,7 +510,7 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
         for key in ("1", "1", ""):
             request = {"json": {"input": HISTORY}, "headers": {"idempotency-key": key}}
             assert http.post("/responses", **request).json()["output"] == OUTPUT
-        assert chain_report(http).passed_through == {"no_history": 1, "idempotency_key": 2}
+        assert chain_report(http).passed_through == {"new": 1, "idempotency_key": 2}
     assert sent[1] == sent[2] != sent[3]
 
 
@@ -907,5 +907,5 @@ def test_unknown_members_of_the_program_s_items_are_compared() -> None:
         for name in ("ada", "bob"):
             http.post("/responses", json={"input": [{**first, "name": name}, *rest]})
         report = chain_report(http)
-    assert report.passed_through == {"no_history": 1, "no_anchor": 1}
+    assert report.passed_through == {"new": 1, "no_anchor": 1}
     assert report.chained == 1

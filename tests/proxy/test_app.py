@@ -92,7 +92,7 @@ def test_a_body_without_a_length_becomes_incremental(
             return http.post(f"{proxy}/v1/responses", content=chunks, headers=headers)
 
         first = post()
-        assert first.headers["x-kedge-plan"].startswith("full; ")
+        assert first.headers["x-kedge-plan"].startswith("new chain; ")
         history += [*first.json()["output"], {"role": "user", "content": "Two"}]
         assert post().headers["x-kedge-plan"].startswith("chained; ")
         monkeypatch.setattr(app, "MAX_BODY_BYTES", 100)
@@ -106,14 +106,14 @@ def test_a_response_header_describes_the_plan(server: TestServer, proxy: str) ->
     history = [{"role": "user", "content": "One"}]
     with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
         first = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
-        assert first.headers["x-kedge-plan"].startswith("full; ")
+        assert first.headers["x-kedge-plan"].startswith("new chain; ")
         history += [*first.json()["output"], {"role": "user", "content": "Two"}]
         second = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
         assert second.headers["x-kedge-plan"].startswith("chained; sent=")
         server.forget()
         history += [*second.json()["output"], {"role": "user", "content": "Three"}]
         third = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
-        assert third.headers["x-kedge-plan"].startswith("healed; ")
+        assert third.headers["x-kedge-plan"].startswith("sent in full; ")
 
 
 def test_other_routes_and_errors_are_forwarded(server: TestServer, client: OpenAI) -> None:
@@ -202,10 +202,12 @@ def test_the_proxy_serves_metrics_and_logs_requests(
     assert "responses_passed_through_total" in metrics.text
     assert metrics.headers["content-type"].startswith("text/plain")
     lines = [record.getMessage() for record in caplog.records if record.name == "kedge.access"]
-    assert any(line.startswith("POST /v1/responses 200 ") and "full; " in line for line in lines)
+    assert any(
+        line.startswith("POST /v1/responses 200 ") and "new chain; " in line for line in lines
+    )
     assert "Ada" not in caplog.text
     (row,) = httpx2.get(f"{proxy}/report").json()["recent"]
-    assert (row["model"], row["reason"]) == ("practice", "no_history")
+    assert (row["model"], row["reason"]) == ("practice", "new")
 
 
 def test_a_lone_surrogate_in_a_request_is_reported(proxy: str) -> None:
@@ -242,7 +244,7 @@ def test_requests_are_recorded_in_a_store(
 
     rows, totals, first = asyncio.run(read())
     store.database.close()
-    assert [row.plan for row in rows] == ["full", "healed", "chained", "full"]
+    assert [row.plan for row in rows] == ["new chain", "sent in full", "chained", "new chain"]
     assert [row.status for row in rows] == [400, 200, 200, 200]
     assert (totals.requests, totals.chained, totals.healed) == (4, 1, 1)
     assert totals.full_bytes > totals.sent_bytes
@@ -350,7 +352,7 @@ async def test_requests_without_a_response_are_recorded(tmp_path: Path) -> None:
     rows = await store.list_proxied()
     bodies = [(await store.get_proxied(row.id)).response for row in rows]
     store.database.close()
-    assert [(row.status, row.reason) for row in rows] == [(499, "no_history"), (502, "no_history")]
+    assert [(row.status, row.reason) for row in rows] == [(499, "new"), (502, "new")]
     assert bodies[0] == b""
     assert b"refused" in (bodies[1] or b"")
 

@@ -321,17 +321,15 @@ def test_static_files_are_cached_by_content(page: PageServer) -> None:
 def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
     """Savings, healings and reasons are listed, and bodies only where they were stored."""
     common: Any = {"upstream": "http://u/v1", "model": "m", "status": 200, "seconds": 0.5}
-    sizes: Any = {"full_items": 9, "sent_bytes": 100, "full_bytes": 4_000}
+    sizes: Any = {"full_blocks": 9, "sent_bytes": 100, "full_bytes": 4_000}
     rows = [
-        ProxiedRequest(
-            1.0, **common, previous_response_id="r1", response_id="r2", sent_items=1, **sizes
-        ),
+        ProxiedRequest(1.0, **common, anchor="r1", response_id="r2", sent_blocks=1, **sizes),
         ProxiedRequest(
             2.0,
             **common,
-            previous_response_id="",
+            anchor="",
             response_id="r3",
-            sent_items=9,
+            sent_blocks=9,
             **sizes,
             healed="rejected",
             request=b"<b>Hello</b>",
@@ -339,9 +337,9 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         ProxiedRequest(
             3.0,
             **common,
-            previous_response_id="",
+            anchor="",
             response_id="",
-            sent_items=9,
+            sent_blocks=9,
             **sizes,
             reason="no_anchor",
         ),
@@ -366,7 +364,7 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         assert "--keep-bodies" in reason
         assert page.client.get("/requests/99").status_code == 404
         newest, *_ = page.get("/api/requests", limit=2)["data"]
-        assert (newest["id"], newest["plan"]) == (3, "full")
+        assert (newest["id"], newest["plan"]) == (3, "sent in full")
         assert [row["id"] for row in page.get("/api/requests", before=2)["data"]] == [1]
         assert page.get("/api/requests")["chained"] == 1
         stored = page.get("/api/requests/2")

@@ -28,8 +28,8 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     requests = empty_page.get("/api/requests")
     chat, rejected, *chained = requests["data"]
     assert (requests["requests"], requests["chained"]) == (5, 2)
-    assert [row["plan"] for row in chained] == ["chained", "chained", "full"]
-    assert [(row["sent_items"], row["full_items"]) for row in chained] == [(1, 5), (1, 3), (1, 1)]
+    assert [row["plan"] for row in chained] == ["chained", "chained", "new chain"]
+    assert [(row["sent_blocks"], row["full_blocks"]) for row in chained] == [(1, 5), (1, 3), (1, 1)]
     assert all(row["sent_bytes"] < row["full_bytes"] for row in chained[:2])
     assert rejected["status"] == 400
     assert chat["upstream"].endswith("/v1/chat/completions")
@@ -37,11 +37,11 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     assert (request["before"], request["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
     assert (request["request"], request["response"]) == (None, None)
     html = page_text(empty_page.client.get(f"/requests/{chained[1]['id']}").text)
-    assert f"Sent 1 of 3 items on {first['id']}" in html
+    assert f"Sent 1 of 3 blocks on {first['id']}" in html
     assert f"Request {chained[0]['id']} continues it" in html
     assert "--keep-bodies" in html
     full = page_text(empty_page.client.get(f"/requests/{chained[2]['id']}").text)
-    assert "the program sent it to this server without an earlier response" in full
+    assert "the input continues no earlier response" in full
     assert "5 requests: 2 chained" in page_text(empty_page.client.get("/requests").text)
 
 
@@ -52,7 +52,7 @@ def test_keep_bodies_stores_content(tmp_path: Path) -> None:
         ask(page, input="One", conversation=conversation_id)
         ask(page, input="Two", conversation={"id": conversation_id}, stream=True)
         second, first = page.get("/api/requests")["data"]
-        assert {first["previous_response_id"], second["previous_response_id"]} == {conversation_id}
+        assert {first["anchor"], second["anchor"]} == {conversation_id}
         stored = page.get(f"/api/requests/{second['id']}")
         assert '"Two"' in stored["request"]
         assert "response.completed" in stored["response"]

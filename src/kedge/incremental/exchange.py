@@ -310,6 +310,18 @@ class Exchange:
         return self.decision if isinstance(self.decision, Rewritten) and not self.healed else None
 
     @property
+    def anchor_id(self) -> str:
+        """The response that the request continues, by the decision of this module or of the program itself."""
+        if rewritten := self.rewritten:
+            return rewritten.anchor.record.response_id
+        return self.parsed.previous_response_id if self.parsed else ""
+
+    @property
+    def reason(self) -> str:
+        """Why the request is sent as written; empty if it was rewritten."""
+        return self.decision if isinstance(self.decision, str) else ""
+
+    @property
     def is_background(self) -> bool:
         """Whether the response is generated in the background, also after its stream is closed."""
         return self.decision == "background"
@@ -467,17 +479,17 @@ class Exchange:
             return
         rewritten = self.rewritten
         is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
-        items = len(self.parsed.blocks) if self.parsed else 0
+        blocks = len(self.parsed.blocks) if self.parsed else 0
         self.result = ChainedRequest(
-            at=self.chainer.clock(),
+            created_at=self.chainer.clock(),
             model=self.parsed.model if self.parsed else "",
-            previous_response_id=rewritten.anchor.record.response_id if rewritten else "",
+            anchor=self.anchor_id,
             response_id=outcome.response_id if outcome else "",
-            sent_items=len(rewritten.sent) if rewritten else items,
-            full_items=items,
+            sent_blocks=len(rewritten.sent) if rewritten else blocks,
+            full_blocks=blocks,
             sent_bytes=len(self.content),
             full_bytes=len(self.original),
-            reason=self.decision if isinstance(self.decision, str) else "",
+            reason=self.reason,
             healed=self.healed,
             is_lost=is_lost,
         )

@@ -19,12 +19,12 @@ class ChainedRequest:
     """One `POST /responses` request and its result.
 
     Attributes:
-        at: The time at which it finished, in Unix time.
+        created_at: The time at which it finished, in Unix time.
         model: The requested model.
-        previous_response_id: The anchor that was used; empty if the request was sent as written.
+        anchor: The response that it continues; empty if it has the complete input.
         response_id: The id of the response; empty if there is none.
-        sent_items: The number of input items that were sent.
-        full_items: The number of input items that the program wrote.
+        sent_blocks: The number of blocks that were sent.
+        full_blocks: The number of blocks that the program wrote.
         sent_bytes: The size of the body that was answered.
         full_bytes: The size of the body that the program wrote.
         reason: Why the request was sent as written; empty if it was rewritten.
@@ -33,12 +33,12 @@ class ChainedRequest:
             used the stored context.
     """
 
-    at: float
+    created_at: float
     model: str
-    previous_response_id: str
+    anchor: str
     response_id: str
-    sent_items: int
-    full_items: int
+    sent_blocks: int
+    full_blocks: int
     sent_bytes: int
     full_bytes: int
     reason: str = ""
@@ -97,7 +97,7 @@ class ReportBuilder:
         """Add one finished request, log it and count it."""
         with self._lock:
             self._requests += 1
-            self._chained += bool(request.previous_response_id)
+            self._chained += bool(request.anchor)
             self._sent += request.sent_bytes
             self._full += request.full_bytes
             self._lost += request.is_lost
@@ -106,7 +106,7 @@ class ReportBuilder:
             if request.healed:
                 self._healed[request.healed] += 1
             self._recent.append(request)
-        if request.previous_response_id:
+        if request.anchor:
             count("responses_chained_requests_total")
         else:
             count("responses_stateless_requests_total")
@@ -115,9 +115,9 @@ class ReportBuilder:
         count("responses_bytes_sent_total", request.sent_bytes)
         count("responses_bytes_full_total", request.full_bytes)
         log.debug(
-            "sent %d of %d items, %d of %d bytes%s",
-            request.sent_items,
-            request.full_items,
+            "sent %d of %d blocks, %d of %d bytes%s",
+            request.sent_blocks,
+            request.full_blocks,
             request.sent_bytes,
             request.full_bytes,
             f" ({request.reason})" if request.reason else "",

@@ -18,7 +18,7 @@ import hashlib
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -83,7 +83,7 @@ PassThroughReason = Literal[
     "item_reference",
     "compaction",
     "input",
-    "no_history",
+    "new",
     "no_anchor",
     "untrusted",
     "forgot",
@@ -94,7 +94,7 @@ PassThroughReason = Literal[
     "unsupported",
 ]
 
-PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
+PASS_THROUGH_REASONS: Mapping[str, str] = {
     "not_json": "the body is not one JSON object",
     "too_large": "the body exceeds the maximum size that is read",
     "encoded": "the body is compressed or streamed",
@@ -111,7 +111,7 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "item_reference": "the input refers to stored items",
     "compaction": "the input asks the server to compact it",
     "input": "the input has an unknown form",
-    "no_history": "the input is new, so nothing can be left out",
+    "new": "the input continues no earlier response",
     "no_anchor": "no stored response is known to remember a prefix of the input",
     "untrusted": "the server has not shown that it remembers",
     "forgot": "the server answered without the context it was asked to continue",
@@ -411,7 +411,7 @@ def rewrite(
         if usable:
             break
     if not usable:
-        return "no_anchor" if by_digest else "no_history"
+        return "no_anchor" if by_digest else "new"
     anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
     start = prefixes.end_position(anchor.record.block_count)
     remaining = [

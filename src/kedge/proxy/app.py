@@ -34,6 +34,7 @@ from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
+from kedge.planning.fallback import name_send
 from kedge.proxy.access import (
     TOKEN_HEADER,
     ProxyGuard,
@@ -419,16 +420,14 @@ class _Proxy:
         """Record a finished request for the page of its user."""
         if self._recorder is None or exchange is None or exchange.result is None:
             return
-        members = asdict(exchange.result)
         body = response.body_start if isinstance(response, _PassedOn) else response.body
         request = ProxiedRequest(
-            created_at=members.pop("at"),
             upstream=str(self._upstream),
             status=response.status_code,
             seconds=time.perf_counter() - started,
             request=exchange.content,
             response=bytes(body),
-            **members,
+            **asdict(exchange.result),
         )
         self._recorder.add(request, caller.namespace if caller else "")
 
@@ -700,10 +699,9 @@ def _list_headers(response: "HandshakeResponse") -> list[tuple[bytes, bytes]]:
 
 def _format_plan(exchange: Exchange) -> str:
     sizes = f"sent={len(exchange.content)}; full={len(exchange.original)}"
-    if exchange.rewritten:
-        return f"chained; {sizes}"
-    reason = exchange.healed or exchange.decision
-    return f"{'healed' if exchange.healed else 'full'}; {sizes}; reason={reason}"
+    reason = exchange.healed or exchange.reason
+    name = name_send("" if exchange.anchor_id else reason)
+    return f"{name}; {sizes}{f'; reason={reason}' if reason else ''}"
 
 
 def _format_socket_error(rejection: Response) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kedge.errors import NotInStore
+from kedge.planning.fallback import name_send
 from kedge.store.database import Tx
 from kedge.text.json_text import decode, encode_text, escape_surrogates
 
@@ -24,10 +25,10 @@ class ProxiedRequest:
         model: The requested model.
         status: The HTTP status of the response.
         seconds: Its duration.
-        previous_response_id: The response that it was chained on; empty if it was sent unchanged.
+        anchor: The response that it continues; empty if it has the complete input.
         response_id: The id of the response; empty if there is none.
-        sent_items: The number of input items that were sent.
-        full_items: The number of input items in the client's request.
+        sent_blocks: The number of blocks that were sent.
+        full_blocks: The number of blocks of the client's request.
         sent_bytes: The size of the body that was answered.
         full_bytes: The size of the body of the client's request.
         reason: Why it was sent unchanged; empty if it was chained.
@@ -43,10 +44,10 @@ class ProxiedRequest:
     model: str
     status: int
     seconds: float
-    previous_response_id: str
+    anchor: str
     response_id: str
-    sent_items: int
-    full_items: int
+    sent_blocks: int
+    full_blocks: int
     sent_bytes: int
     full_bytes: int
     reason: str = ""
@@ -58,8 +59,8 @@ class ProxiedRequest:
 
     @property
     def plan(self) -> str:
-        """How the request was sent: `chained`, `healed` or `full`."""
-        return "healed" if self.healed else "chained" if self.previous_response_id else "full"
+        """How the request was sent; see `name_send`."""
+        return name_send("" if self.anchor else self.healed or self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
 def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
     """Return the requests whose bodies are complete as lines of JSON, oldest first; a body may have been cut."""
     rows = tx.rows(
-        "SELECT id, upstream, status, request, response, previous_response_id, response_id "
+        "SELECT id, upstream, status, request, response, anchor, response_id "
         "FROM proxied_requests WHERE namespace = ? AND request IS NOT NULL AND response IS NOT NULL "
         "ORDER BY id",
         (tx.namespace,),
@@ -176,7 +177,7 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
 def sum_proxied(tx: Tx) -> ProxyTotals:
     """Return the sums over all stored requests."""
     rows = tx.rows(
-        "SELECT COUNT(*), SUM(CASE WHEN previous_response_id <> '' THEN 1 ELSE 0 END), "
+        "SELECT COUNT(*), SUM(CASE WHEN anchor <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "
         "SUM(full_bytes) FROM proxied_requests WHERE namespace = ?",
         (tx.namespace,),

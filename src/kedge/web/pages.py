@@ -34,7 +34,7 @@ from kedge.web.security import (
     PageAuth,
     read_session_cookie,
 )
-from kedge.web.server_requests import NEW, find_chain, flush_requests
+from kedge.web.server_requests import find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
 from kedge.web.transcript import MAX_EXCERPTS, render_excerpt
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
@@ -52,10 +52,6 @@ MAX_DIGITS = 18
 MAX_CHAIN = 50
 """The maximum number of requests shown before and after a request of another program."""
 
-_REASONS: Mapping[str, str] = {
-    **PASS_THROUGH_REASONS,
-    NEW: "the program sent it to this server without an earlier response",
-}
 _FILTER_TITLES = {
     "active": "Active",
     "forked": "Forked",
@@ -263,7 +259,7 @@ async def show_request(request: Request) -> Response:
         for title, body in (("Request", row.request), ("Response", row.response))
         if body
     ]
-    reason = _REASONS.get(row.reason, row.reason)
+    reason = PASS_THROUGH_REASONS.get(row.reason, row.reason)
     return await render_page(
         request,
         "request.html",

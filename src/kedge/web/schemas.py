@@ -594,11 +594,11 @@ class ProxiedShape(ApiModel):
     model: str
     status: int
     seconds: float
-    plan: str = Field(description="`chained`, `healed` or `full`.")
-    previous_response_id: str
+    plan: str = Field(description="`chained`, `new chain`, `stateless` or `sent in full`.")
+    anchor: str = Field(description="The response that it continues; empty if there is none.")
     response_id: str
-    sent_items: int
-    full_items: int
+    sent_blocks: int
+    full_blocks: int
     sent_bytes: int
     full_bytes: int
     reason: str

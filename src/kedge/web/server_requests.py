@@ -21,8 +21,6 @@ from kedge.text.json_text import encode
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)
 """A secret that identifies the requests of this process's page."""
-NEW = "new"
-"""The reason of a request that a program sent to the server without an anchor."""
 _PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
 
 
@@ -66,13 +64,13 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
         model=str(body.get("model") or ""),
         status=exchange.status,
         seconds=exchange.seconds,
-        previous_response_id=anchor,
+        anchor=anchor,
         response_id=exchange.response_id or "",
-        sent_items=sent,
-        full_items=sent + len(stored),
+        sent_blocks=sent,
+        full_blocks=sent + len(stored),
         sent_bytes=len(exchange.raw),
         full_bytes=len(exchange.raw) + (len(encode(list(stored))) if stored else 0),
-        reason="" if anchor else NEW,
+        reason="" if anchor else "new",
         request=exchange.raw,
         response=exchange.reply,
     )
@@ -101,12 +99,10 @@ def find_chain(
     by_response = {each.response_id: each for each in rows if each.response_id}
     path: list[ProxiedRequest] = []
     seen = {row.id}
-    anchor = by_response.get(row.previous_response_id)
+    anchor = by_response.get(row.anchor)
     while anchor is not None and anchor.id not in seen:
         path.append(anchor)
         seen.add(anchor.id)
-        anchor = by_response.get(anchor.previous_response_id)
-    later = [
-        each for each in rows if row.response_id and each.previous_response_id == row.response_id
-    ]
+        anchor = by_response.get(anchor.anchor)
+    later = [each for each in rows if row.response_id and each.anchor == row.response_id]
     return path[::-1], sorted(later, key=lambda each: each.id)
