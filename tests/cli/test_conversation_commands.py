@@ -694,22 +694,6 @@ def test_conversation_expires_after_its_ttl(store_path: Path) -> None:
     assert run_json("conversations") == []
 
 
-def test_gc_lists_unused_conversation_objects(store_path: Path) -> None:
-    """``--dry-run`` names the objects of a provider that no stored conversation continues."""
-    run_command("chat", "--model", "practice", "-c", "guest", stdin="Hello\n")
-
-    async def claim() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
-            store.clock = lambda: 1_000.0
-            await store.claim_object("openai/a", "conv_1", "", owner="a", resumes=False)
-
-    run_sync(claim())
-    assert run_json("gc", "--dry-run")["objects"] == [{"scope": "openai/a", "id": "conv_1"}]
-    assert (
-        "1 unused conversation object\n  conv_1  openai/a" in run_command("gc", "--dry-run").output
-    )
-
-
 def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
     """A fork with the same title is named by its id; an ambiguous title is an error."""
     (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]

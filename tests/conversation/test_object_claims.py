@@ -98,21 +98,6 @@ async def test_one_of_many_claims_succeeds(store: Store) -> None:
     assert await other.claim_object("s", "conv", "R1", owner="b", resumes=False) == "unknown"
 
 
-async def test_old_claims_are_deleted(store: Store) -> None:
-    """A claim that was not used for 90 days is deleted by ``gc``; a newer one is retained."""
-    now = store.clock()
-    for object_id, age in (("old", 91), ("new", 89)):
-        store.clock = lambda age=age: now - age * 24 * 3_600.0
-        await store.claim_object("s", object_id, "", owner="a", resumes=False)
-    store.clock = lambda: now
-    await store.gc()
-    found = [
-        await store.claim_object("s", object_id, "", owner="b", resumes=False)
-        for object_id in ("old", "new")
-    ]
-    assert found == ["unknown", "taken"]
-
-
 async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
     """Two forks of a conversation in object mode are answered from their own messages."""
     with serve() as server:
@@ -127,25 +112,3 @@ async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
             turns: list[Turn] = [fork.turn for fork in forks]
     for turn in turns:
         assert expected_context(turn) in contexts
-
-
-async def test_objects_that_no_stored_line_continues_are_listed(store: Store) -> None:
-    """An object with a request that was left is listed after an hour; those of conversations and others are not."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
-            await conversation.send("One")
-            left = get_state(conversation.turn).conversation_id
-            async with engine.stream(conversation.turn.append(user("Left"))) as stream:
-                async for event in stream:
-                    if isinstance(event, TextDelta):
-                        break
-            await conversation.send("Two")
-            await (await conversation.fork()).send("Three")
-            await conversation.send("Four")
-            await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a", resumes=False)
-            assert await store.list_unused_objects() == []
-            now = store.clock()
-            store.clock = lambda: now + 2 * 3_600.0
-            listed = await store.list_unused_objects()
-    assert listed == [(engine.scope, left)]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from openai import NotFoundError, OpenAI
+
 from kedge.engines import ResponsesEngine
 from kedge.testing import TestServer
 from kedge.turns import AssistantBlock, Turn, user
@@ -22,6 +24,16 @@ def request_bodies(server: TestServer) -> list[dict[str, Any]]:
 def last_context(server: TestServer) -> list[Any]:
     """Return the items that the model read for the newest request."""
     return next(list(each.context) for each in reversed(server.requests) if each.context)
+
+
+def has_object(server: TestServer, object_id: str) -> bool:
+    """Return whether a server has a conversation object."""
+    with OpenAI(base_url=server.base_url, api_key="any") as client:
+        try:
+            client.conversations.retrieve(object_id)
+        except NotFoundError:
+            return False
+    return True
 
 
 async def send_lines(

@@ -118,6 +118,7 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
     "load_evidence": (lambda s, _: s.load_evidence("server key"), None),
     "list_expired": (lambda s, _: s.list_expired(), []),
     "list_unused_objects": (lambda s, _: s.list_unused_objects(), []),
+    "take_unused_objects": (lambda s, _: s.take_unused_objects("server", 10), []),
     "gc": (lambda s, _: s.gc(), 0),
 }
 """Calls that must return the result of an empty store."""
@@ -126,7 +127,8 @@ OTHER_METHODS = {
     # Tested below.
     "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "export_proxied",
-    "save_evidence", "claim_object", "release_object", "mark_lost", "use_namespace", "namespaces", "verify",
+    "save_evidence", "claim_object", "release_object", "delete_object", "mark_lost",
+    "use_namespace", "namespaces", "verify",
     # Without content of conversations.
     "aclose", "database_time",
 }  # fmt: skip

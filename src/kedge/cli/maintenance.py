@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json, echo_result
+from kedge.cli.base import echo, echo_json, echo_note, echo_result
+from kedge.cli.confirmations import model_references, require_confirmed
 from kedge.cli.store_options import (
     DurationParam,
     complete_names,
@@ -21,14 +22,20 @@ from kedge.cli.store_options import (
     resolve_model,
     run_with_store,
     store_option,
+    store_practice_responses,
 )
 from kedge.config import mask_url, store_file, store_url
 from kedge.errors import InvalidTurn, KedgeError
 from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kedge.memory.object_claims import UnusedObject
     from kedge.store import ConversationRow, Damage, Store
     from kedge.turns import Block
+
+Json = dict[str, Any]
 
 
 @kedge_command("export")
@@ -177,7 +184,8 @@ def delete_command(
     """Delete a conversation: its rows, and the blocks that no other conversation uses.
 
     With --older-than, delete all that did not change for a time, archived ones included. The practice
-    model's memory of them is erased, too. Responses stored by other providers remain there until they expire.
+    model's memory of them is erased, too. Their conversation objects are deleted at the provider, as 'kedge gc' does.
+    Responses stored by other providers remain there until they expire.
     """
     if (conversation is None) == (older_than is None):
         raise click.UsageError("give either a CONVERSATION or --older-than")
@@ -195,13 +203,13 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
     if not yes:
         _confirm(f"Delete {name} permanently?")
 
-    async def work(opened: "Store") -> None:
+    async def work(opened: "Store") -> Json:
         await opened.delete(row)
-        await erase_practice_responses(opened, store)
+        return await _delete_unused(opened, store)
 
-    run_with_store(work, address=store)
+    objects = run_with_store(work, address=store)
     text = f"{name} deleted; 'kedge gc' reclaims its space"
-    echo_result({"id": row.id, "deleted": True}, text, as_json=as_json)
+    echo_result({"id": row.id, "deleted": True, **objects}, text, as_json=as_json)
 
 
 def _confirm(question: str) -> None:
@@ -223,14 +231,13 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         count = pluralize(len(found), "conversation")
         _confirm(f"Delete {count} permanently?")
 
-    async def work(opened: "Store") -> list[str]:
+    async def work(opened: "Store") -> tuple[list[str], Json]:
         deleted = await opened.delete_older(age, tag=tag)
-        await erase_practice_responses(opened, store)
-        return deleted
+        return deleted, await _delete_unused(opened, store)
 
-    deleted = run_with_store(work, address=store)
+    deleted, objects = run_with_store(work, address=store)
     text = f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space"
-    echo_result({"deleted": deleted}, text, as_json=as_json)
+    echo_result({"deleted": deleted, **objects}, text, as_json=as_json)
 
 
 @kedge_command("gc")
@@ -240,43 +247,91 @@ def gc_command(dry_run: bool, store: str, as_json: bool) -> None:
     """Delete expired conversations permanently, and reclaim the space of deleted data.
 
     Conversations expire if they were created with a time to live (kedge chat --ttl). Branches that were
-    undone or regenerated are history and remain. With --dry-run, conversation objects of providers that no stored
-    conversation continues are listed as well; delete them with the provider.
+    undone or regenerated are history and remain. Conversation objects that Kedge made and that no stored conversation
+    continues are deleted at their providers; those that could not be deleted are named, and tried again next time.
     """
     if dry_run:
         _list_unused(store, as_json=as_json)
         return
 
-    async def work(opened: "Store") -> int:
+    async def work(opened: "Store") -> tuple[int, Json]:
         swept = await opened.gc()  # deletes expired conversations, too
-        await erase_practice_responses(opened, store)
-        return swept
+        return swept, await _delete_unused(opened, store)
 
     file = store_file(store_url(store, create=False))
     before = file.stat().st_size if file and file.exists() else 0
-    swept = run_with_store(work, address=store)
+    swept, objects = run_with_store(work, address=store)
     freed = max(before - file.stat().st_size, 0) if file else None
     space = "" if freed is None else f", {format_size(freed)} reclaimed"
     text = f"{pluralize(swept, 'block')} removed{space}"
-    echo_result({"blocks": swept, "freed_bytes": freed}, text, as_json=as_json)
+    echo_result({"blocks": swept, "freed_bytes": freed, **objects}, text, as_json=as_json)
 
 
 def _list_unused(store: str, *, as_json: bool) -> None:
     """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
 
-    async def work(opened: "Store") -> tuple[list[str], list[tuple[str, str]]]:
+    async def work(opened: "Store") -> "tuple[list[str], list[UnusedObject]]":
         return await opened.list_expired(), await opened.list_unused_objects()
 
     expired, objects = run_with_store(work, address=store)
-    listed = [{"scope": scope, "id": object_id} for scope, object_id in objects]
     lines = [
         f"{pluralize(len(expired), 'expired conversation')}",
         *(f"  {name}" for name in expired),
         f"{pluralize(len(objects), 'unused conversation object')}",
-        *(f"  {object_id}  {scope}" for scope, object_id in objects),
+        *(f"  {each.id}  {each.scope}" for each in objects),
     ]
     text = sanitize_text("\n".join(lines))
-    echo_result({"conversations": expired, "objects": listed}, text, as_json=as_json)
+    form = {"conversations": expired, "objects": [_shape_object(each) for each in objects]}
+    echo_result(form, text, as_json=as_json)
+
+
+async def _delete_unused(store: "Store", address: str) -> Json:
+    """Delete what the practice model and providers hold for no stored conversation; return the result as JSON."""
+    await erase_practice_responses(store, address)
+    unused = await store.list_unused_objects()
+    problems: dict[UnusedObject, str] = {}
+    with store_practice_responses(store_url(address, create=False), make=False):
+        for scope in dict.fromkeys(each.scope for each in unused):
+            problems |= await _delete_objects(store, [e for e in unused if e.scope == scope])
+    deleted = [_shape_object(each) for each, problem in problems.items() if not problem]
+    kept = {each: problem for each, problem in problems.items() if problem}
+    if deleted:
+        echo_note(f"{pluralize(len(deleted), 'conversation object')} deleted at the provider")
+    for each, problem in kept.items():
+        echo_note(f"the conversation object {each.id} of {each.scope} was not deleted: {problem}")
+    return {
+        "objects_deleted": deleted,
+        "objects_kept": [{**_shape_object(each), "problem": kept[each]} for each in kept],
+    }
+
+
+async def _delete_objects(
+    store: "Store", unused: "Sequence[UnusedObject]"
+) -> "dict[UnusedObject, str]":
+    """Delete the unused objects of one server; return why they were not deleted."""
+    from kedge.conversation.recorded_model import SERVER_SCOPE, name_model
+    from kedge.engines import ResponsesEngine
+    from kedge.providers import connect
+
+    scope = unused[0].scope
+    provider = scope.partition("/")[0]
+    model = provider if provider == "practice" else name_model(provider, scope, "any")
+    advice = "use it with 'kedge chat --model' first"
+    if scope.startswith(SERVER_SCOPE):
+        return dict.fromkeys(unused, "it is on a server of 'kedge serve', whose page deletes it")
+    try:
+        require_confirmed(model_references(model), "the store", advice, may_ask=False)
+        async with connect(model, max_retries=0) as engine:
+            if isinstance(engine, ResponsesEngine) and engine.scope == scope:
+                return await engine.objects.delete_unused(store)
+        problem = "it belongs to another account; set the API key of that account"
+    except KedgeError as error:
+        problem = str(error)
+    return dict.fromkeys(unused, problem)
+
+
+def _shape_object(unused: "UnusedObject") -> dict[str, str]:
+    return {"scope": unused.scope, "id": unused.id}
 
 
 AuditReport = dict[str, Any]

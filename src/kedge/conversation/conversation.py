@@ -46,6 +46,7 @@ from kedge.engines import (
 )
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
+from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
 from kedge.event_loops import AsyncResource, SharedLock
 from kedge.events import Usage
@@ -896,8 +897,13 @@ class Conversation(AsyncResource):
         self.row = self._with_head(await self.store.update(self.row, archived=archived))
 
     async def delete(self) -> None:
-        """Delete the conversation and all blocks that no other conversation uses; this cannot be undone."""
+        """Delete the conversation and all blocks that no other conversation uses; this cannot be undone.
+
+        Its conversation objects are deleted at the server of the engine, as far as Kedge made them and no other stored
+        conversation continues them. What the server does not delete within 10 seconds is left for ``kedge gc``.
+        """
         await self.store.delete(self.row)
+        await delete_unused_objects(self.engine, self.store)
 
     async def export(self) -> str:
         """Return the complete conversation as lines of JSON, for ``import_``."""

@@ -36,13 +36,13 @@ def find_recorded_model(row: ConversationRow, response: ResponseRow | None) -> s
         return response.model if response.model == "practice" else f"kedge:{response.model}"
     if response.provider in (stored.partition(":")[0], "practice"):
         return stored or response.provider
-    if response.provider in ADDRESS_PROVIDERS:
-        return f"{response.provider}:{_guess_address(response)}#{response.model}"
-    return f"{response.provider}:{response.model}"
+    return name_model(response.provider, response.scope, response.model)
 
 
-def _guess_address(response: ResponseRow) -> str:
-    """Return the address in the scope of a response, which has no scheme."""
-    address = response.scope.removeprefix(f"{response.provider}/").replace("%20", " ")
-    address = _ACCOUNT_HASH.sub("", address)
-    return f"{'http' if _LOCAL_HOST.match(address) else 'https'}://{address}"
+def name_model(provider: str, scope: str, model: str) -> str:
+    """Return the model string for a model at the address in a scope, which has no scheme."""
+    if provider not in ADDRESS_PROVIDERS:
+        return f"{provider}:{model}"
+    address = _ACCOUNT_HASH.sub("", scope.removeprefix(f"{provider}/").replace("%20", " "))
+    scheme = "http" if _LOCAL_HOST.match(address) else "https"
+    return f"{provider}:{scheme}://{address}#{model}"

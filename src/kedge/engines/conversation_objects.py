@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
-from anyio import current_time, sleep
+from anyio import current_time, move_on_after, sleep
 
 from kedge.engines.heal_rules import OBJECT_LOCKED
 from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
-from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore
+from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import is_copy
@@ -25,6 +25,10 @@ LOCK_SECONDS = 10.0
 FIRST_DELAY = 0.1
 MAX_DELAY = 1.0
 """Seconds between two attempts at an object that is in use: the first delay, and the maximum."""
+DELETE_SECONDS = 10.0
+"""Seconds for which unused objects are deleted at a server."""
+MAX_DELETED = 1_000
+"""The maximum number of objects that are deleted at once."""
 PAGE_SIZE = 100
 """The maximum number of items that a server lists at once."""
 
@@ -109,6 +113,37 @@ class ConversationObjects:
             except KedgeError as error:
                 log.warning("a conversation object was not released in the store: %s", error)
         claims.release(self._scope, object_id, last)
+
+    async def delete_unused(
+        self, store: ObjectStore, seconds: float = DELETE_SECONDS
+    ) -> dict[UnusedObject, str]:
+        """Delete the objects of this server that no line of history in a store continues.
+
+        Args:
+            store: The store for whose conversations the objects were made.
+            seconds: The time limit; what is left then is deleted by the next call.
+
+        Returns:
+            The objects, and why they were not deleted, or an empty string. One that the server no longer has counts
+            as deleted. The store lists the others until they are deleted.
+        """
+        unused = await store.take_unused_objects(self._scope, MAX_DELETED)
+        problems = dict.fromkeys(unused, f"the server did not delete it within {seconds:g} seconds")
+        with move_on_after(seconds):
+            for each in unused:
+                problems[each] = await self._delete(each.id)
+                if not problems[each]:
+                    await store.delete_object(each)
+        return problems
+
+    async def _delete(self, object_id: str) -> str:
+        """Delete an object; return what went wrong."""
+        try:
+            path = f"/conversations/{quote_segment(object_id)}"
+            await self._transport.request_json("delete", path)
+        except EngineError as error:
+            return "" if error.status in (404, 410) else str(error)
+        return ""
 
     async def send(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request to an object; wait while the server says that another request uses the object."""

@@ -17,7 +17,7 @@ from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
-from kedge.engines.base import Request, require_running, to_resend_limit
+from kedge.engines.base import Engine, Request, require_running, to_resend_limit, unwrap
 from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
@@ -51,6 +51,7 @@ from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
 from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
+from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.memory.reasoning_evidence import REJECTION_STATUSES, ReasoningMemory
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
@@ -750,6 +751,16 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         result = await audit(self.transport, turn, plan, lists_items=evidence.audits)
         evidence.audits = evidence.audits or result.checked > 0
         return result
+
+
+async def delete_unused_objects(engine: Engine, store: ObjectStore) -> dict[UnusedObject, str]:
+    """Delete the conversation objects of an engine's server that nothing in a store continues.
+
+    Returns:
+        The objects, and why they were not deleted; see ``ConversationObjects.delete_unused``.
+    """
+    inner = unwrap(engine)
+    return await inner.objects.delete_unused(store) if isinstance(inner, ResponsesEngine) else {}
 
 
 def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:

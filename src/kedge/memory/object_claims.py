@@ -2,8 +2,12 @@
 
 A conversation object has one end. Two forks, chats or engines that continue it at once would read each other's
 messages, so a request first claims the object by compare-and-swap on its last response. Only an answer that was
-recorded releases the claim, as the new last response. There is no lease: after a request whose end is not known, the
-server may still add to the object, so the object is not used any more.
+recorded releases the claim, as the new last response.
+
+A claim has no lease after which another process could continue the object. A request whose end is not known, because
+its stream was left or its process ended, may still add to the object at any later time, which no check before the next
+request can exclude. So the object is not continued. That costs one full send to a new object; an expired lease would
+save these bytes, but the next answer would have to be held back, and generated twice if it was wrong.
 
 All engines of a process share `OBJECT_CLAIMS`. Processes with a common store claim in it as well, so that the answer of
 a Turn that another process stored is not held back.
@@ -15,6 +19,8 @@ from collections import OrderedDict
 from secrets import token_hex
 from typing import Literal, Protocol, runtime_checkable
 
+import msgspec
+
 Claim = Literal["owned", "unknown", "taken"]
 """Whether the object ends with the expected response, may do so, or is continued by another line of history."""
 
@@ -25,7 +31,7 @@ _TAKEN = ""
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """A store of claims that several processes share."""
+    """A store of claims that several processes share; see `kedge.store.Store`."""
 
     async def claim_object(
         self, scope: str, object_id: str, last: str, *, owner: str, resumes: bool
@@ -36,6 +42,24 @@ class ObjectStore(Protocol):
     async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:
         """Record the last response in an object that the owner has claimed."""
         ...
+
+    async def take_unused_objects(self, scope: str, limit: int) -> "list[UnusedObject]":
+        """Return objects that no line of history continues, which cannot be claimed any more."""
+        ...
+
+    async def delete_object(self, unused: "UnusedObject") -> None:
+        """Delete the claim of an unused object."""
+        ...
+
+
+class UnusedObject(msgspec.Struct, frozen=True):
+    """An object that Kedge made and that no stored line of history continues."""
+
+    name: str
+    """The key of its claim."""
+    scope: str
+    """The provider, endpoint and account."""
+    id: str
 
 
 class ObjectClaims:

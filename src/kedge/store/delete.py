@@ -13,6 +13,7 @@ from kedge.store.conversations import resolve, select_old
 from kedge.store.database import Database, Tx, lock_tree, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
+from kedge.store.response_index import disown_objects
 from kedge.store.responses import write_response_checksums
 
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
@@ -86,6 +87,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
         _delete_rows(tx, table, "node", unused)
     _delete_claims(tx, [number for number, _ in others], set(unused))
     _delete_rows(tx, "nodes", "id", unused)
+    disown_objects(tx, (node.memory for node in tree if node.id not in used))
     if others:
         _assign_nodes(
             tx, [node for node in tree if node.id in used], used, row.number, others[0][0]

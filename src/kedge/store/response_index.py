@@ -6,17 +6,19 @@ keys are stored with the namespace of the transaction, except for the default na
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.memory.object_claims import Claim
+from kedge.memory.object_claims import Claim, UnusedObject
 from kedge.store.database import Tx, marks, split_chunks
 from kedge.text.json_text import decode
 
-OBJECT_SECONDS = 90 * 24 * 3_600.0
-"""Seconds for which the claim of a conversation object is retained after its last request."""
-UNUSED_SECONDS = 3_600.0
-"""Seconds after its last request from which an object that no line of history continues counts as unused."""
+FOREIGN_SECONDS = 90 * 24 * 3_600.0
+"""Seconds for which the claim of a conversation object that others made is retained after its last request."""
+CLAIM_SECONDS = 24 * 3_600.0
+"""Seconds after its last request until an object may be in use although no stored line of history continues it."""
+MAX_UNUSED_OBJECTS = 10_000
+"""The number of unused objects that are retained until they are deleted at their servers."""
 _INSERT_ENTRY = (
     "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
     "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
@@ -32,7 +34,7 @@ def claim_object(
     claimed = tx.run(
         "UPDATE objects SET last = '', owner = ?, updated_at = ? WHERE name = ? "
         "AND ((last = ? AND last <> '') OR (last = '' AND owner = ?))",
-        (owner, now, name, last, owner if resumes else ""),
+        (owner, now, name, last, owner if resumes else None),
     )
     if claimed:
         return "owned"
@@ -44,33 +46,75 @@ def claim_object(
     return "unknown" if added else "taken"
 
 
-def list_unused_objects(tx: Tx, now: float) -> list[tuple[str, str]]:
-    """Return the scope and id of each object that Kedge created and that no stored line of history continues.
-
-    An object whose last request is recent is not listed, because its answer may not be stored yet.
-    """
-    rows = tx.rows(
-        "SELECT name, last FROM objects WHERE made = 1 AND updated_at < ? ORDER BY updated_at",
-        (now - UNUSED_SECONDS,),
-    )
-    states = tx.rows("SELECT memory FROM nodes WHERE memory LIKE ?", ('%"conversation_id"%',))
-    forms = [decode(memory) for (memory,) in states]
-    used = {(form["conversation_id"], form["previous_response_id"]) for form in forms}
-    start = len(_qualify(tx, ""))
-    names = [(name[start:], last) for name, last in rows if name == _qualify(tx, name[start:])]
-    found = [(*name.rsplit(" ", 1), last) for name, last in names if "\n" not in name]
-    return [(scope, object_id) for scope, object_id, last in found if (object_id, last) not in used]
-
-
-def delete_old_objects(tx: Tx, now: float) -> None:
-    """Delete the claims of objects that no request has used for a long time; the next one holds its answer back."""
-    tx.run("DELETE FROM objects WHERE updated_at < ?", (now - OBJECT_SECONDS,))
-
-
 def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> None:
     """Record the last response in a conversation object that the owner has claimed."""
     name = _qualify(tx, f"{scope} {object_id}")
     tx.run("UPDATE objects SET last = ? WHERE name = ? AND owner = ?", (last, name, owner))
+
+
+def disown_objects(tx: Tx, memories: Iterable[str | None]) -> None:
+    """Let the objects of deleted nodes count as unused now, except those that are in use."""
+    ends = _read_ends(memories)
+    rows = tx.rows("SELECT name, last FROM objects WHERE last <> ''") if ends else []
+    names = [(name, last) for name, last in rows if (_read_name(name).id, last) in ends]
+    tx.run_many("UPDATE objects SET owner = '' WHERE name = ? AND last = ?", names)
+
+
+def list_unused_objects(tx: Tx, now: float) -> list[UnusedObject]:
+    """Return the objects that Kedge made and that no stored line of history continues, the oldest first."""
+    found = _select_unused(tx, now)
+    return [each for each in found if each.name == _qualify(tx, f"{each.scope} {each.id}")]
+
+
+def _select_unused(tx: Tx, now: float) -> list[UnusedObject]:
+    """Return the unused objects of all namespaces, the oldest first."""
+    rows = tx.rows(
+        "SELECT name, last FROM objects WHERE made = 1 AND (owner = '' OR updated_at < ?) "
+        "ORDER BY updated_at, name",
+        (now - CLAIM_SECONDS,),
+    )
+    if not rows:
+        return []
+    states = tx.rows("SELECT memory FROM nodes WHERE memory LIKE ?", ('%"conversation_id"%',))
+    used = _read_ends(memory for (memory,) in states)
+    found = [(_read_name(name), last) for name, last in rows]
+    return [each for each, last in found if (each.id, last) not in used]
+
+
+def take_unused_objects(tx: Tx, scope: str, limit: int, now: float) -> list[UnusedObject]:
+    """Return unused objects of a server, which cannot be claimed any more."""
+    found = [each for each in list_unused_objects(tx, now) if each.scope == scope][:limit]
+    tx.run_many(
+        "UPDATE objects SET last = '', owner = '' WHERE name = ?", [(each.name,) for each in found]
+    )
+    return found
+
+
+def delete_object(tx: Tx, name: str) -> None:
+    """Delete the claim of an object that was taken to delete it."""
+    tx.run("DELETE FROM objects WHERE name = ? AND last = '' AND owner = ''", (name,))
+
+
+def delete_old_objects(tx: Tx, now: float) -> None:
+    """Delete the claims of objects that others made and no request used for long, and of too many unused ones."""
+    tx.run("DELETE FROM objects WHERE made = 0 AND updated_at < ?", (now - FOREIGN_SECONDS,))
+    unused = _select_unused(tx, now)[:-MAX_UNUSED_OBJECTS]
+    tx.run_many("DELETE FROM objects WHERE name = ?", [(each.name,) for each in unused])
+
+
+def _read_ends(memories: Iterable[str | None]) -> set[tuple[str, str]]:
+    """Return the object and its last response in each state of a node that has an object."""
+    forms = [decode(memory) for memory in memories if memory]
+    return {
+        (form["conversation_id"], form["previous_response_id"])
+        for form in forms
+        if "conversation_id" in form
+    }
+
+
+def _read_name(name: str) -> UnusedObject:
+    scope, _, object_id = name.rpartition("\n")[2].rpartition(" ")
+    return UnusedObject(name, scope, object_id)
 
 
 def _qualify(tx: Tx, name: str) -> str:

@@ -21,6 +21,7 @@ from kedge.errors import (
 from kedge.event_loops import AsyncResource
 from kedge.events import Usage
 from kedge.memory.object_claims import Claim as ObjectClaim
+from kedge.memory.object_claims import UnusedObject
 from kedge.planning import AnchorRecord, Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import ConversationState, validate_mode
@@ -232,14 +233,35 @@ class Store(AsyncResource):
             lambda tx: response_index.release_object(tx, scope, object_id, last, owner=owner)
         )
 
-    async def list_unused_objects(self) -> list[tuple[str, str]]:
-        """Return the conversation objects that Kedge created and that no stored line of history continues.
+    async def list_unused_objects(self) -> list[UnusedObject]:
+        """Return the conversation objects that Kedge made and that no stored line of history continues.
+
+        An object whose last request is less than a day old may be in use, unless its conversation was deleted.
 
         Returns:
-            The scope and the id of each object, the least recently used first.
+            The objects, the least recently used first.
         """
         now = self.clock()
         return await self.database.read(lambda tx: response_index.list_unused_objects(tx, now))
+
+    async def take_unused_objects(self, scope: str, limit: int) -> list[UnusedObject]:
+        """Return unused objects of a server to delete there; from now on they cannot be claimed.
+
+        Args:
+            scope: The provider, endpoint and account.
+            limit: The maximum number of objects.
+
+        Returns:
+            The objects, as `list_unused_objects` does, which lists them until `delete_object`.
+        """
+        now = self.clock()
+        return await self.database.write(
+            lambda tx: response_index.take_unused_objects(tx, scope, limit, now)
+        )
+
+    async def delete_object(self, unused: UnusedObject) -> None:
+        """Delete the claim of an unused object that its server has deleted."""
+        await self.database.write(lambda tx: response_index.delete_object(tx, unused.name))
 
     # Requests through a proxy
 

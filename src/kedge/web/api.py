@@ -15,6 +15,7 @@ from kedge.analytics import Selection, analyze, analyze_conversations, analyze_o
 from kedge.conversation import Conversation
 from kedge.conversation.anchor_index import add_candidates
 from kedge.conversation.recorded_model import MODEL_KEY
+from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow
@@ -128,6 +129,8 @@ async def delete_conversation(call: ApiCall) -> Response:
     else:
         await call.service.store.delete(row)
         await erase_deleted(call.service.store)
+        for engine in call.service.models.engines:
+            await delete_unused_objects(engine, call.service.store)
     return Response(status_code=204)
 
 

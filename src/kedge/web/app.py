@@ -184,7 +184,7 @@ async def open_page_server(
 
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
-        await service.deletions.resume(store)
+        await service.deletions.resume(store, models)
         auth = PageAuth(settings.token, settings.hosts, registry=registry)
         recorder = ServerRequests(store, f"{url}/v1")
         stack.push_async_callback(_finish, recorder, asyncio.create_task(recorder.run()))

@@ -9,11 +9,13 @@ because there may be no other server.
 import asyncio
 from contextlib import suppress
 
+from kedge.engines.responses import delete_unused_objects
 from kedge.errors import CannotServe, StoreError
 from kedge.observe import get_logger
 from kedge.providers.practice_memory import erase_deleted
 from kedge.server.request_log import log_failure
 from kedge.store import ConversationRow, Store
+from kedge.web.models import ModelSelector
 
 log = get_logger("kedge.server")
 
@@ -30,6 +32,7 @@ class DeletionQueue:
 
     def __init__(self) -> None:
         self._store: Store | None = None
+        self._models: ModelSelector | None = None
         self._own: dict[int, Scheduled] = {}
         """What this server has scheduled, by the number of the conversation."""
         self._must_erase: Store | None = None
@@ -38,9 +41,9 @@ class DeletionQueue:
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
 
-    async def resume(self, store: Store) -> None:
-        """From now on, also delete conversations that other servers have scheduled."""
-        self._store = store
+    async def resume(self, store: Store, models: ModelSelector | None = None) -> None:
+        """From now on, also delete conversations that other servers have scheduled, and conversation objects."""
+        self._store, self._models = store, models
         self._wake()
 
     async def schedule(self, store: Store, row: ConversationRow, seconds: float) -> None:
@@ -126,8 +129,15 @@ class DeletionQueue:
         self._must_erase = store
         try:
             await erase_deleted(store)
+            await self._delete_objects(store)
         except (StoreError, CannotServe) as error:
             log.warning("deleted responses could not be erased, which is tried again: %s", error)
             return False
         self._must_erase = None
         return True
+
+    async def _delete_objects(self, store: Store) -> None:
+        """Delete unused conversation objects; those of users are not visible to the engines of the administrator."""
+        if self._models is not None and not store.namespace and not self._is_closing:
+            for engine in self._models.engines:
+                await delete_unused_objects(engine, store)

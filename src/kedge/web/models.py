@@ -71,6 +71,11 @@ class ModelSelector:
         self._connect = connect
         self._engines: dict[str, Engine] = {}
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engine of the server of this process, and those that were connected here."""
+        return (self.engine, *self._engines.values())
+
     def engine_for(self, name: str = "") -> Engine:
         """Return an engine for one of the server's models; the default one if the name is empty.
 
@@ -144,5 +149,5 @@ class ModelSelector:
 
     async def aclose(self) -> None:
         """Close the engines that were connected here."""
-        for engine in list(self._engines.values()):
+        for engine in self.engines[1:]:
             await engine.aclose()

@@ -195,7 +195,8 @@ class ConversationService:
         node = (await self.store.find_node(row, at)).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
-        blocks = (await self.store.load(row, node)).blocks
+        loaded = await self.store.load(row, node)
+        blocks = loaded.blocks
         spans, ranges = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
@@ -225,6 +226,7 @@ class ConversationService:
             path=path,
             accepted=",".join((*IMAGE_TYPES, *FILE_TYPES)),
             system=read_instructions(blocks),
+            object_id=loaded.state.conversation_id,
             pending=()
             if pending
             else mark_messages(render_ranges(ranges, blocks, tool_names(blocks)), previous),

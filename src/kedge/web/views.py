@@ -245,6 +245,8 @@ class ConversationView:
     """The media types that can be attached."""
     system: str
     """The system prompt at the selected node."""
+    object_id: str
+    """The conversation object of the server that a request from this node continues; empty if there is none."""
     pending: tuple[MessageView, ...]
     unanswered: tuple[ExchangeView, ...]
     """Questions at this node without a complete answer: stopped, failed or interrupted by a crash."""

@@ -1,0 +1,130 @@
+"""Tests of ``kedge gc`` and ``kedge delete`` with conversation objects of a provider."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.sample_store import run_command, run_json
+from engines.runs import has_object
+from kedge.cli.confirmations import confirmations_file
+from kedge.event_loops import run_sync
+from kedge.store import open_store
+from kedge.testing import TestServer, serve
+
+
+@pytest.fixture(autouse=True)
+def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Configure a separate store for the test and return its path."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+    return tmp_path / "store.db"
+
+
+def chat(server: TestServer, name: str = "harbour") -> str:
+    """Send a message in a conversation object, and return the id of the object."""
+    model = f"responses:{server.base_url}#practice"
+    done = run_command(
+        "chat", "--model", model, "--mode", "conversation", "-c", name, stdin="Hello\n"
+    )
+    assert done.exit_code == 0, done.output
+    return next(each.body["conversation"] for each in server.requests[::-1] if each.context)
+
+
+def delete_rows(store_path: Path, name: str = "harbour") -> None:
+    """Delete a conversation in the store only."""
+
+    async def delete() -> None:
+        async with await open_store(f"sqlite:///{store_path}") as store:
+            await store.delete(next(r for r in await store.conversations() if r.title == name))
+
+    run_sync(delete())
+
+
+def test_delete_deletes_the_object_of_the_conversation() -> None:
+    """``kedge delete`` deletes the object at the provider, and reports it."""
+    with serve() as server:
+        first, second = chat(server), chat(server, "quay")
+        (deleted,) = run_json("delete", "harbour", "--yes")["objects_deleted"]
+        assert deleted["id"] == first
+        assert not has_object(server, first)
+        assert has_object(server, second)
+        done = run_command("delete", "quay", "--yes")
+        assert "1 conversation object deleted at the provider" in done.stderr
+        assert not has_object(server, second)
+
+
+def test_gc_deletes_unused_objects(store_path: Path) -> None:
+    """``--dry-run`` lists an unused object and deletes nothing; without it, the object is deleted."""
+    with serve() as server:
+        object_id = chat(server)
+        assert run_json("gc", "--dry-run")["objects"] == []
+        delete_rows(store_path)
+        (listed,) = run_json("gc", "--dry-run")["objects"]
+        assert listed["id"] == object_id
+        text = f"1 unused conversation object\n  {object_id}  {listed['scope']}"
+        assert text in run_command("gc", "--dry-run").output
+        assert has_object(server, object_id)
+        found = run_json("gc")
+        assert (found["objects_deleted"], found["objects_kept"]) == ([listed], [])
+        assert not has_object(server, object_id)
+        assert run_json("gc", "--dry-run")["objects"] == []
+
+
+def test_gc_retains_objects_that_it_cannot_delete(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is not reachable, not confirmed or of another account is named, and tried again by the next gc."""
+    with serve() as server:
+        object_id = chat(server)
+        delete_rows(store_path)
+        monkeypatch.setenv("KEDGE_API_KEY", "the-key-of-another-account")
+        (kept,) = run_json("gc")["objects_kept"]
+        assert kept["id"] == object_id
+        assert "another account" in kept["problem"]
+        monkeypatch.delenv("KEDGE_API_KEY")
+        confirmed = confirmations_file().rename(store_path.parent / "confirmed")
+        assert "not used on this machine before" in run_command("gc").stderr
+        assert has_object(server, object_id)
+        confirmed.rename(confirmations_file())
+    done = run_command("gc")
+    assert done.exit_code == 0
+    assert f"the conversation object {object_id} of" in done.stderr
+    assert "was not deleted" in done.stderr
+    assert [each["id"] for each in run_json("gc", "--dry-run")["objects"]] == [object_id]
+
+
+@pytest.mark.parametrize(
+    ("scope", "problem"),
+    [
+        ("openai/api.openai.com/v1/0123456789abcdef", "set OPENAI_API_KEY"),
+        ("nowhere/host", "nowhere"),
+        ("kedge/0123456789abcdef", "kedge serve"),
+    ],
+)
+def test_gc_names_what_is_missing(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str, problem: str
+) -> None:
+    """Without a key or a provider, nothing is sent, and the reason is named."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    async def claim() -> None:
+        async with await open_store(f"sqlite:///{store_path}") as store:
+            store.clock = lambda: 1_000.0
+            await store.claim_object(scope, "conv_1", "", owner="a", resumes=False)
+
+    run_sync(claim())
+    (kept,) = run_json("gc")["objects_kept"]
+    assert (kept["scope"], kept["id"]) == (scope, "conv_1")
+    assert problem in kept["problem"]
+
+
+def test_gc_deletes_objects_of_the_practice_model(store_path: Path) -> None:
+    """The practice model stores its objects next to the store, and they are deleted there."""
+    done = run_command(
+        "chat", "--model", "practice", "--mode", "conversation", "-c", "quay", stdin="Hello\n"
+    )
+    assert done.exit_code == 0, done.output
+    delete_rows(store_path, "quay")
+    assert len(run_json("gc", "--dry-run")["objects"]) == 1
+    assert len(run_json("gc")["objects_deleted"]) == 1
+    assert run_json("gc", "--dry-run")["objects"] == []

@@ -1,0 +1,62 @@
+"""Tests that the page names the conversation object of a conversation, and deletes it with the conversation."""
+
+import time
+
+import httpx2
+import pytest
+
+from kedge.conversation import Conversation
+from kedge.planning import get_state
+from kedge.web import deletions
+from kedge.web.service import ConversationService
+from web.conftest import TIMEOUT, PageServer
+
+
+def create_in_object(page: PageServer) -> tuple[str, str]:
+    """Create a conversation in a conversation object; return the ids of both."""
+
+    async def work(service: ConversationService) -> tuple[str, str]:
+        conversation = await Conversation.create(
+            service.store, service.models.engine, mode="conversation"
+        )
+        await conversation.send("Hello")
+        return conversation.id, get_state(conversation.turn).conversation_id
+
+    return page.run(work)
+
+
+def has_object(page: PageServer, object_id: str) -> bool:
+    """Return whether the server of the page has a conversation object."""
+    return page.client.get(f"/v1/conversations/{object_id}").status_code == httpx2.codes.OK
+
+
+def test_the_page_names_the_object(page: PageServer) -> None:
+    """The head of the page and the plan card have the id of the object; other conversations have none."""
+    conversation, object_id = create_in_object(page)
+    text = page.client.get(f"/conversations/{conversation}").text
+    assert f'<span title="The conversation object on the server">{object_id}</span>' in text
+    other = page.create_conversation("Hello")
+    assert "conversation object" not in page.client.get(f"/conversations/{other}").text
+
+
+def test_a_deletion_includes_the_object(page: PageServer) -> None:
+    """The object of a deleted conversation is deleted; that of another one is not."""
+    conversation, object_id = create_in_object(page)
+    _, other = create_in_object(page)
+    assert has_object(page, object_id)
+    assert page.client.delete(f"/api/conversations/{conversation}").status_code == 204
+    assert not has_object(page, object_id)
+    assert has_object(page, other)
+
+
+def test_a_scheduled_deletion_includes_the_object(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object is deleted when the time for undo is over."""
+    monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
+    conversation, object_id = create_in_object(page)
+    path = f"/api/conversations/{conversation}"
+    assert page.client.delete(path, params={"undo": 1}).status_code == 204
+    limit = time.monotonic() + TIMEOUT
+    while has_object(page, object_id):
+        assert time.monotonic() < limit
