@@ -184,13 +184,13 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
     chat = open_chat()
     async with chat.stream_with_state(None, "Count to 5") as stream:
         with pytest.raises(KedgeError, match="has not ended"):
-            _ = stream.answer
+            _ = stream.reply
         events = [event async for event in stream]
     assert isinstance(events[-1], TurnFinished)
     deltas = [event.delta for event in events if isinstance(event, TextDelta)]
-    assert "".join(deltas) == stream.answer.text == "1 2 3 4 5"
-    assert stream.state == stream.answer.state
-    answer = await chat.chat_with_state(stream.answer.state, "What did I say first?")
+    assert "".join(deltas) == stream.reply.text == "1 2 3 4 5"
+    assert stream.state == stream.reply.state
+    answer = await chat.chat_with_state(stream.reply.state, "What did I say first?")
     assert "Count to 5" in answer.text
 
 
@@ -595,7 +595,7 @@ async def test_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) 
     async with open_chat().stream_with_state(None, "What is 2 + 3?", output=list[int]) as stream:
         assert_type(stream, ChatStream[list[int]])
         values = [value async for value in stream.partial_outputs()]
-    assert values[-1] == stream.answer.output == [5, 2, 3]
+    assert values[-1] == stream.reply.output == [5, 2, 3]
 
 
 async def test_instructions_are_sent_with_every_call() -> None:

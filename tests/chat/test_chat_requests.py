@@ -208,8 +208,8 @@ async def test_endpoint_compacts_full_history_after_lost_anchor(
                 server.forget()
     requests = [r for r in server.requests if r.path == "/v1/responses/compact"]
     assert ["previous_response_id" in each.body for each in requests] == [True, False]
-    assert stream.answer.compaction is not None
-    assert stream.answer.compaction.changed
+    assert stream.reply.compaction is not None
+    assert stream.reply.compaction.changed
 
 
 async def test_provider_counts_tokens(server: TestServer, open_chat: OpenChat) -> None:

@@ -316,11 +316,11 @@ async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> No
         states += [run.state]
         async for _ in run:
             states.append(run.state)
-    states += [run.answer.state]
+    states += [run.reply.state]
     with pytest.raises(StreamCut) as exc_info:
-        await chat.chat_with_state(run.answer.state, f"{SECRET}?")
+        await chat.chat_with_state(run.reply.state, f"{SECRET}?")
     states += [exc_info.value.state]  # pyright: ignore[reportAttributeAccessIssue]
-    assert_clean(states, run.answer.text, run.answer.turn, *engine.turns)
+    assert_clean(states, run.reply.text, run.reply.turn, *engine.turns)
 
 
 @pytest.mark.parametrize("streaming", [True, False])

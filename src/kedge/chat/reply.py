@@ -47,7 +47,7 @@ class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
         async with chat.stream_with_state(state, "Hello") as stream:
             async for event in stream:
                 ...
-        state = stream.answer.state
+        state = stream.reply.state
         ```
     """
 
@@ -67,29 +67,29 @@ class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
         self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
-        self._answer: ChatReply[Any] | None = None
+        self._reply: ChatReply[Any] | None = None
 
     @property
-    def answer(self) -> ChatReply[OutputT]:
-        """The answer; available once the stream has ended.
+    def reply(self) -> ChatReply[OutputT]:
+        """The reply; available once the stream has ended.
 
         Raises:
             KedgeError: The stream has not ended.
         """
-        if self._answer is None:
+        if self._reply is None:
             raise KedgeError(
-                "the stream has not ended: iterate over it to the end before reading its answer; "
+                "the stream has not ended: iterate over it to the end before reading its reply; "
                 "the state you sent is unchanged and can be used again"
             )
-        return self._answer
+        return self._reply
 
     @property
     def state(self) -> bytes:
         """The current state, at any time, with all finished answers and tool results."""
-        return self._answer.state if self._answer else self._write(self._turn)
+        return self._reply.state if self._reply else self._write(self._turn)
 
     def _result(self) -> ChatReply[OutputT]:
-        return self.answer
+        return self.reply
 
     def _handle_event(self, event: Event) -> None:
         match event:
@@ -117,10 +117,10 @@ class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
         return self.state if self._seen_ids else self._initial_state
 
     def _handle_end(self) -> None:
-        if self._answer is None:
+        if self._reply is None:
             stream = self._stream
             turn = stream.filters.apply_to_turn(stream.turn, ("output",))
-            self._answer = stream.build_reply(
+            self._reply = stream.build_reply(
                 ChatReply,
                 text=answer_text(turn, self._sent_turn),
                 turn=turn,

@@ -113,7 +113,7 @@ async def test_a_chat_continues_from_its_state(
     first = await chat.chat_with_state(None, "My ship is the Erebus.")
     async with chat.stream_with_state(first.state, "What is my ship?") as stream:
         reported = "".join([e.delta async for e in stream if isinstance(e, TextDelta)])
-    second = stream.answer
+    second = stream.reply
     assert reported == second.text == "Your ship is the Erebus."
     third = await chat.chat_with_state(second.state, "Call add with 2 and 3")
     assert "5" in third.text
