@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.table import Row, compare_cpu
 from kedge.planning import plan_request, record_response
 from kedge.planning.state import get_state
-from kedge.store import ConversationRow, Node, ResponseRow, Store, open_store
+from kedge.store import ConversationRow, Node, RequestRecord, Store, open_store
 from kedge.turns import Block, Turn, assistant, dump_block, user
 
 BASELINE = "one bare durable INSERT"
@@ -51,9 +51,9 @@ def _make_id(kind: str, number: int) -> str:
     return f"{kind}_{number:048x}"
 
 
-def make_row(number: int) -> ResponseRow:
+def make_row(number: int) -> RequestRecord:
     """The row of an answer."""
-    return ResponseRow(
+    return RequestRecord(
         provider="openai",
         scope=SCOPE,
         provider_response_id=_make_id("resp", number),
@@ -139,7 +139,7 @@ class KedgeConversation:
     def __init__(self, store: Store, row: ConversationRow, node: Node, number: int) -> None:
         self.store, self.row, self.node, self.number = store, row, node, number
 
-    async def append(self, blocks: list[Block], response: ResponseRow) -> None:
+    async def append(self, blocks: list[Block], response: RequestRecord) -> None:
         """One exchange, durable, with its response, moving the head."""
         self.node = await self.store.append(
             self.row, self.node, blocks, kind="answered", response=response, head=self.node.id
@@ -182,7 +182,7 @@ async def measure_appends(plain: BareStore, store: Store) -> tuple[float, float,
                 number: int,
                 ours: KedgeConversation | None = ours,
                 exchanges: list[list[Block]] = exchanges,
-                rows: list[ResponseRow] = rows,
+                rows: list[RequestRecord] = rows,
             ) -> None:
                 assert ours
                 await ours.append(exchanges[number], rows[number])
@@ -221,7 +221,9 @@ async def measure_exchange(folder: Path) -> Row:
                     await baseline.append(body)
 
             async def our_one(
-                each: int, exchanges: list[list[Block]] = exchanges, rows: list[ResponseRow] = rows
+                each: int,
+                exchanges: list[list[Block]] = exchanges,
+                rows: list[RequestRecord] = rows,
             ) -> None:
                 nonlocal node
                 question, answer = exchanges[each]
@@ -325,7 +327,7 @@ async def measure_loading(folder: Path) -> list[Row]:
     ]
 
 
-def add_response(turn: Turn, block: Block, number: int) -> tuple[Turn, ResponseRow]:
+def add_response(turn: Turn, block: Block, number: int) -> tuple[Turn, RequestRecord]:
     """The Turn with an answer, and the row of its response, with the real digest."""
     plan = plan_request(turn, scope=SCOPE, now=1.0)
     name = _make_id("resp", number)

@@ -18,7 +18,7 @@ from benchmarks.table import Row, compare_cpu, cpu_seconds
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
-from kedge.store import ConversationRow, ResponseRow, open_store
+from kedge.store import ConversationRow, RequestRecord, open_store
 from kedge.store import Node as StoredNode
 from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
@@ -91,7 +91,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
         blocks = [encode_block(user(f"Question {number}"))]
         now = time.time()
         node, _ = insert_node(tx, parent, blocks, conversation=conversation, kind="asked", now=now)
-        response = ResponseRow(
+        response = RequestRecord(
             provider="practice",
             scope="grown",
             provider_response_id=f"resp_{number}",

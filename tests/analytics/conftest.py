@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.store import ConversationRow, ResponseRow, Store, open_store
+from kedge.store import ConversationRow, RequestRecord, Store, open_store
 from kedge.turns import user
 
 
@@ -57,7 +57,7 @@ class ResponseWriter:
             question,
             [user("…")] if answered else [],
             kind="answered" if answered else "failed",
-            response=ResponseRow(**options),
+            response=RequestRecord(**options),
             head=at if answered and after is None else None,
         )
         return node.id

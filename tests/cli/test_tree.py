@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.cli.tree import AnnotatedTree, describe_mark, draw_graph, render_tree
-from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import StoredTree
 from kedge.turns import assistant
 
 NOW = 1_000.0
-RESPONSE_ROW = ResponseRow(
+RESPONSE_ROW = RequestRecord(
     provider="p", scope="s", provider_response_id="resp_1", expires_at=2_000.0
 )
 

@@ -1,17 +1,19 @@
 """Replies of engines, chats and conversations have the same members, which are those of the stored responses."""
 
+import anyio
 import pytest
+from msgspec.structs import replace
 
 from conversation.conftest import Connect
 from kedge import Conversation, Turn, user
 from kedge.chat import Chat, ChatReply
 from kedge.engines import Reply
 from kedge.prices import sum_costs
-from kedge.store import ResponseRow, Store
+from kedge.store import RequestRecord, Store
 from kedge.testing import TestServer
 
 
-def price(row: ResponseRow) -> float:
+def price(row: RequestRecord) -> float:
     """Return a cost of one dollar for each token of input."""
     return float(row.input_tokens or 0)
 
@@ -73,6 +75,51 @@ async def test_reply_of_a_healed_request_names_the_reason(
     assert reply.healed == ("gone",)
     assert [row.healed for row in await conversation.responses()][-1] == "gone"
     assert (await conversation.send("What is my name?", key="name")).healed == ("gone",)
+
+
+async def test_reply_has_the_stored_records_of_its_requests(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """The records of a reply are those of the store, and its figures are sums over them."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    conversation = await Conversation.create(store, connected(), tools=[add], price=price)
+    await conversation.send("My name is Ada.")
+    kedge_server.forget()
+    reply = await conversation.send("Please call add with a=2 and b=3", temperature=0.5)
+    rejected, *answered = reply.requests
+    assert (rejected.status, rejected.usage, bool(rejected.anchor)) == ("failed", None, True)
+    stored = (await conversation.responses())[1:]
+    place = {"node": 0, "parent": 0, "conversation": ""}
+    assert [replace(row, **place) for row in stored] == answered
+    assert [each.settings for each in reply.requests] == ['{"temperature": 0.5}'] * 3
+    assert [each.healed for each in reply.requests] == ["", "gone", ""]
+    assert reply.usage.input_tokens == reply.cost == sum(row.input_tokens or 0 for row in stored)
+
+
+async def test_run_stopped_during_a_tool_has_no_further_request(
+    store: Store, connected: Connect
+) -> None:
+    """Only the request that was sent has blocks and bytes; the stopped one was not sent."""
+    started = anyio.Event()
+
+    async def wait_forever() -> str:
+        """Wait."""
+        started.set()
+        await anyio.sleep_forever()
+        return ""
+
+    conversation = await Conversation.create(store, connected(), tools=[wait_forever])
+    async with anyio.create_task_group() as group:
+        group.start_soon(conversation.send, "Please call wait_forever")
+        await started.wait()
+        group.cancel_scope.cancel()
+    called, stopped = await conversation.responses()
+    assert called.sent_bytes > called.sent_blocks == 1
+    assert (stopped.status, stopped.sent_bytes, stopped.sent_blocks) == ("cancelled", 0, 0)
 
 
 def test_sum_of_costs_is_known_only_with_every_cost() -> None:

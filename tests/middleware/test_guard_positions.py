@@ -361,7 +361,7 @@ async def test_stored_bodies_are_redacted() -> None:
     from kedge.engines import ContentFilters, find_filters
 
     stack = with_middleware(ScriptedEngine(), guard(redact(PATTERN)))
-    recorder = RunRecorder("scripted", filters=ContentFilters(find_filters(stack)))
+    recorder = RunRecorder(filters=ContentFilters(find_filters(stack)))
     recorder.record_exchange(b"{}", f'{{"output": [{{"text": "{SECRET}"}}]}}'.encode(), 200)
     recorder.record_exchange(b"{}", b'data: {"delta": "sk-"}\n\ndata: {"delta": "4711"}\n\n', 200)
     recorder.record_exchange(b"{}", rb'["\ud800"]', 200)

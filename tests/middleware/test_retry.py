@@ -31,8 +31,8 @@ async def test_transient_errors_are_retried() -> None:
 async def test_tokens_of_failed_attempts_are_counted() -> None:
     """The usage of a run includes that of the attempts that were repeated, and each is an event."""
     first, last = (ServerFailed("down", retryable=True) for _ in range(2))
-    first.usage, first.response_id = Usage(input_tokens=5, output_tokens=2), "resp_1"
-    last.usage = Usage(input_tokens=6)
+    first.usage, first.response_id = Usage(5, 0, 2, 0, 7), "resp_1"
+    last.usage = Usage(6, total_tokens=6)
     engine = ScriptedEngine(first, StreamCut("cut", retryable=True), [assistant("ok")])
     stack = with_middleware(engine, retry(first=0, sleep=_no_sleep))
     async with stack.stream(Turn([user("hi")])) as stream:
@@ -47,7 +47,7 @@ async def test_tokens_of_failed_attempts_are_counted() -> None:
     stream = both.stream(Turn([user("hi")]))
     with pytest.raises(ServerFailed):
         await stream.finish()
-    assert stream.usage == Usage(input_tokens=11, output_tokens=2)
+    assert stream.usage == Usage(11, 0, 2, 0, 13)
 
 
 @pytest.mark.parametrize(

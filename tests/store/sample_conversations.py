@@ -5,17 +5,17 @@ from typing import Any
 from kedge import assistant, user
 from kedge.planning import plan_request, record_response
 from kedge.planning.state import get_state
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.turns import Turn
 
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 
 
-def make_response_row(turn: Turn, response_id: str) -> ResponseRow:
+def make_response_row(turn: Turn, response_id: str) -> RequestRecord:
     """Return the row of the response with which this Turn ends, with its actual digest."""
     record = get_state(turn).anchor(response_id)
     assert record
-    return ResponseRow(
+    return RequestRecord(
         provider="openai",
         scope=SCOPE,
         provider_response_id=response_id,

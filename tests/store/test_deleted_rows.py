@@ -57,7 +57,6 @@ CALLS: dict[str, Call] = {
     "tree": lambda store, row, _: store.tree(row),
     "update": lambda store, row, _: store.update(row, title="mine"),
     "update_with": lambda store, row, _: store.update_with(row, lambda _: {"title": "mine"}),
-    "usage": lambda store, row, node: store.usage(row, node.id),
 }
 
 

@@ -93,7 +93,6 @@ ROW_METHODS: dict[str, Call] = {
     "common_ancestor": lambda s, o: s.common_ancestor(o.row, o.row.head, o.nodes[0].id),
     "differences": lambda s, o: s.differences(o.row, o.row.head, o.nodes[0].id),
     "responses": lambda s, o: s.responses(o.row),
-    "usage": lambda s, o: s.usage(o.row, o.row.head),
     "claim": lambda s, o: s.claim(o.row, "key", request_hash=b"about", owner="you", lease=1.0),
     "renew": lambda s, o: s.renew(o.row, "key", owner="me", lease=0),
     "settle": lambda s, o: s.settle(o.row, "key", o.row.head),

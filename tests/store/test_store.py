@@ -7,7 +7,7 @@ import pytest
 from kedge import assistant, user
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.turns import FrozenMap, Turn, dumps, loads
 
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
@@ -18,7 +18,7 @@ def make_digest(number: int) -> str:
     return f"sha256:{number:064x}"
 
 
-def make_response(number: int, **changes: Any) -> ResponseRow:
+def make_response(number: int, **changes: Any) -> RequestRecord:
     """Return a response row with this number."""
     row: dict[str, Any] = {
         "provider": "openai",
@@ -31,7 +31,7 @@ def make_response(number: int, **changes: Any) -> ResponseRow:
         "depth": number,
         "created_at": 100.0 + number,
     }
-    return ResponseRow(**{**row, **changes})
+    return RequestRecord(**{**row, **changes})
 
 
 async def create_conversation(store: Store) -> tuple[ConversationRow, Node]:
@@ -113,7 +113,7 @@ async def test_response_row_round_trip(store: Store) -> None:
     appended = await store.append(row, node, [assistant("Hi")], response=full)
     (stored,) = await store.responses(row)
     assert (stored.node, stored.parent, stored.conversation) == (appended.id, node.id, row.id)
-    for member in ResponseRow.__dataclass_fields__.keys() - {"node", "parent", "conversation"}:
+    for member in set(RequestRecord.__struct_fields__) - {"node", "parent", "conversation"}:
         assert getattr(stored, member) == getattr(full, member), member
     assert await store.responses(since=200.0) == []
     assert await store.responses(since=101.0, until=102.0) == [stored]

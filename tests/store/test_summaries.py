@@ -5,7 +5,7 @@ import time
 from typing import Any, get_args
 
 from kedge.planning.anchors import is_expired
-from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
+from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
 from kedge.store.records import ResponseStatus, StoredExchange
 from kedge.store.summaries import (
     LIST_FILTERS,
@@ -32,7 +32,7 @@ async def append_exchange(
         question,
         [assistant(f"{text}!")],
         kind="answered",
-        response=ResponseRow(**fields),
+        response=RequestRecord(**fields),
         accounts=Telemetry(exchanges=(StoredExchange(b"{}", b"[]", 200),)),
     )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import (
     ALL_NODES,
     GraphNode,
@@ -29,14 +29,14 @@ def make_node(number: int, parent: int, kind: str, **more: Any) -> Node:
     return Node(number, 1, 1, parent, 1, kind, **members)  # pyright: ignore[reportArgumentType]
 
 
-def make_response(number: int, **members: Any) -> ResponseRow:
+def make_response(number: int, **members: Any) -> RequestRecord:
     """Return the response of a node."""
     fields = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
-    return ResponseRow(node=number, **fields)
+    return RequestRecord(node=number, **fields)
 
 
 def make_graph(
-    *nodes: Node, head: int, responses: tuple[ResponseRow, ...] = (), **questions: str
+    *nodes: Node, head: int, responses: tuple[RequestRecord, ...] = (), **questions: str
 ) -> ResponseGraph:
     """Return the graph of a tree; ``n2`` is the text of the question at node 2."""
     texts = {int(name[1:]): text for name, text in questions.items()}

@@ -6,7 +6,7 @@ import pytest
 
 from kedge import user
 from kedge.errors import StoreDamaged
-from kedge.store import Damage, ResponseRow, Store, open_store
+from kedge.store import Damage, RequestRecord, Store, open_store
 from kedge.store.database import Row, Tx
 from kedge.store.responses import STORED_COLUMNS
 from kedge.store.verify import check_references, check_responses
@@ -129,7 +129,7 @@ def change_column(tx: Tx, column: str) -> list[Row]:
 async def test_change_of_any_response_column_is_found(store: Store) -> None:
     """Each changed column is reported for a completed response, a failed one and a lost one."""
     row, nodes = await create_conversation(store, 3)
-    failed = ResponseRow(provider="openai", scope=SCOPE, status="failed", error="no answer")
+    failed = RequestRecord(provider="openai", scope=SCOPE, status="failed", error="no answer")
     await store.append(row, nodes[-1], [], kind="failed", response=failed)
     (record,) = await store.candidates(SCOPE, [(await store.load(row)).state.anchors[0].digest])
     await store.mark_lost(record, "gone")

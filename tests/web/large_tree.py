@@ -3,7 +3,7 @@
 import random
 import time
 
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
 from kedge.turns import assistant, user
@@ -33,7 +33,7 @@ def _insert_exchange(tx: Tx, parent: Node, conversation: ConversationRow, number
     question_node, _ = insert_node(
         tx, parent, question, conversation=conversation, kind="asked", now=now
     )
-    response = ResponseRow(
+    response = RequestRecord(
         provider="practice",
         scope="grown",
         provider_response_id=f"resp_{number:08}",

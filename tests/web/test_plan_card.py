@@ -6,7 +6,7 @@ import pytest
 
 from kedge import Conversation, connect, open_store
 from kedge.planning import get_state, plan_request
-from kedge.store import ResponseRow
+from kedge.store import RequestRecord
 from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
 from kedge.web.plan_card import build_plan_card, describe_request_size, rebuild_plan
@@ -26,7 +26,7 @@ def test_summary_counts_sent_and_stored_blocks(
     anchor: str, sent: int, saved: int, sentence: str
 ) -> None:
     """The summary counts new and already stored messages, with the singular for one message."""
-    row = ResponseRow(
+    row = RequestRecord(
         provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved
     )
     assert describe_request_size(row) == sentence
@@ -35,7 +35,7 @@ def test_summary_counts_sent_and_stored_blocks(
 def test_reasoning_that_was_not_sent_is_marked() -> None:
     """Reasoning that no response proves is marked as left out, neither as sent nor as stored."""
     turn = Turn([user("Hello"), reasoning("A thought"), assistant("Hi"), user("Again")])
-    row = ResponseRow(provider="practice", scope="practice", sent_blocks=4)
+    row = RequestRecord(provider="practice", scope="practice", sent_blocks=4)
     card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
     marks = [(mark.kind, mark.sent, mark.omitted) for mark in card.blocks]
     assert marks == [

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kedge.store import ResponseRow
+from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
@@ -123,7 +123,7 @@ def test_run_killed_during_tool_call_can_be_continued(empty_page: PageServer) ->
         head = await store.node(row, row.head)
         question = await store.append(row, head, [user("Add 1 and 2")], kind="asked")
         call = tool_call("add", {"a": 1, "b": 2}, call_id="call_1")
-        response = ResponseRow(
+        response = RequestRecord(
             provider="practice", scope="s", model="practice", created_at=head.created_at
         )
         await store.append(row, question, [call], kind="answered", response=response)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kedge.store import Node, ResponseRow
+from kedge.store import Node, RequestRecord
 from kedge.turns import (
     Block,
     assistant,
@@ -33,12 +33,12 @@ def make_node(number: int, parent: int, kind: str, retained: int, length: int) -
     return Node(number, 1, 1, parent, 1, kind, retained, length, number)  # pyright: ignore[reportArgumentType]
 
 
-def make_response(number: int, name: str = "", **members: Any) -> ResponseRow:
+def make_response(number: int, name: str = "", **members: Any) -> RequestRecord:
     """Return the response of a node."""
-    return ResponseRow(provider="p", scope="s", node=number, provider_response_id=name, **members)
+    return RequestRecord(provider="p", scope="s", node=number, provider_response_id=name, **members)
 
 
-def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: ResponseRow) -> list[Any]:
+def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: RequestRecord) -> list[Any]:
     """Return exchanges as (node, before, texts asked, texts answered), and the texts after the last one."""
     spans, text = split_exchanges(path, blocks, {row.node: row for row in rows})
     transcript: list[Any] = [

@@ -30,7 +30,7 @@ from kedge.event_loops import run_sync
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
-from kedge.store import ConversationRow, ResponseRow, Store
+from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.text.display import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
 from kedge.turns.text_format import describe
@@ -51,7 +51,7 @@ class Inspection:
     turn: Turn
     tokens: tuple[int, ...]
     plan: RequestPlan
-    last: ResponseRow | None = None
+    last: RequestRecord | None = None
     """The newest stored request on the path."""
 
     @property

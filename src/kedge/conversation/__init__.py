@@ -2,8 +2,8 @@
 
 from kedge.conversation.anchor_index import find_anchors, with_stored_anchors
 from kedge.conversation.conversation import Conversation, ConversationSettings
-from kedge.conversation.recorder import CostFunction
 from kedge.conversation.run import ConversationStream, Reply
+from kedge.engines.request_log import CostFunction
 
 __all__ = [
     "Conversation",

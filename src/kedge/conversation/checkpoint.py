@@ -5,7 +5,7 @@ from operator import is_not
 
 from kedge.planning import AnchorRecord, get_state, set_state
 from kedge.planning.state import STATE_KEY
-from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
+from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
@@ -26,7 +26,7 @@ class Checkpoint:
         turn: Turn,
         kind: NodeKind,
         *,
-        response: ResponseRow | None = None,
+        response: RequestRecord | None = None,
         telemetry: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         question_key: str = "",

@@ -24,7 +24,6 @@ from kedge.conversation.navigation import (
     find_undo_target,
     truncate_to_question,
 )
-from kedge.conversation.recorder import CostFunction
 from kedge.conversation.run import (
     DEFAULT_LEASE,
     ClaimRequest,
@@ -46,17 +45,17 @@ from kedge.engines import (
 )
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
+from kedge.engines.request_log import CostFunction
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
 from kedge.event_loops import AsyncResource, SharedLock
-from kedge.events import Usage
 from kedge.frozen_dataclasses import replace_fields
 from kedge.middleware import with_middleware
 from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
-from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Hit, Node, RequestRecord, Store
 from kedge.store.records import NodeKind
 from kedge.store.search import SearchOrder
 from kedge.text.display import pluralize
@@ -909,7 +908,7 @@ class Conversation(AsyncResource):
         """Return the complete conversation as lines of JSON, for ``import_``."""
         return await self.store.export(self.row)
 
-    async def responses(self) -> Sequence[ResponseRow]:
+    async def responses(self) -> Sequence[RequestRecord]:
         """Return every response of this conversation, in order."""
         return await self.store.responses(self.row)
 
@@ -946,7 +945,6 @@ class Conversation(AsyncResource):
     def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
         run = ConversationRun(
             self.engine,
-            self._inner_engine,
             build_task,
             options,
             price=self.price,
@@ -1070,13 +1068,9 @@ class Conversation(AsyncResource):
         loaded = await self.store.load(self.row, node)
         turn = loaded.turn(self.id)
         value = read_output(schema, turn) if schema else None
-        usage = await self.store.usage(self.row, node) or Usage()
-        row = await self.store.newest_response(self.row, node)
-        members: dict[str, Any] = {"stored": True, "output": value}
-        if row is not None and row.node == node:
-            healed = (row.healed,) if row.healed else ()
-            members.update(model=row.model, cost=row.cost, healed=healed)
-        return Reply(answer_text(turn), turn, node, self.id, usage, **members)
+        newest = await self.store.newest_response(self.row, node)
+        requests = (newest,) if newest and newest.node == node else ()
+        return Reply(answer_text(turn), turn, node, self.id, requests, stored=True, output=value)
 
     async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return the stored reply of a key; a validator of its type may reject what it accepted before."""

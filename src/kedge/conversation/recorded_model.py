@@ -3,7 +3,7 @@
 import re
 
 from kedge.providers import ADDRESS_PROVIDERS
-from kedge.store import ConversationRow, ResponseRow
+from kedge.store import ConversationRow, RequestRecord
 
 MODEL_KEY = "model"
 """The member of a conversation's data with the model string that it was last used with."""
@@ -13,7 +13,7 @@ _ACCOUNT_HASH = re.compile(r"/[0-9a-f]{16}\Z")
 _LOCAL_HOST = re.compile(r"(localhost|127\.[\d.]+|\[?::1\]?)(:\d+)?(/|\Z)")
 
 
-def find_recorded_model(row: ConversationRow, response: ResponseRow | None) -> str:
+def find_recorded_model(row: ConversationRow, response: RequestRecord | None) -> str:
     """Return the model string that a conversation was last used with; empty if none is recorded.
 
     The command line, the page, the API and MCP all continue a conversation with this model, unless the user

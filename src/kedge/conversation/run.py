@@ -21,10 +21,10 @@ from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
-from kedge.conversation.recorder import CostFunction, RunRecorder
+from kedge.conversation.recorder import RunRecorder
 from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
-from kedge.engines.request_body import KNOWN_PARAMS
+from kedge.engines.request_log import CostFunction
 from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.run import (
@@ -36,10 +36,9 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.observe import bind_fields, get_logger
-from kedge.planning import RequestPlan, find_problems, find_running
+from kedge.planning import find_problems, find_running
 from kedge.planning.canonical import canonical_json
-from kedge.prices import sum_costs
-from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
+from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
 
 if TYPE_CHECKING:
@@ -138,7 +137,6 @@ class ConversationRun:
 
     Args:
         engine: The engine with all its middleware.
-        inner_engine: The engine inside of the middleware.
         build_task: Called when the first event is requested; returns the task, or the reply if it is stored.
         options: The options of the engine's ``stream``.
         price: A function that computes the cost of a response.
@@ -146,12 +144,12 @@ class ConversationRun:
     """
 
     engine: Engine
-    inner_engine: Engine
     build_task: TaskBuilder
     options: dict[str, Any]
     price: CostFunction | None
     on_finish: Callable[[Node, Turn], Turn]
-    pending_answer: AnswerFinished | None = None
+    pending_answer: tuple[Turn, RequestRecord] | None = None
+    """The last finished answer with its record, until it is stored."""
     partial_text: list[str] | None = None
     """The text received since the last request; None while no answer is awaited."""
     compacted: bool = False
@@ -197,33 +195,32 @@ class ConversationRun:
         self.checkpoint = task.checkpoint
         self.store = task.checkpoint.store
         self.question_saved = task.resumed
-        inner = self.inner_engine
-        model = self.options.get("model") or getattr(inner, "model", "")
-        settings = {name: self.options[name] for name in self.options if name in KNOWN_PARAMS}
-        self.recorder = RunRecorder(inner.name, model, self.store.clock, settings)
+        self.recorder = RunRecorder(self.store.clock)
         options = {**self.options, "before_send": self._save_outgoing}
         if self.store.keep_bodies:
             options["tap"] = self.recorder.record_exchange
         with bind_fields(conversation_id=self.checkpoint.row.id):
             stream = self.engine.stream(task.turn, **options)
         self.filters = self.recorder.filters = stream.filters
-        self.stream = stream
+        self.stream, self.log = stream, stream.log
+        self.log.clock, self.log.price = self.store.clock, self.price
         return stream
 
     async def _handle_event(self, event: Event) -> None:
-        if isinstance(event, AttemptFailed | Healed) and event.usage:
-            await _complete(self._save_retried(event))  # before the event marks the next request
+        if isinstance(event, AttemptFailed | Healed):
+            await _complete(self._save_retried())
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
-                self.pending_answer, self.partial_text = event, None
+                record = cast("RequestRecord", self.log.take())
+                self.pending_answer, self.partial_text = (event.turn, record), None
             case ResponseStarted() if self._is_new_in_background(event):
                 # Its id is stored at once: the run may be interrupted, and the answer is paid for.
                 outcome = Outcome("running", response_id=event.response_id, model=event.model)
-                plan = cast("RequestPlan", self.stream.plan)
-                self.pending_answer = AnswerFinished(outcome, self.stream.reached, plan)
-            case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
-                anchor = self.recorder.plan.anchor
+                turn = self.stream.reached
+                self.pending_answer = turn, self.log.complete(outcome, turn)
+            case Healed(reason, lost) if lost and (plan := self.stream.plan) and plan.anchor:
+                anchor = plan.anchor
                 await self._persist(lambda: self.store.mark_lost(anchor, reason))
             case TurnCompacted():
                 self.compacted = True
@@ -255,15 +252,15 @@ class ConversationRun:
 
     async def _save_answer(self, head: int | None = None) -> None:
         """Store the last finished answer."""
-        event, self.pending_answer = self.pending_answer, None
-        if event is None:
+        pending, self.pending_answer = self.pending_answer, None
+        if pending is None:
             return
-        row = self.recorder.build_response_row(event, self.price)
+        answer, row = pending
         accounts = self.recorder.drain_telemetry()
-        turn = self.filters.apply_to_turn(event.turn, ("output",))
+        turn = self.filters.apply_to_turn(answer, ("output",))
         save = partial(self.checkpoint.save, response=row, telemetry=accounts, head=head)
         # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
-        kind: NodeKind = "results" if event.outcome.status == "running" else "answered"
+        kind: NodeKind = "results" if row.status == "running" else "answered"
         await self._persist(lambda: save(turn, kind), turn)
 
     async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
@@ -299,7 +296,7 @@ class ConversationRun:
         head, key = self.task.expected_head, self.task.key
         if find_running(turn):
             return await self._finish_later(stream, turn)
-        last = self.pending_answer.turn if self.pending_answer else self.checkpoint.turn
+        last = self.pending_answer[0] if self.pending_answer else self.checkpoint.turn
         if self.pending_answer is not None and has_same_blocks(last, turn):
             await self._save_answer(head)
         else:
@@ -327,14 +324,13 @@ class ConversationRun:
             turn=turn,
             node=self.checkpoint.node.id,
             conversation=self.checkpoint.row.id,
-            cost=sum_costs(self.recorder.costs),
             output=self.output,
         )
 
     async def _save_failure(self, error: EngineError) -> None:
         """Store a failed request, with the blocks and the text that arrived before the failure."""
         await self._save_answer()
-        row = self.recorder.build_failure_row(error, self.price)
+        row = self.log.take()
         if row is None:
             return
         turn = error.turn or self.checkpoint.turn
@@ -346,11 +342,11 @@ class ConversationRun:
         ]
         await self._save_unfinished(turn, texts, row)
 
-    async def _save_retried(self, event: AttemptFailed | Healed) -> None:
-        """Store a request that is sent again, and for which the provider counted tokens."""
-        await self._save_answer()
-        row = self.recorder.build_retried_row(event, self.price)
-        if row is not None:
+    async def _save_retried(self) -> None:
+        """Store a request that is sent again, if the provider counted tokens for it."""
+        row = self.log.take()
+        if row is not None and row.usage:
+            await self._save_answer()
             await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
 
     async def _save_cancelled(self) -> None:
@@ -360,11 +356,12 @@ class ConversationRun:
             await self._save_answer()
             if received is None and not find_problems(self.checkpoint.turn):
                 return
-            row = self.recorder.build_cancelled_row()
+            self.log.cancel()
+            row = self.log.take()
             if row is not None and self.question_saved:
                 await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)
 
-    async def _save_unfinished(self, turn: Turn, texts: Sequence[str], row: ResponseRow) -> None:
+    async def _save_unfinished(self, turn: Turn, texts: Sequence[str], row: RequestRecord) -> None:
         """Store a node beside the path, without moving the position of the run."""
         partial = [assistant(text, origin="engine") for text in texts if text]
         turn = self.filters.apply_to_turn(turn.append(*partial))

@@ -35,7 +35,7 @@ from kedge.engines.reply import (
     Reply,
     run_until_valid,
 )
-from kedge.engines.request_body import check_params, combine_params
+from kedge.engines.request_body import KNOWN_PARAMS, check_params, combine_params
 from kedge.engines.stream import Stream
 from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
@@ -394,7 +394,10 @@ class Engine(AsyncResource, ABC):
                 filters=filters,
             )
 
-        return Stream(open_events, turn, filters, schema, provider=inner.name, model=model)
+        settings = {name: request.params[name] for name in request.params if name in KNOWN_PARAMS}
+        return Stream(
+            open_events, turn, filters, schema, provider=inner.name, model=model, settings=settings
+        )
 
     async def run(self, turn: Turn, *, output: Any = None, **options: Any) -> Turn:
         """Send the Turn, and return it with the answer appended.

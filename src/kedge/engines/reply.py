@@ -20,16 +20,17 @@ from kedge.engines.output_schema import OutputSchema, SchemaMismatch
 from kedge.engines.request_metrics import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
+from kedge.events.request_record import RequestRecord, sum_usage
 from kedge.events.run import (
     AnswerFinished,
     Healed,
-    HealReason,
     OutputAccepted,
     OutputRejected,
     TurnFinished,
 )
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
+from kedge.prices import sum_costs
 from kedge.turns import (
     AssistantBlock,
     OpaqueBlock,
@@ -63,12 +64,8 @@ class Reply(Generic[ReplyT_co]):
         turn: The conversation up to and including the answer.
         node: The node of the tree with the answer; 0 for a reply of an engine.
         conversation: The id of the conversation; empty for a reply of an engine.
-        usage: The tokens of all responses of this call.
+        requests: The records of all requests of this call, in order; of a stored answer, that of its request.
         plan: The plan of the last request.
-        healed: Why requests of this call were sent again in another form, in order; see ``Healed``.
-        model: The model of the last response, as the server names it.
-        cost: The cost of all responses of this call in dollars; None if a price is not known.
-        status: ``completed``, or ``running`` if the server still generates the answer in the background.
         stored: Whether the answer was already stored and nothing was sent.
         output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
             is a call of a tool that is left to the caller.
@@ -78,14 +75,36 @@ class Reply(Generic[ReplyT_co]):
     turn: Turn
     node: int = 0
     conversation: str = ""
-    usage: Usage = field(default_factory=Usage)
+    requests: tuple[RequestRecord, ...] = field(default=(), repr=False)
     plan: RequestPlan | None = field(default=None, repr=False)
-    healed: tuple[HealReason, ...] = ()
-    model: str = ""
-    cost: float | None = None
-    status: ReplyStatus = "completed"
     stored: bool = False
     output: ReplyT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all responses of this call, also of those that were incomplete, failed or discarded."""
+        return sum_usage(self.requests)
+
+    @property
+    def healed(self) -> tuple[str, ...]:
+        """Why requests of this call were sent again in another form, in order; see ``Healed``."""
+        return tuple(each.healed for each in self.requests if each.healed)
+
+    @property
+    def model(self) -> str:
+        """The model of the last response, as the server names it."""
+        return self.requests[-1].model if self.requests else ""
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of all responses of this call in dollars; None if there are none, or if a price is not known."""
+        return sum_costs([each.cost for each in self.requests if each.usage])
+
+    @property
+    def status(self) -> ReplyStatus:
+        """``completed``, or ``running`` if the server still generates the answer in the background."""
+        is_running = self.requests and self.requests[-1].status == "running"
+        return "running" if is_running else "completed"
 
     @property
     def response_id(self) -> str:

@@ -125,27 +125,28 @@ def record_outcome(
 ) -> Turn:
     """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
 
-    ``lost`` means that the server's context differs from the Turn, ``stateful`` that the API stores
-    responses at all.
+    Of a response that the server generates in the background only the id is recorded. ``lost`` means that the
+    server's context differs from the Turn, ``stateful`` that the API stores responses at all.
     """
-    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
-    if outcome.status not in ("completed", "incomplete"):
+    if outcome.status not in ("completed", "incomplete", "running"):
         return turn
-    problem = _find_anchor_problem(outcome, reused=reused)
-    if stateful:
+    is_running = outcome.status == "running"
+    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+    problem = "" if is_running else _find_anchor_problem(outcome, reused=reused)
+    if stateful and not is_running:
         problem = problem or outcome.anchor_problem
     if problem:
         if stateful:
             log.warning("no anchor: %s", problem, response_id=outcome.response_id, turn_id=turn.id)
             count("responses_without_id_total")
         return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
-    status: Status = "incomplete"
+    status: Status = "running" if is_running else "incomplete"
     if outcome.completed:
         status = "lost" if lost else "completed"
-    log.trace("tagging %d blocks", len(blocks), response_id=outcome.response_id)
+    log.debug("the response is %s", status, response_id=outcome.response_id)
     return record_response(
         turn,
-        blocks,
+        () if is_running else blocks,
         response_id=outcome.response_id,
         plan=plan,
         created_at=now,
@@ -155,31 +156,6 @@ def record_outcome(
         conversation_id=conversation_id,
         head=stateful,
         counted=counted,
-    )
-
-
-def record_running(
-    turn: Turn,
-    outcome: Outcome,
-    plan: RequestPlan,
-    *,
-    now: float,
-    stored: bool,
-    retention: float | None,
-    conversation_id: str,
-) -> Turn:
-    """Return the Turn with the id of a response that the server generates in the background."""
-    log.info("the response is generated in the background", response_id=outcome.response_id)
-    return record_response(
-        turn,
-        (),
-        response_id=outcome.response_id,
-        plan=plan,
-        created_at=now,
-        status="running",
-        stored=stored,
-        retention=retention,
-        conversation_id=conversation_id,
     )
 
 

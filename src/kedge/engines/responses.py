@@ -39,7 +39,7 @@ from kedge.engines.request_body import (
     summarize_request,
 )
 from kedge.engines.request_metrics import record_lost_context, record_plan, record_usage
-from kedge.engines.response_reader import attach_context, record_outcome, record_running
+from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import identify_server
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
@@ -473,16 +473,16 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         stored = _is_stored(body, outcome)
         if attempt.running is not None:  # what it was requested with may not be known now
             stored = stored and attempt.running.stored
+        record = partial(
+            record_outcome,
+            plan=plan,
+            now=self._clock(),
+            stored=stored,
+            retention=self.retention,
+            conversation_id=attempt.object_id,
+        )
         if outcome.status == "running":
-            return record_running(
-                turn,
-                outcome,
-                plan,
-                now=self._clock(),
-                stored=stored,
-                retention=self.retention,
-                conversation_id=body.get("conversation", ""),
-            )
+            return record(turn, outcome)
         known = attempt.running is None and (
             get_state(turn).anchor(outcome.response_id, plan.scope) is not None
         )
@@ -498,14 +498,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
             if len(texts) < len(outcome.blocks) and outcome.completed:
                 outcome = replace(outcome, blocks=texts, response_id="")
-        finished = record_outcome(
+        finished = record(
             turn,
             outcome,
-            plan,
-            now=self._clock(),
-            stored=stored,
-            retention=self.retention,
-            conversation_id=body.get("conversation", ""),
             lost=attempt.forgot or not attempt.is_at_end,
             reused=reused,
             counted=counted,

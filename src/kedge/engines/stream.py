@@ -6,9 +6,7 @@ answer also has the partial values received so far.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import reduce
-from operator import add
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
@@ -16,26 +14,23 @@ from typing_extensions import TypeVar
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, answer_text
+from kedge.engines.request_log import RequestLog
 from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
+from kedge.events.request_record import sum_usage
 from kedge.events.run import (
-    VISIBLE_EVENTS,
     AnswerFinished,
-    AttemptFailed,
-    Healed,
-    HealReason,
     OutputAccepted,
     RequestPlanned,
     ToolFinished,
     TurnEdited,
     TurnFinished,
 )
-from kedge.observe import measure
 from kedge.observe.logs import BOUND_FIELDS
-from kedge.planning import RequestPlan, find_running, get_state, record_response
-from kedge.prices import current_prices, sum_costs
+from kedge.planning import RequestPlan, get_state, record_response
 from kedge.turns import Block, Turn
+from kedge.turns.frozen_json import EMPTY
 
 _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
 """Ids that a nested run (of a tool, of a compactor) does not inherit."""
@@ -188,26 +183,21 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         *,
         provider: str = "",
         model: str = "",
+        settings: Mapping[str, Any] = EMPTY,
     ) -> None:
         super().__init__(open_source, schema)
-        self._provider, self._model = provider, model
         self._turn: Turn | None = None
         self._sent_turn = self._partial_turn = turn
         self._tool_results: list[Block] = []
         self.filters = ContentFilters() if filters is None else filters
         """The content filters of the stack that runs."""
-        self.plans: list[RequestPlan] = []
-        """The plan of every request of this run, in order."""
+        self.log = RequestLog(provider, model, settings, self.filters)
+        """The records of the requests of this run."""
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""
-        self.healed: tuple[HealReason, ...] = ()
-        """Why requests of this run were sent again in another form, in order."""
         self.trace: list[TurnEdited] = []
         """The changes to the Turn by each middleware."""
         self._log_context = _build_log_context(turn)
-        self._sent_at = 0.0
-        self._has_output = True
-        self._usages: list[tuple[Usage, float | None]] = []  # with the cost of each
 
     @property
     def turn(self) -> Turn:
@@ -232,6 +222,11 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         return self._turn or self._partial_turn.append(*self._tool_results)
 
     @property
+    def plans(self) -> list[RequestPlan]:
+        """The plan of every request of this run, in order."""
+        return self.log.plans
+
+    @property
     def plan(self) -> RequestPlan | None:
         """The plan of the newest request."""
         return self.plans[-1] if self.plans else None
@@ -239,27 +234,13 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def usage(self) -> Usage:
         """The tokens of all responses of this run, also of those that were incomplete, failed or discarded."""
-        return reduce(add, [usage for usage, _ in self._usages], Usage())
-
-    @property
-    def cost(self) -> float | None:
-        """The cost of these tokens in dollars; None if there are none, or if a price is not known."""
-        return sum_costs([cost for _, cost in self._usages])
-
-    @property
-    def model(self) -> str:
-        """The model of the newest response, as the server names it; the requested one before."""
-        return (self.answers[-1].outcome.model if self.answers else "") or self._model
+        return sum_usage(self.log.records)
 
     def build_reply(self, kind: type[ReplyT], **members: Any) -> ReplyT:
-        """Return a reply with what is known about the requests of this run, and with further members."""
+        """Return a reply with the records of the requests of this run, and with further members."""
         facts: dict[str, Any] = {
-            "usage": self.usage,
+            "requests": tuple(self.log.records),
             "plan": self.plan,
-            "healed": self.healed,
-            "model": self.model,
-            "cost": self.cost,
-            "status": "running" if find_running(self.turn) else "completed",
             "output": self.output,
         }
         return kind(**{**facts, **members})
@@ -279,12 +260,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         return self.turn
 
     def _handle_event(self, event: Event) -> None:
+        self.log.record_event(event)
         match event:
             case TurnFinished():
                 self._turn = event.turn
-            case RequestPlanned():
-                self.plans.append(event.plan)
-                self._sent_at, self._has_output = time.perf_counter(), False
             case ResponseStarted():
                 self._log_context = {**self._log_context, "response_id": event.response_id}
                 if event.response.get("background") is True and event.response_id:
@@ -292,19 +271,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case AnswerFinished():
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
-                self._add_usage(event.outcome.usage)
-                measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
-            case AttemptFailed() | Healed():
-                if isinstance(event, Healed):
-                    self.healed = (*self.healed, event.reason)
-                self._add_usage(event.usage)
             case ToolFinished():
                 self._tool_results.append(event.result)
             case TurnEdited():
                 self.trace.append(event)
-            case _ if not self._has_output and isinstance(event, VISIBLE_EVENTS):
-                self._has_output = True
-                measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
             case _:
                 pass
 
@@ -324,12 +294,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     def _handle_error(self, error: Exception) -> None:
         if isinstance(error, EngineError):
-            self._add_usage(error.usage)
-
-    def _add_usage(self, usage: Usage | None) -> None:
-        if usage:
-            price = current_prices().find_at(usage, self._provider, self.model, time.time())
-            self._usages.append((usage, price.cost(usage) if price else None))
+            self.log.record_error(error)
 
     async def _next_event(self) -> Event:
         """Return the next event; log records written meanwhile have the ids of this run.

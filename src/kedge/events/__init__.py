@@ -4,6 +4,7 @@ from kedge.events.anthropic import AnthropicDecoder
 from kedge.events.assembler import DAMAGED_STREAM, Assembler
 from kedge.events.chat_completions import ChatDecoder
 from kedge.events.decoder import StreamDecoder
+from kedge.events.request_record import RequestRecord
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
     AnswerFinished,
@@ -72,6 +73,7 @@ __all__ = [
     "ReasoningDelta",
     "RefusalDelta",
     "RequestPlanned",
+    "RequestRecord",
     "RequestSent",
     "ResponseCompleted",
     "ResponseFailed",

@@ -1,5 +1,6 @@
 """The store: durable conversations with their trees of nodes and their responses."""
 
+from kedge.events.request_record import RequestRecord
 from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.store.open import open_store
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
@@ -12,7 +13,6 @@ from kedge.store.records import (
     Incident,
     LoadedPath,
     Node,
-    ResponseRow,
     StoredExchange,
     Telemetry,
     ToolRow,
@@ -33,7 +33,7 @@ __all__ = [
     "Node",
     "ProxiedRequest",
     "ProxyTotals",
-    "ResponseRow",
+    "RequestRecord",
     "Store",
     "StoredExchange",
     "Telemetry",

@@ -12,10 +12,13 @@ and references must point backwards.
 import base64
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, cast, get_args
 
+import msgspec
+
 from kedge.errors import InvalidJSON, InvalidSetting
+from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import validate_mode
 from kedge.store.database import Tx
@@ -24,7 +27,6 @@ from kedge.store.records import (
     ConversationRow,
     Node,
     NodeKind,
-    ResponseRow,
     validate_data,
     validate_tags,
     validate_text,
@@ -59,7 +61,7 @@ _TELEMETRY_TABLES: dict[str, tuple[str, ...]] = {
 }
 _CLAIM_COLUMNS = ("key", "about", "asked", "answer")
 _ADDED_KINDS = frozenset(get_args(NodeKind)) - {"root"}
-_RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
+_RESPONSE_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(RequestRecord)}
 
 
 def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
@@ -115,7 +117,7 @@ def _select_blocks(tx: Tx, node: Node) -> list[tuple[int, str]]:
 
 
 def _encode_node(
-    node: Node, numbers: dict[int, int], blocks: list[int], response: ResponseRow | None
+    node: Node, numbers: dict[int, int], blocks: list[int], response: RequestRecord | None
 ) -> Json:
     form: Json = {
         "node": numbers[node.id],
@@ -311,14 +313,12 @@ def _check_time(value: object) -> float:
     return float(value)
 
 
-def _decode_response(form: Json) -> ResponseRow:
-    from pydantic import TypeAdapter  # slow to load, and rarely used
-
+def _decode_response(form: Json) -> RequestRecord:
     if unknown := form.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
     if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in form.values()):
         raise ValueError("a response has a number above 64 bits")
-    return TypeAdapter(ResponseRow).validate_python(form)
+    return msgspec.convert(form, RequestRecord)
 
 
 def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> None:

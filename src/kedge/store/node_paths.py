@@ -6,6 +6,7 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
+from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
 from kedge.store.database import Tx
@@ -24,7 +25,6 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     PathChange,
-    ResponseRow,
     UnansweredQuestion,
     is_row_number,
 )
@@ -147,7 +147,7 @@ def _load_records(
     return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
 
 
-def find_newest_response(tx: Tx, node: Node) -> ResponseRow | None:
+def find_newest_response(tx: Tx, node: Node) -> RequestRecord | None:
     """Return the newest response on the path to a node, or None."""
     ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (node.id, node.tree))
     return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]

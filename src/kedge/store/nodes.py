@@ -13,6 +13,7 @@ from itertools import starmap
 from operator import attrgetter
 
 from kedge.errors import NotInStore
+from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
 from kedge.store.conversations import (
     insert_conversation,
@@ -27,7 +28,6 @@ from kedge.store.records import (
     ConversationRow,
     Node,
     NodeKind,
-    ResponseRow,
     is_row_number,
 )
 from kedge.store.responses import (
@@ -198,7 +198,7 @@ def insert_node(
     now: float,
     kept: int | None = None,
     memory: str | None = None,
-    response: ResponseRow | None = None,
+    response: RequestRecord | None = None,
     scope: int = 0,
     head: int | None = None,
     single_statement: bool = False,

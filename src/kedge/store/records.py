@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from kedge.errors import InvalidSetting
+from kedge.events.request_record import ResponseStatus
 from kedge.frozen_dataclasses import with_fast_init
-from kedge.planning import AnchorRecord, Mode, TokenCounts
+from kedge.planning import AnchorRecord, Mode
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
@@ -73,11 +74,6 @@ NodeKind = Literal[
 they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
 another branch."""
 
-ResponseStatus = Literal[
-    "completed", "incomplete", "running", "failed", "refused", "cut", "cancelled", "lost"
-]
-"""The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
-that the user stopped it."""
 ANSWERED_STATUSES: tuple[ResponseStatus, ...] = ("completed", "lost")
 """The statuses of answered requests; a response that the provider lost later was answered."""
 NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (*ANSWERED_STATUSES, "cancelled", "running")
@@ -138,93 +134,6 @@ class Node:
     depth: int
     memory: str | None = None
     created_at: float = 0.0
-
-
-@with_fast_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRow:
-    """A response of a model, or a failed request.
-
-    ``node`` is the node of the response. ``anchor`` is the response that it was chained on; ``reason`` is
-    why it was not chained. Tokens are ``None`` if the server did not count them, ``cost`` if the
-    price is unknown; ``predicted_cached_tokens`` is ``None`` without a prediction, and ``cache_savings``
-    is in dollars. ``digest`` and the members after it prove what the server remembers; see
-    `AnchorRecord`. ``expires_at`` respects the retention of the conversation.
-    """
-
-    provider: str
-    scope: str
-    provider_response_id: str = ""
-    model: str = ""
-    mode: str = ""
-    anchor: str = ""
-    reason: str = ""
-    healed: str = ""
-    sent_blocks: int = 0
-    sent_bytes: int = 0
-    saved_blocks: int = 0
-    saved_bytes: int = 0
-    input_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    cost: float | None = None
-    first_token_seconds: float | None = None
-    seconds: float = 0.0
-    status: ResponseStatus = "completed"
-    error: str = ""
-    created_at: float = 0.0
-    expires_at: float | None = None
-    stored: bool = True
-    digest: str = ""
-    block_count: int = 0
-    depth: int = 0
-    root_created_at: float = 0.0
-    barrier: int | None = None
-    derived: tuple[str, ...] = ()
-    counted: TokenCounts | None = None
-    lost_reason: str = ""
-    predicted_cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    cache_savings: float | None = None
-    settings: str = ""
-    """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
-    request_bytes: int | None = None
-    """The size of the request body, with tool definitions and settings; ``None`` if the request was not sent."""
-    node: int = 0
-    parent: int = 0
-    conversation: str = ""
-
-    @property
-    def request_size(self) -> int:
-        """The size of the request body; of its messages alone if it was not recorded."""
-        return self.sent_bytes if self.request_bytes is None else self.request_bytes
-
-    @property
-    def full_size(self) -> int:
-        """The size of a request body with the complete conversation."""
-        return self.request_size + self.saved_bytes
-
-    @property
-    def record(self) -> AnchorRecord | None:
-        """The anchor for this response; ``None`` if its context is not known."""
-        if not self.digest:
-            return None
-        return AnchorRecord(
-            self.provider_response_id,
-            self.scope,
-            self.digest,
-            self.block_count,
-            self.depth,
-            self.root_created_at,
-            "failed" if self.status in ("refused", "cut") else self.status,
-            self.stored,
-            self.created_at,
-            self.expires_at,
-            self.barrier,
-            self.derived,
-            self.counted,
-        )
 
 
 @dataclass(frozen=True, slots=True)

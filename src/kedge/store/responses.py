@@ -3,21 +3,21 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from kedge.events import Usage
+from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, marks, split_chunks
-from kedge.store.records import ResponseRow
 from kedge.text.json_text import decode
 from kedge.turns.immutable import build_instances
 
 DIGEST_PREFIX = "sha256:"
 RESPONSE_COLUMNS: tuple[str, ...] = tuple(
-    each.name for each in fields(ResponseRow) if each.name not in ("node", "parent", "conversation")
+    name
+    for name in RequestRecord.__struct_fields__
+    if name not in ("node", "parent", "conversation")
 )
 STORED_COLUMNS = (*RESPONSE_COLUMNS, "checksum")
 CHECKSUM_BYTES = 8
@@ -43,7 +43,7 @@ def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
     tx.run(INSERT_RESPONSE, (node, number, *values))
 
 
-def response_values(row: ResponseRow, scope: int) -> Row:
+def response_values(row: RequestRecord, scope: int) -> Row:
     """Return the values of `STORED_COLUMNS`, with the number of the scope instead of its name."""
     values = (
         row.provider,
@@ -132,7 +132,7 @@ def intern_scope(tx: Tx, name: str) -> int:
     return found[0][0]
 
 
-def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[ResponseRow]:
+def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[RequestRecord]:
     """Return the responses that meet a condition, in the order of their nodes."""
     return [
         _response_from_row(row) for row in tx.rows(f"{_SELECT} {where} ORDER BY r.node", values)
@@ -141,7 +141,7 @@ def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> lis
 
 def select_responses_between(
     tx: Tx, conversation: int | None, since: float | None, until: float | None
-) -> list[ResponseRow]:
+) -> list[RequestRecord]:
     """Return the responses of a conversation, or of all, that were created in a period."""
     conditions = {
         "c.namespace = ?": tx.namespace,
@@ -159,7 +159,7 @@ def select_response_ids(tx: Tx, since: float) -> list[str]:
     return [name for (name,) in tx.rows(query, (since,)) if name]
 
 
-def _response_from_row(row: Row) -> ResponseRow:
+def _response_from_row(row: Row) -> RequestRecord:
     members = dict(zip(_READ_COLUMNS, row, strict=False))
     for name in _NULLABLE_TEXTS:
         members[name] = members[name] or ""
@@ -169,20 +169,9 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
     members["counted"] = decode_token_counts(members["counted"])
     members["stored"] = bool(members["stored"])
-    return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
-
-
-def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
-    """Return the tokens of the response of a node, if the server counted them."""
-    rows = tx.rows(
-        "SELECT r.input_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens "
-        "FROM responses r JOIN nodes n ON n.id = r.node WHERE r.node = ? AND n.tree = ?",
-        (node, tree),
+    return RequestRecord(
+        **members, scope=scope, node=node, parent=parent, conversation=conversation
     )
-    if not rows or rows[0][0] is None:
-        return None
-    sent, cached, output, reasoning = rows[0]
-    return Usage(sent, cached, output, reasoning, sent + output)
 
 
 def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:

@@ -19,7 +19,7 @@ from kedge.errors import (
     StoreError,
 )
 from kedge.event_loops import AsyncResource
-from kedge.events import Usage
+from kedge.events.request_record import RequestRecord
 from kedge.memory.object_claims import Claim as ObjectClaim
 from kedge.memory.object_claims import UnusedObject
 from kedge.planning import AnchorRecord, Mode
@@ -60,7 +60,6 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     NodeKind,
-    ResponseRow,
     StoredExchange,
     Telemetry,
     UnansweredQuestion,
@@ -652,7 +651,7 @@ class Store(AsyncResource):
         *,
         kind: NodeKind = "added",
         kept: int | None = None,
-        response: ResponseRow | None = None,
+        response: RequestRecord | None = None,
         memory: ConversationState | None = None,
         data: FrozenMap = EMPTY,
         accounts: Telemetry = NO_TELEMETRY,
@@ -841,7 +840,7 @@ class Store(AsyncResource):
 
     async def newest_response(
         self, conversation: ConversationRow, node: int | None = None
-    ) -> ResponseRow | None:
+    ) -> RequestRecord | None:
         """Return the newest response on the path to a node, or None if there is none.
 
         Args:
@@ -977,7 +976,7 @@ class Store(AsyncResource):
         *,
         since: float | None = None,
         until: float | None = None,
-    ) -> list[ResponseRow]:
+    ) -> list[RequestRecord]:
         """Return responses in the order in which they were stored.
 
         Args:
@@ -986,18 +985,12 @@ class Store(AsyncResource):
             until: Only those created before this time.
         """
 
-        def work(tx: Tx) -> list[ResponseRow]:
+        def work(tx: Tx) -> list[RequestRecord]:
             return responses.select_responses_between(
                 tx, conversation.number if conversation else None, since, until
             )
 
         return await (self._read(conversation, work) if conversation else self.database.read(work))
-
-    async def usage(self, conversation: ConversationRow, node: int) -> Usage | None:
-        """Return the tokens of the response of a node, if the server counted them."""
-        return await self._read(
-            conversation, lambda tx: responses.select_usage(tx, conversation.tree, node)
-        )
 
     async def candidates(
         self, scope: str, digests: Sequence[str], *, retention: float | None = None

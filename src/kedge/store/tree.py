@@ -13,12 +13,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.fallback import is_fallback_reason
 from kedge.store.conversations import checked, select_tree_conversations
 from kedge.store.database import Tx
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
-from kedge.store.records import ConversationRow, Node, ResponseRow, has_failed
+from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
 from kedge.store.stored_blocks import decode_blocks, preview_bodies
@@ -77,7 +78,7 @@ class StoredTree:
 
     row: ConversationRow
     nodes: tuple[Node, ...]
-    responses: Mapping[int, ResponseRow] = field(default_factory=dict[int, ResponseRow])
+    responses: Mapping[int, RequestRecord] = field(default_factory=dict[int, RequestRecord])
     questions: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
@@ -325,7 +326,7 @@ def _mark_head(nodes: list[GraphNode], head: int) -> list[GraphNode]:
     return [replace(each, marks=each.marks | mark) if each.id == head else each for each in nodes]
 
 
-def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mark, str]:
+def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[Mark, str]:
     """Return the marks of a node, each with its reason if there is one.
 
     Marks are history changes, the state of the response, and how the request was sent.
@@ -354,7 +355,7 @@ def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mar
     return marks
 
 
-def response_totals(row: ResponseRow) -> Totals:
+def response_totals(row: RequestRecord) -> Totals:
     """Return the totals of one response."""
     tokens = (row.input_tokens or 0) + (row.output_tokens or 0)
     return Totals(1, tokens, row.request_size, row.full_size, row.cost or 0.0)

@@ -18,7 +18,7 @@ from kedge.errors import InvalidSetting, UnconfirmedReference
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.providers import connect, names_address
-from kedge.store import ConversationRow, ResponseRow
+from kedge.store import ConversationRow, RequestRecord
 from kedge.turns import Turn
 
 
@@ -103,7 +103,7 @@ class ModelSelector:
         """Return the same models with another engine and separate connections."""
         return ModelSelector(engine, self.names, self._base_url, connect or self._connect)
 
-    def recorded_name(self, row: ConversationRow, response: ResponseRow | None) -> str:
+    def recorded_name(self, row: ConversationRow, response: RequestRecord | None) -> str:
         """Return the name of the model that a conversation was last used with.
 
         Args:
@@ -119,7 +119,7 @@ class ModelSelector:
         return recorded or self.names[0]
 
     def select(
-        self, row: ConversationRow, response: ResponseRow | None, requested: str = ""
+        self, row: ConversationRow, response: RequestRecord | None, requested: str = ""
     ) -> ModelChoice:
         """Choose the model for the next request of a conversation.
 

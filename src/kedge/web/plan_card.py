@@ -18,7 +18,7 @@ from kedge.planning import (
 )
 from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.planning.reusable_items import base_scope, get_conversation_id
-from kedge.store import ResponseRow, StoredExchange
+from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import (
     HEALING_TEXTS,
     LOST_TEXTS,
@@ -44,7 +44,7 @@ MAX_BODY_CHARS = 200_000
 """The maximum number of characters shown of a raw body."""
 
 
-def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) -> RequestPlan:
+def rebuild_plan(turn: Turn, row: RequestRecord, records: Iterable[AnchorRecord]) -> RequestPlan:
     """Recompute the plan of a past request from the Turn as it was before it."""
     earlier = [record for record in records if record.created_at < row.created_at]
     mode = row.mode if row.mode in ("chained", "stateless", "conversation") else "chained"
@@ -60,7 +60,7 @@ def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) 
     )
 
 
-def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
+def _restore_record(record: AnchorRecord, row: RequestRecord) -> AnchorRecord:
     """Return a record as it was at the time of the request, when its anchor was not lost yet."""
     if record.status == "lost" and record.response_id == row.anchor:
         return replace(record, status="completed")
@@ -69,7 +69,7 @@ def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
 
 def build_plan_card(
     plan: RequestPlan,
-    row: ResponseRow,
+    row: RequestRecord,
     turn: Turn,
     exchanges: Sequence[StoredExchange],
     changed: str = "",
@@ -93,7 +93,7 @@ def build_plan_card(
     )
 
 
-def describe_request_size(row: ResponseRow) -> str:
+def describe_request_size(row: RequestRecord) -> str:
     """Return one sentence about the messages that were sent and those that the server already had."""
     if not row.anchor:
         total = row.sent_blocks + row.saved_blocks
@@ -105,7 +105,7 @@ def describe_request_size(row: ResponseRow) -> str:
     return f"Sent {sent}; the server already had {rest}."
 
 
-def _format_headline(row: ResponseRow, reason: str) -> str:
+def _format_headline(row: RequestRecord, reason: str) -> str:
     sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.request_size)}"
     if row.anchor:
         return f"Chained on {row.anchor}: sent {sent}."
@@ -117,7 +117,7 @@ def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedShape:
     return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
 
 
-def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
+def _iter_notes(plan: RequestPlan, row: RequestRecord) -> Iterable[str]:
     if len(plan.rejected) > MAX_REJECTED:
         yield f"{len(plan.rejected) - MAX_REJECTED} more candidates were rejected."
     if row.healed:
@@ -130,7 +130,7 @@ def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
         yield f"{problem}."
 
 
-def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
+def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
     """Yield the figures of a response as labels and values."""
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode

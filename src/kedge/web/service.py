@@ -25,7 +25,7 @@ from kedge.store import (
     ConversationRow,
     Hit,
     Node,
-    ResponseRow,
+    RequestRecord,
     Store,
     UnansweredQuestion,
 )
@@ -345,7 +345,7 @@ class ConversationService:
         return describe_first_change((await self.store.load(row, node)).blocks, blocks)
 
     def _describe_model(
-        self, row: ConversationRow, response: ResponseRow | None
+        self, row: ConversationRow, response: RequestRecord | None
     ) -> tuple[str, str]:
         """Return the name of the model that answers, and the reason if it is not available."""
         try:

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kedge.planning.explain import describe_rejection
-from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.summaries import ConversationSummary
 from kedge.web.schemas import (
     ConversationShape,
@@ -38,7 +38,7 @@ def shape_overview(summary: ConversationSummary, status: str) -> OverviewShape:
 
 
 def shape_node(
-    node: Node, response: ResponseRow | None, *, parent: int, label: str, marks: list[str]
+    node: Node, response: RequestRecord | None, *, parent: int, label: str, marks: list[str]
 ) -> NodeShape:
     """Return the form of a node; ``parent`` is the node before it among those that are shown."""
     return NodeShape(

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
-from kedge.store import Hit, Node, ResponseRow
+from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
 from kedge.text.json_text import encode_indented
@@ -63,7 +63,7 @@ class ExchangeSpan:
     """The block ranges of one exchange."""
 
     node: Node
-    row: ResponseRow
+    row: RequestRecord
     before: int
     asked: tuple[BlockRange, ...]
     answered: tuple[int, int]
@@ -71,7 +71,7 @@ class ExchangeSpan:
 
 
 def split_exchanges(
-    path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, ResponseRow]
+    path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, RequestRecord]
 ) -> tuple[tuple[ExchangeSpan, ...], tuple[BlockRange, ...]]:
     """Return the exchanges on a path, and the blocks after the last of them.
 
@@ -102,7 +102,7 @@ def split_exchanges(
 def _split_rewritten(
     where: BlockRange,
     blocks: Sequence[Block],
-    by_response_id: Mapping[str, ResponseRow],
+    by_response_id: Mapping[str, RequestRecord],
     pending: list[BlockRange],
 ) -> tuple[list[ExchangeSpan], list[BlockRange]]:
     """Return the exchanges inside a node that was not created by a request, and the blocks after them."""

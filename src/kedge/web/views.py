@@ -5,7 +5,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from kedge.store import ResponseRow
+from kedge.store import RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.summaries import ConversationSummary
 from kedge.store.tree import Layout, Totals
@@ -151,7 +151,7 @@ class RawExchange:
 class PlanCard:
     """The blocks that a request sent, its anchor, and why newer candidates were rejected."""
 
-    row: ResponseRow
+    row: RequestRecord
     summary: str
     """One sentence about the messages that were sent."""
     headline: str
@@ -178,7 +178,7 @@ class ExchangeView:
     response_id: str
     asked: tuple[MessageView, ...]
     answered: tuple[MessageView, ...]
-    row: ResponseRow | None
+    row: RequestRecord | None
     status: str = "completed"
     error: str = ""
     created_at: float | None = None

@@ -1,0 +1,214 @@
+"""Make the record of each request of a run from its events: opened by the plan, completed at its end."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from kedge.engines.content_filter import ContentFilters
+from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
+from kedge.events import Event, Outcome, Usage
+from kedge.events.request_record import RequestRecord, ResponseStatus
+from kedge.events.run import (
+    VISIBLE_EVENTS,
+    AnswerFinished,
+    AttemptFailed,
+    Healed,
+    HealReason,
+    RequestPlanned,
+    RequestSent,
+)
+from kedge.observe import measure
+from kedge.planning import RequestPlan, get_state
+from kedge.prices import current_prices
+from kedge.text.display import HEALING_TEXTS
+from kedge.turns import Turn
+
+MAX_ERROR_LENGTH = 500
+
+_ANCHOR_MEMBERS = (
+    "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
+    "root_created_at", "barrier", "derived", "counted",
+)  # fmt: skip
+"""The members of a record that have the same names and values as those of its anchor."""
+
+CostFunction = Callable[[RequestRecord], float | None]
+"""Returns the cost of a response, or None if it is not known."""
+
+
+class RequestLog:
+    """The records of the requests of one run.
+
+    Args:
+        provider: The name of the provider.
+        model: The requested model; the answer names the one that was used.
+        settings: The settings of the requests, such as the temperature.
+        filters: The content filters of the stack, which edit settings and errors.
+    """
+
+    def __init__(
+        self, provider: str, model: str, settings: Mapping[str, Any], filters: ContentFilters
+    ) -> None:
+        self.provider, self.model, self.filters = provider, model, filters
+        self.settings = settings
+        self.clock: Callable[[], float] = time.time
+        self.price: CostFunction | None = None
+        self.plans: list[RequestPlan] = []
+        """The plan of every request, in order."""
+        self.records: list[RequestRecord] = []
+        """The record of every request that has ended, in order."""
+        self._open: RequestRecord | None = None
+        self._healed: HealReason | None = None
+        self._started_at = 0.0
+        self._taken = 0
+
+    def record_event(self, event: Event) -> None:
+        """Open, change or complete the record of the current request."""
+        match event:
+            case RequestPlanned(plan):
+                self.plans.append(plan)
+                self._open = self._start(plan)
+            case RequestSent() if self._open:
+                saved = event.full_bytes - event.body_bytes
+                self._open = replace(
+                    self._open,
+                    sent_bytes=event.body_bytes,
+                    request_bytes=event.body_bytes,
+                    saved_bytes=saved,
+                )
+            case AnswerFinished():
+                if self._open is None:  # an engine that reports no plan
+                    self._open = self._start(event.plan)
+                self._end(self.complete(event.outcome, event.turn), event.outcome.usage)
+                measure("responses_duration_seconds", self.records[-1].seconds)
+            case AttemptFailed():
+                self._fail(
+                    _classify_error(event.error),
+                    f"{event.error.__name__}; the request was sent again",
+                    event.usage,
+                )
+            case Healed(reason):
+                self._fail("failed", HEALING_TEXTS[reason], event.usage)
+                self._healed = reason
+            case _ if self._open and isinstance(event, VISIBLE_EVENTS):
+                if self._open.first_token_seconds is None:
+                    seconds = time.perf_counter() - self._started_at
+                    self._open = replace(self._open, first_token_seconds=seconds)
+                    measure("responses_first_output_seconds", seconds)
+            case _:
+                pass
+
+    def record_error(self, error: EngineError) -> None:
+        """Complete the record of a request that failed."""
+        message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
+        self._fail(_classify_error(type(error)), message, error.usage)
+
+    def cancel(self) -> None:
+        """Complete the record of a request that the user stopped, or of the next one, which was not sent."""
+        if self._open is None and self.plans:
+            plan = self.plans[-1]
+            self._open = self._describe(plan)
+        self._fail("cancelled", "", None)
+
+    def take(self) -> RequestRecord | None:
+        """Return the record of the last request, if it has ended since the last call."""
+        known, self._taken = self._taken, len(self.records)
+        return self.records[-1] if self._taken > known else None
+
+    def complete(self, outcome: Outcome, turn: Turn) -> RequestRecord:
+        """Return the record of the current request with its answer, which is at the end of this Turn."""
+        record = cast("RequestRecord", self._open)
+        members: dict[str, Any] = {
+            "provider_response_id": outcome.response_id,
+            "model": outcome.model or self.model,
+            "status": "running" if outcome.status == "running" else "completed",
+        }
+        anchor = get_state(turn).anchor(outcome.response_id) if outcome.response_id else None
+        if anchor:
+            members.update({name: getattr(anchor, name) for name in _ANCHOR_MEMBERS})
+            if anchor.status == "lost":
+                members.update(status="lost", lost_reason="forgot")
+        return self._finish(replace(record, **members), outcome.usage)
+
+    def _start(self, plan: RequestPlan) -> RequestRecord:
+        self._started_at = time.perf_counter()
+        healed, self._healed = self._healed, None
+        return replace(
+            self._describe(plan),
+            anchor=plan.anchor_id,
+            reason=plan.reason,
+            healed=healed or "",
+            sent_blocks=plan.delta_blocks,
+            saved_blocks=plan.full_blocks - plan.delta_blocks,
+            predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
+            settings=self._encode_settings(),
+        )
+
+    def _describe(self, plan: RequestPlan) -> RequestRecord:
+        """Return the record of a request of which nothing was sent."""
+        return RequestRecord(
+            provider=self.provider,
+            scope=plan.scope,
+            model=self.model,
+            mode=plan.mode,
+            created_at=self.clock(),
+            stored=plan.mode != "stateless",
+        )
+
+    def _fail(self, status: ResponseStatus, error: str, usage: Usage | None) -> None:
+        if self._open is not None:
+            self._end(replace(self._open, status=status, error=error), usage)
+
+    def _end(self, record: RequestRecord, usage: Usage | None) -> None:
+        self.records.append(self._finish(record, usage))
+        self._open = None
+
+    def _finish(self, record: RequestRecord, usage: Usage | None) -> RequestRecord:
+        """Return the record with its duration, its tokens and their cost."""
+        seconds = time.perf_counter() - self._started_at
+        if usage is None:
+            return replace(record, seconds=seconds)
+        listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)
+        record = replace(
+            record,
+            seconds=seconds,
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            cost=listed.cost(usage) if listed else None,
+            cache_savings=listed.cache_savings(usage) if listed else None,
+        )
+        return replace(record, cost=self.price(record)) if self.price else record
+
+    def _encode_settings(self) -> str:
+        """Return the settings after the filters; values that are not JSON are converted to text."""
+        if not self.settings:
+            return ""
+        values = json.loads(json.dumps(dict(self.settings), default=str))
+        return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
+
+
+def filter_json(value: Any, filters: ContentFilters) -> Any:
+    """Return a JSON value with all its texts filtered."""
+    match value:
+        case str():
+            return filters.edit_text(value)
+        case list():
+            return [filter_json(each, filters) for each in cast("list[Any]", value)]
+        case dict():
+            members = cast("dict[str, Any]", value)
+            return {name: filter_json(each, filters) for name, each in members.items()}
+        case _:
+            return value
+
+
+def _classify_error(error: type[EngineError]) -> ResponseStatus:
+    if issubclass(error, RequestRefused):
+        return "refused"
+    if issubclass(error, StreamCut):
+        return "cut"
+    return "incomplete" if issubclass(error, AnswerIncomplete) else "failed"

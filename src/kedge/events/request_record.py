@@ -1,0 +1,126 @@
+"""The record of one request: what was sent and why, and what came back.
+
+A record is made when a request is sent, and completed when it ends. A `Reply` has the records of its requests, a store
+keeps them, and every view shows them.
+"""
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import Literal
+
+import msgspec
+
+from kedge.events.types import Usage
+from kedge.planning import AnchorRecord, TokenCounts
+
+ResponseStatus = Literal[
+    "completed", "incomplete", "running", "failed", "refused", "cut", "cancelled", "lost"
+]
+"""The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
+that the user stopped it."""
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, and the response of the model or the failure.
+
+    ``node`` is the node of the response. ``anchor`` is the response that it was chained on; ``reason`` is
+    why it was not chained. Tokens are ``None`` if the server did not count them, ``cost`` if the
+    price is unknown; ``predicted_cached_tokens`` is ``None`` without a prediction, and ``cache_savings``
+    is in dollars. ``digest`` and the members after it prove what the server remembers; see
+    `AnchorRecord`. ``expires_at`` respects the retention of the conversation.
+    """
+
+    provider: str
+    scope: str
+    provider_response_id: str = ""
+    model: str = ""
+    mode: str = ""
+    anchor: str = ""
+    reason: str = ""
+    healed: str = ""
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+    saved_blocks: int = 0
+    saved_bytes: int = 0
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost: float | None = None
+    first_token_seconds: float | None = None
+    seconds: float = 0.0
+    status: ResponseStatus = "completed"
+    error: str = ""
+    created_at: float = 0.0
+    expires_at: float | None = None
+    stored: bool = True
+    digest: str = ""
+    block_count: int = 0
+    depth: int = 0
+    root_created_at: float = 0.0
+    barrier: int | None = None
+    derived: tuple[str, ...] = ()
+    counted: TokenCounts | None = None
+    lost_reason: str = ""
+    predicted_cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cache_savings: float | None = None
+    settings: str = ""
+    """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
+    request_bytes: int | None = None
+    """The size of the request body, with tool definitions and settings; ``None`` if the request was not sent."""
+    node: int = 0
+    parent: int = 0
+    conversation: str = ""
+
+    @property
+    def request_size(self) -> int:
+        """The size of the request body; of its messages alone if it was not recorded."""
+        return self.sent_bytes if self.request_bytes is None else self.request_bytes
+
+    @property
+    def full_size(self) -> int:
+        """The size of a request body with the complete conversation."""
+        return self.request_size + self.saved_bytes
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens that the server counted; ``None`` if it did not."""
+        if self.input_tokens is None:
+            return None
+        output = self.output_tokens or 0
+        return Usage(
+            self.input_tokens,
+            self.cached_tokens or 0,
+            output,
+            self.reasoning_tokens or 0,
+            self.input_tokens + output,
+            self.cache_write_tokens or 0,
+        )
+
+    @property
+    def record(self) -> AnchorRecord | None:
+        """The anchor for this response; ``None`` if its context is not known."""
+        if not self.digest:
+            return None
+        return AnchorRecord(
+            self.provider_response_id,
+            self.scope,
+            self.digest,
+            self.block_count,
+            self.depth,
+            self.root_created_at,
+            "failed" if self.status in ("refused", "cut") else self.status,
+            self.stored,
+            self.created_at,
+            self.expires_at,
+            self.barrier,
+            self.derived,
+            self.counted,
+        )
+
+
+def sum_usage(records: Iterable[RequestRecord]) -> Usage:
+    """Return the tokens of all requests."""
+    return reduce(add, (each.usage for each in records if each.usage), Usage())
