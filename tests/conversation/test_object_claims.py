@@ -35,7 +35,7 @@ async def open_attached(engine: ResponsesEngine, store: Store) -> None:
 async def test_a_process_with_the_same_store_continues_the_object(store: Store) -> None:
     """The claim in the store shows that no other line continues the object, so the answer is not held back."""
     with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
+        async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
             await open_attached(engine, store)
             turn = await send_lines(engine, "One")
             become_another_process(engine)

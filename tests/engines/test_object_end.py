@@ -55,9 +55,34 @@ async def test_foreign_items_before_anything_was_shown_are_healed(server: TestSe
     assert normalize_items(last_context(server)) == expected_context(answer)
 
 
+async def test_a_stream_after_a_pause_does_not_show_foreign_items(server: TestServer) -> None:
+    """The last item is compared before the request, so that a message of another client costs no wrong answer."""
+    times = iter(range(0, 100_000, 60))
+    async with open_engine(server, mode="conversation", clock=lambda: float(next(times))) as engine:
+        turn = await send_lines(engine, "One")
+        insert_message(server, turn)
+        answer, events = await stream_turn(engine, turn.append(user("What did I say last?")))
+    assert not any(isinstance(event, Healed | ServerForgot) for event in events)
+    assert not any("Intruder" in str(each.context) for each in server.requests)
+    assert normalize_items(last_context(server)) == expected_context(answer)
+    assert get_state(answer).conversation_id != get_state(turn).conversation_id
+
+
+async def test_a_stream_after_a_pause_continues_an_unchanged_object(server: TestServer) -> None:
+    """One more list shows the last item; the next request continues with the new blocks."""
+    times = iter(range(0, 100_000, 60))
+    async with open_engine(server, mode="conversation", clock=lambda: float(next(times))) as engine:
+        turn = await send_lines(engine, "One")
+        server.requests.clear()
+        answer, _ = await stream_turn(engine, turn.append(user("Two")))
+    items = f"/v1/conversations/{get_state(answer).conversation_id}/items"
+    assert [each.path for each in server.requests] == [items, "/v1/responses", items]
+    assert [len(body["input"]) for body in request_bodies(server)] == [1]
+
+
 async def test_foreign_items_in_a_shown_answer_are_reported(server: TestServer) -> None:
     """A streamed answer that was shown is reported, is no anchor, and ends the object."""
-    async with open_engine(server, mode="conversation") as engine:
+    async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
         turn = await send_lines(engine, "One")
         insert_message(server, turn)
         answer, events = await stream_turn(engine, turn.append(user("Two")))

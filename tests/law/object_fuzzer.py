@@ -2,8 +2,9 @@
 
 Each round has four engines: two of one process and one of another with the same store, and one of a process without
 it. Branches of a conversation are continued by any of them, one after the other and at once. Streams are left early,
-items are inserted and deleted through the API, and a server of an unknown kind forgets. An answer from another context
-than its Turn must be reported, and no tool may run twice for one question.
+items are inserted and deleted through the API, and the server forgets. In some rounds the engines audit every request
+(``verify_every=1``); then items of any length are deleted. An answer from another context than its Turn must be
+reported, and no tool may run twice for one question.
 """
 
 import random
@@ -66,6 +67,8 @@ class ObjectFuzzer:
     stats: ObjectStats = field(default_factory=ObjectStats)
     branches: list[Turn] = field(default_factory=lambda: [Turn()])
     runs: Counter[int] = field(default_factory=Counter[int])
+    has_tools: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Whether the request of each response offered tools."""
     asked: int = 0
     clock: float = 1_000_000.0
 
@@ -74,6 +77,7 @@ class ObjectFuzzer:
         async with AsyncExitStack() as stack:
             self.server = stack.enter_context(serve())
             self.is_unknown = self.rng.random() < 0.5
+            self.is_audited = self.rng.random() < 0.3
             self._reset_faults()
             store = await stack.enter_async_context(await open_store("sqlite://:memory:"))
             shared = ObjectClaims()
@@ -96,6 +100,7 @@ class ObjectFuzzer:
             max_retries=0,
             timeout=300,
             clock=self._read_clock,
+            verify_every=int(self.is_audited),
         )
         assert isinstance(engine, ResponsesEngine)
         return engine
@@ -120,10 +125,23 @@ class ObjectFuzzer:
             case "insert" | "delete":
                 await self._change_object(self.branches[index], action)
             case _:
-                if action == "forget" and self.is_unknown:  # a known server is trusted
+                calls = action == "call"
+                if action == "forget":
                     self.server.faults.set(self.rng.choice(FORGETTING), times=1)
-                self.branches[index] = await self._ask(self.branches[index], calls=action == "call")
+                    calls = self._choose_tools(self.branches[index])
+                self.branches[index] = await self._ask(self.branches[index], calls=calls)
                 self._reset_faults()
+
+    def _choose_tools(self, turn: Turn) -> bool:
+        """Return whether the request to a forgetting server offers tools.
+
+        A known server is offered the same tools as before. After a change of the tools its token count cannot be
+        compared, and what it lists does not show what it read, so there is no evidence of a loss; a known server is
+        then trusted, and an unknown one is sent everything.
+        """
+        if self.is_unknown or not turn.blocks:
+            return self.rng.random() < 0.3
+        return self.has_tools.get(turn.blocks[-1].response_id or "", False)
 
     def _make_question(self, turn: Turn, *, calls: bool = False) -> Turn:
         self.asked += 1
@@ -161,8 +179,13 @@ class ObjectFuzzer:
                     item = {"type": "message", "role": "user", "content": f"Intruder: {FILLER}"}
                     await items.create(object_id, items=[item])
                     return
-                # Only an audit finds a missing item that is shorter than the tolerance of a token count.
-                listed = [item async for item in items.list(object_id) if FILLER in str(item)]
+                # Without an audit, an item that is shorter than the tolerance of a token count is missing unnoticed:
+                # the count is the only evidence about items before the end of the object, which alone is listed.
+                listed = [
+                    item
+                    async for item in items.list(object_id)
+                    if self.is_audited or FILLER in str(item)
+                ]
                 item = self.rng.choice(listed)
                 await items.delete(item.id, conversation_id=object_id)
             except (OpenAIError, IndexError):
@@ -186,6 +209,7 @@ class ObjectFuzzer:
         except EngineError as error:
             self.stats.failed += 1
             return error.turn or turn
+        self.has_tools[stream.turn.blocks[-1].response_id or ""] = calls
         self._check(stream.turn, events, f"message {number}, streaming {streaming}")
         return stream.turn
 

@@ -25,6 +25,8 @@ LOCK_SECONDS = 10.0
 FIRST_DELAY = 0.1
 MAX_DELAY = 1.0
 """Seconds between two attempts at an object that is in use: the first delay, and the maximum."""
+PAUSE_SECONDS = 10.0
+"""Seconds after an answer from which the end of the object is compared before a stream, too."""
 DELETE_SECONDS = 10.0
 """Seconds for which unused objects are deleted at a server."""
 MAX_DELETED = 1_000
@@ -85,6 +87,20 @@ class ConversationObjects:
         return await self._claim(
             plan.conversation_id, plan.anchor.response_id if plan.anchor else ""
         )
+
+    async def is_changed(self, plan: RequestPlan, now: float) -> bool:
+        """Return whether others have added to the claimed object of a plan during a pause in the conversation.
+
+        A stream is shown before the check after the answer, so a change that can be found earlier is worth a request.
+        """
+        if (
+            not plan.conversation_id
+            or not plan.anchor
+            or now - plan.anchor.created_at < PAUSE_SECONDS
+        ):
+            return False
+        last = list_earlier(plan, complete=False)
+        return await self.check_end(plan.conversation_id, last, (), (), complete=False) is False
 
     async def _claim(self, object_id: str, last: str) -> Claim:
         claims, store = self.claims, self._get_store()

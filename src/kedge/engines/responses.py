@@ -295,6 +295,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         claim = "owned"
         if plan.conversation_id and not plan.problems:
             claim = await self.objects.claim(plan)
+        is_shown = claim == "owned" and check.way == "direct" and self._is_streaming(request)
+        if is_shown and await self.objects.is_changed(plan, self._clock()):
+            claim = "taken"
         if claim == "taken":
             plan = self._build_plan(turn, request, options, check)
         await self._audit_periodically(turn, plan, check)
