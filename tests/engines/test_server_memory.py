@@ -420,6 +420,20 @@ async def test_evidence_is_saved_only_until_it_is_complete() -> None:
     assert store.writes <= 4
 
 
+async def test_a_dry_run_does_not_hide_stored_evidence() -> None:
+    """A plan before the first request of a process reads nothing, and the request then uses what is stored."""
+    store, server = BrokenStore(), MemoryServer(lists=False)
+    with serve_handler(server.handle) as url:
+        settings: Any = {"max_retries": 0, "evidence_store": store}
+        async with connect(f"responses:{url}#m", **settings) as engine:
+            turn, _ = await send_messages(server, engine, 6)
+        async with connect(f"responses:{url}#m", **settings) as engine:
+            turn = turn.append(user("And?"))
+            assert engine.plan(turn, streaming=True).conditional
+            assert (await engine.probe_and_plan(turn, streaming=True)).anchor
+            assert engine.plan(turn, streaming=True).anchor
+
+
 async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     """A closed store does not prevent an answer, and the next attached store replaces it."""
     first, second = BrokenStore(), BrokenStore()
@@ -438,7 +452,7 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
 
     class SlowStore(BrokenStore):
         async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-            engine.memory.get("another", streaming=True)
+            engine.memory.check("another", streaming=True)
             await super().save_evidence(key, form)
 
     store = SlowStore()

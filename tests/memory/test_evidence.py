@@ -47,7 +47,7 @@ def test_hold_time_outlasts_a_proof() -> None:
     assert not evidence.must_hold(3, now)
     evidence.record_silent_loss(now, 2, partial=False)
     evidence.record_remembered(3)
-    assert evidence.is_proven
+    assert evidence.proof
     assert evidence.must_hold(1, now + HOLD_SECONDS - 1)
     assert not evidence.must_hold(3, now + HOLD_SECONDS)
     evidence.record_silent_loss(now + HOLD_SECONDS, 2, partial=False)
@@ -63,15 +63,18 @@ def test_hold_time_outlasts_a_proof() -> None:
 def test_rejected_chaining_is_permanent() -> None:
     """A server that rejects chaining is never tried again."""
     evidence = ServerEvidence()
-    evidence.record_unsupported()
+    evidence.doubt = "unsupported"
     assert evidence.open_doubt(10 * MAX_COOLDOWN) == "unsupported"
 
 
 def test_evidence_round_trips_through_json() -> None:
-    """Overheads and the learned depth are restored, and unknown members are ignored."""
+    """Overheads and the learned depth are restored; unknown members and invalid evidence are ignored."""
     evidence = ServerEvidence(proof="count", max_depth=7, overheads={5: 12}, matched=40)
-    assert ServerEvidence.from_json(evidence.to_json()) == evidence
-    assert ServerEvidence.from_json({"proof": 3, "unknown": 1}) == ServerEvidence()
+    restored = ServerEvidence()
+    restored.restore({**evidence.to_json(), "unknown": 1})
+    assert restored == evidence
+    restored.restore({"proof": 3})
+    assert restored == evidence
 
 
 def test_a_missing_response_of_a_proven_server_concerns_its_own_conversation() -> None:
@@ -82,10 +85,10 @@ def test_a_missing_response_of_a_proven_server_concerns_its_own_conversation() -
     evidence.record_missing(20.0, created_at=15.0, conversation="a")
     assert evidence.open_doubt(21.0, "a") == "never_stores"
     assert evidence.open_doubt(21.0, "b") == ""
-    assert evidence.is_proven
+    assert evidence.proof
     evidence.record_missing(22.0, created_at=21.0, conversation="b")
     assert evidence.open_doubt(23.0, "c") == "never_stores"
-    assert not evidence.is_proven
+    assert not evidence.proof
 
 
 def test_responses_that_were_lost_together_count_once() -> None:
@@ -107,7 +110,7 @@ def test_counts_outweigh_a_probe() -> None:
     """After a loss on a server that lists its items, no probe is believed for a day."""
     evidence = ServerEvidence()
     evidence.record_probe(agrees=True, now=0.0)
-    assert (evidence.stores, evidence.is_proven) == (True, False)
+    assert (evidence.stores, evidence.proof) == (True, "")
     evidence.record_silent_loss(1.0, 2, partial=False)
     assert not evidence.stores
     assert evidence.next_probe_at == 1.0 + CONTRADICTION_SECONDS

@@ -11,100 +11,102 @@ from kedge.memory.tokens import (
     has_foreign_tokens,
     judge_usage,
     list_sent,
-    measure_blocks,
+    measure_request,
 )
-from kedge.planning import AnchorRecord, TokenCounts, plan_request
+from kedge.planning import TokenCounts, plan_request
 from kedge.turns import AssistantBlock, Turn, assistant, image, reasoning, user
 
 BASE = TokenCounts(input=500, cached=0, output=20, reasoning=0, own_reasoning=0, settings=1)
-SENT = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=1)
+SENT = SentTokens(words=8, tokens=10, size=36, texts=1, settings=1, overhead=0)
+"""A text of 10 to 60 tokens; 14 by our count."""
 PICTURE = "data:image/png;base64,AAAA"
 HISTORY = "A message of the history, with a few more words than are needed. " * 3
 
 
 def test_a_count_above_all_bounds_shows_foreign_items() -> None:
     """A conversation object with more than the last context, its answer and the request has other items."""
-    output = SENT._replace(estimate=20, upper=90)
-    most = BASE.input + output.upper + SENT.upper
-    assert not has_foreign_tokens(Usage(input_tokens=most), BASE, output, SENT, exact=False)
-    assert has_foreign_tokens(Usage(input_tokens=most + 1), BASE, output, SENT, exact=False)
-    assert not has_foreign_tokens(Usage(input_tokens=540), BASE, output, SENT, exact=True)
-    assert has_foreign_tokens(Usage(input_tokens=541), BASE, output, SENT, exact=True)
+    added = SENT._replace(tokens=26, size=102, texts=2)
+    most = BASE.input + added.upper
+    assert not has_foreign_tokens(Usage(input_tokens=most), BASE, added)
+    assert has_foreign_tokens(Usage(input_tokens=most + 1), BASE, added)
+    exact = added._replace(is_exact=True)
+    assert not has_foreign_tokens(Usage(input_tokens=540), BASE, exact)
+    assert has_foreign_tokens(Usage(input_tokens=541), BASE, exact)
 
 
 def test_a_count_shows_no_foreign_items_where_it_cannot_be_compared() -> None:
     """Reasoning, other settings, images and cached tokens that are counted apart give no verdict."""
-    usage, unbounded = Usage(input_tokens=100_000), SENT._replace(upper=UNBOUNDED)
+    usage, added = Usage(input_tokens=100_000), SENT._replace(is_exact=True)
     for base in (BASE._replace(own_reasoning=5), BASE._replace(settings=2)):
-        assert not has_foreign_tokens(usage, base, SENT, SENT, exact=True)
-    assert not has_foreign_tokens(usage, BASE, SENT, unbounded, exact=True)
+        assert not has_foreign_tokens(usage, base, added)
+    assert not has_foreign_tokens(usage, BASE, added._replace(size=UNBOUNDED))
     apart = BASE._replace(input=20, cached=480)
-    assert not has_foreign_tokens(Usage(input_tokens=530), apart, SENT, SENT, exact=True)
-    for nothing in ((None, SENT), (SENT, None)):
-        assert not has_foreign_tokens(usage, BASE, *nothing, exact=True)
+    assert not has_foreign_tokens(Usage(input_tokens=510), apart, added)
+    assert not has_foreign_tokens(usage, BASE, None)
 
 
 def test_token_count_proves_disproves_or_neither() -> None:
     """Above what was sent a count proves, below the stored context it disproves, otherwise neither."""
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT, 0) == "remembered"
-    assert judge_usage(Usage(input_tokens=14), BASE, SENT, 0) == "lost"
-    assert judge_usage(Usage(input_tokens=521), BASE, SENT, 0) == "partial"
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT, 480) == ""
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT, None) == ""
-    assert judge_usage(None, BASE, SENT, 0) == ""
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT) == "remembered"
+    assert judge_usage(Usage(input_tokens=14), BASE, SENT) == "lost"
+    assert judge_usage(Usage(input_tokens=521), BASE, SENT) == "partial"
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT._replace(overhead=480)) == ""
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT._replace(overhead=None)) == ""
+    assert judge_usage(None, BASE, SENT) == ""
 
 
 def test_changed_settings_give_no_disproof() -> None:
     """Changed instructions, tools or formats may make a context smaller, so a low count proves nothing."""
-    changed = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=2)
-    assert judge_usage(Usage(input_tokens=14), BASE, changed, 0) == ""
+    changed = SENT._replace(settings=2)
+    assert judge_usage(Usage(input_tokens=14), BASE, changed) == ""
 
 
 def test_separately_counted_cached_tokens_are_added() -> None:
     """A disproof must also hold with the cached tokens added to the input tokens."""
-    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT, 0) == ""
-    assert judge_usage(Usage(input_tokens=450, cached_tokens=200), BASE, SENT, 0) == "remembered"
+    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT) == ""
+    assert judge_usage(Usage(input_tokens=450, cached_tokens=200), BASE, SENT) == "remembered"
 
 
 def test_known_servers_count_cached_tokens_as_input() -> None:
     """More cached tokens than before do not hide that a part of the context is missing."""
     usage = Usage(input_tokens=450, cached_tokens=200)
-    assert judge_usage(usage, BASE, SENT, 0, known=True) == "partial"
+    assert judge_usage(usage, BASE, SENT._replace(adds_cached=False)) == "partial"
 
 
 def test_cached_instructions_do_not_prove_the_context() -> None:
     """A prompt cache also has instructions and tools, which another conversation may have sent."""
     base = BASE._replace(cached=384)
-    assert judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT, 380) == "lost"
+    assert (
+        judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT._replace(overhead=380))
+        == "lost"
+    )
 
 
 def test_reasoning_since_the_last_user_message_may_be_dropped() -> None:
     """Reasoning tokens counted for the anchor may be missing from the next request."""
     thinking = BASE._replace(reasoning=300)
-    assert judge_usage(Usage(input_tokens=234), thinking, SENT, 0) == "remembered"
+    assert judge_usage(Usage(input_tokens=234), thinking, SENT) == "remembered"
 
 
 def test_can_prove_requires_a_distinguishable_count() -> None:
     """The expected count must exceed the maximum count of the request alone."""
-    anchor = AnchorRecord("r", "s", "d", 2, counted=BASE)
-    assert can_prove(anchor, SENT, 400)
-    assert not can_prove(anchor, SENT, 480)
-    assert not can_prove(AnchorRecord("r", "s", "d", 2), SENT, 0)
+    assert can_prove(BASE, SENT._replace(overhead=400))
+    assert not can_prove(BASE, SENT._replace(overhead=480))
+    assert not can_prove(None, SENT)
 
 
 def test_can_disprove_requires_a_visible_loss() -> None:
     """Losing a short context before a long delta would not be visible, so everything is sent."""
     short = BASE._replace(input=10, output=17)
-    anchor, long_one = AnchorRecord("r", "s", "d", 2, counted=BASE), SENT
-    assert can_disprove(anchor, long_one, 400, exact=False)
-    assert not can_disprove(anchor, long_one, 470, exact=False)
-    assert can_disprove(anchor, long_one, 470, exact=True)
-    many = SentTokens(lower=415, upper=2_400, estimate=455, blocks=20, settings=1)
-    assert can_disprove(anchor, many, 3, exact=True)
-    assert not can_disprove(anchor, many, 3, exact=False)
-    assert not can_disprove(AnchorRecord("r", "s", "d", 2, counted=short), many, 3, exact=True)
-    assert not can_disprove(anchor, many, None, exact=True)
-    assert not can_disprove(AnchorRecord("r", "s", "d", 2), many, 3, exact=True)
+    assert can_disprove(BASE, SENT._replace(overhead=400))
+    assert not can_disprove(BASE, SENT._replace(overhead=470))
+    assert can_disprove(BASE, SENT._replace(overhead=470, is_exact=True))
+    many = SentTokens(375, 375, 1_920, 20, settings=1, overhead=3, is_exact=True)
+    assert can_disprove(BASE, many)
+    assert not can_disprove(BASE, many._replace(is_exact=False))
+    assert not can_disprove(short, many)
+    assert not can_disprove(BASE, many._replace(overhead=None))
+    assert not can_disprove(None, many)
 
 
 def test_impossible_counts_are_not_compared() -> None:
@@ -113,16 +115,16 @@ def test_impossible_counts_are_not_compared() -> None:
     answer = assistant("Open sesame! What would you like to unlock?")
     outcome = Outcome("completed", (answer,), "resp_1", usage=Usage(10, output_tokens=1))
     for crude in (True, False):
-        sent = measure_blocks(plan.delta, {"model": "m"}, crude=crude)
-        assert count_response(outcome, plan, sent, None, crude=crude) is None
+        sent = measure_request(plan.delta, {"model": "m"}, crude=crude)
+        assert count_response(outcome, plan, sent, crude=crude) is None
 
 
 def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -> TokenCounts:
     """Return the counts for an answer to a full send."""
     plan = plan_request(Turn([user("Hello")]), scope="s", now=0.0)
     outcome = Outcome("completed", (answer,), "resp_1", usage=usage)
-    sent = measure_blocks(plan.delta, {"model": "m"}, crude=crude)
-    counted = count_response(outcome, plan, sent, None, crude=crude)
+    sent = measure_request(plan.delta, {"model": "m"}, crude=crude)
+    counted = count_response(outcome, plan, sent, crude=crude)
     assert counted is not None
     return counted
 
@@ -151,26 +153,27 @@ def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
     thought = reasoning(encrypted_content="secret")
     turn = Turn([user(HISTORY), thought, assistant(HISTORY), user("And?")])
     plan = plan_request(turn, scope="s", now=0.0)
-    visible = measure_blocks(list_sent(plan), {"model": "m"})
-    sent = measure_blocks(plan.delta, {"model": "m"})
+    visible = measure_request(list_sent(plan), {"model": "m"})
+    sent = measure_request(plan.delta, {"model": "m"})
     assert visible
     assert sent
-    assert (sent.lower, sent.upper) == (visible.lower, UNBOUNDED)
+    assert (sent.lower, sent.size) == (visible.lower, UNBOUNDED)
     outcome = Outcome("completed", (assistant("Yes."),), "resp_1", usage=Usage(900))
-    counted = count_response(outcome, plan, sent, None)
+    counted = count_response(outcome, plan, sent)
     assert counted
     assert counted.reasoning == 900 - sent.lower
-    assert judge_usage(Usage(900), BASE._replace(settings=sent.settings), sent, 0) == ""
+    sent = sent._replace(overhead=0)
+    assert judge_usage(Usage(900), BASE._replace(settings=sent.settings), sent) == ""
 
 
 def test_images_have_no_upper_bound_and_stay_in_the_context() -> None:
     """A request with an image proves nothing, and its count is the base of the next one as it is."""
     plan = plan_request(Turn([user([HISTORY, image(PICTURE)])]), scope="s", now=0.0)
-    sent = measure_blocks(plan.delta, {"model": "m"})
+    sent = measure_request(plan.delta, {"model": "m"})
     assert sent
-    assert sent.upper == UNBOUNDED
+    assert sent.size == UNBOUNDED
     outcome = Outcome("completed", (assistant("Yes."),), "resp_1", usage=Usage(900))
-    counted = count_response(outcome, plan, sent, None)
+    counted = count_response(outcome, plan, sent)
     assert counted
     assert (counted.input, counted.reasoning) == (900, 0)
 
@@ -178,15 +181,14 @@ def test_images_have_no_upper_bound_and_stay_in_the_context() -> None:
 def test_only_a_request_that_offers_hosted_tools_is_excluded() -> None:
     """Calls of hosted tools in the history are no obstacle; tools that are offered may add rounds."""
     plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
-    assert measure_blocks(plan.delta, {"model": "m", "tools": [{"type": "function"}]})
-    assert measure_blocks(plan.delta, {"model": "m", "tools": [{"type": "web_search"}]}) is None
+    assert measure_request(plan.delta, {"model": "m", "tools": [{"type": "function"}]})
+    assert measure_request(plan.delta, {"model": "m", "tools": [{"type": "web_search"}]}) is None
 
 
 def test_an_ordinary_tokenizer_has_a_lower_upper_bound() -> None:
     """After a probe the upper bound is a multiple of our count, and never more than the bytes."""
     plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
-    wide = measure_blocks(plan.delta, {"model": "m"})
-    ordinary = measure_blocks(plan.delta, {"model": "m"}, excess=ORDINARY_EXCESS)
+    wide = measure_request(plan.delta, {"model": "m"})
     assert wide
-    assert ordinary
+    ordinary = wide._replace(excess=ORDINARY_EXCESS)
     assert ordinary.estimate < ordinary.upper < wide.upper

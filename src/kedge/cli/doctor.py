@@ -243,7 +243,8 @@ def check_servers(address: str) -> Iterator[Check]:
         scope, model, *_ = key.split(" ")
         if key.endswith(KEY_SUFFIX):
             continue
-        evidence = ServerEvidence.from_json(form)
+        evidence = ServerEvidence()
+        evidence.restore(form)
         shown[f"{scope}, {model}: {evidence.describe(time.time())}"] = None
     for text in shown:
         yield Check("server", "ok", sanitize_text(text))

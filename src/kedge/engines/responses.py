@@ -50,9 +50,9 @@ from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
-from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
+from kedge.memory.judge import Judgment, MemoryCheck
 from kedge.memory.object_claims import ObjectStore, UnusedObject
-from kedge.memory.reasoning_evidence import REJECTION_STATUSES, ReasoningMemory
+from kedge.memory.reasoning_evidence import REJECTION_STATUSES
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
 from kedge.planning import (
@@ -183,15 +183,15 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self.verify_every = verify_every
         self.objects = ConversationObjects(self.transport, scope, lambda: self.memory.store)
         self.memory = ServerMemory(
-            scope,
+            scope=scope,
             trust=trust,
             transport=transport,
             clock=clock,
             known=known_server,
             store=evidence_store,
+            believes_probes=verify_every > 0,
         )
         self._is_known = known_server is not None
-        self.reasoning = ReasoningMemory(scope, lambda: self.memory.store)
         self._last_streaming = False
         self._chained_count = 0
 
@@ -215,8 +215,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
         request, turn = self._plan_options(options), plan.source
         if isinstance(turn, Turn):
-            await self._load_evidence(turn, request)
-            check = self._open_check(turn, request)
+            check = await self._load_check(turn, request)
             mode, _, reason = self._resolve_mode(turn, request, check)
             await self._plan_with_probe(turn, request, SendOptions(mode, reason=reason), check)
 
@@ -257,28 +256,23 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
         self._last_streaming = request.streaming
-        await self._load_evidence(turn, request)
-        check = self._open_check(turn, request)
+        check = await self._load_check(turn, request)
         mode, requested, reason = self._resolve_mode(turn, request, check)
-        include = self._should_include(request, mode)
+        include = self._should_include(request, mode, check)
         return SendOptions(mode, include=include, reason=reason), requested
 
-    def _should_include(self, request: Request, mode: Mode) -> bool:
+    def _should_include(self, request: Request, mode: Mode, check: MemoryCheck) -> bool:
         """Return whether to request encrypted reasoning with the answer."""
         params = flatten_params(request.resolve_params(self.params))
         unstored = params.get("store", mode != "stateless") is False
-        evidence = self.reasoning.get(request.model or self.model)
-        return request.keep_reasoning and evidence.should_request(
+        return request.keep_reasoning and check.reasoning.should_request(
             known=self._is_known, unstored=unstored, heal=request.heal
         )
 
-    async def _load_evidence(self, turn: Turn, request: Request) -> None:
-        await self.memory.load(
-            request.model or self.model,
-            streaming=self._is_streaming(request),
-            objects=self._get_mode(turn, request) == "conversation",
-        )
-        await self.reasoning.load(request.model or self.model)
+    async def _load_check(self, turn: Turn, request: Request) -> MemoryCheck:
+        check = self._open_check(turn, request)
+        await self.memory.load(check)
+        return check
 
     async def _prepare(
         self, turn: Turn, request: Request, options: SendOptions
@@ -399,8 +393,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Return whether the first request for encrypted reasoning may have failed because of it."""
         if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
             return False  # another member was rejected
-        accepted = self.reasoning.get(attempt.request.model or self.model).accepted
-        is_first = attempt.options.include and accepted is None
+        is_first = attempt.options.include and attempt.check.reasoning.accepted is None
         # After a server error the conversation object may contain the request already.
         is_safe = attempt.plan.mode != "conversation" or not is_server_error(error.status)
         return is_first and is_safe and error.status in REJECTION_STATUSES
@@ -409,7 +402,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if isinstance(event, ResponseFacts):
             named = read_conversation_id(event.response)
             check = attempt.check
-            if detect_echo_mismatch(event, attempt.plan) or check.names_another(named):
+            if check.names_another(event, named):
                 check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
                 usage = read_usage(event.response)
@@ -431,7 +424,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if attempt.object_id and is_finished and not judgment.reason:
             judgment = await self._check_object(attempt, outcome, judgment)
         attempt.judgment = judgment
-        if judgment.reason and judgment.action == "resend" and not attempt.shown:
+        if judgment.reason and judgment.resend and not attempt.shown:
             raise lost_context(judgment.reason, self.name, outcome.response_id, outcome.usage)
         if attempt.forgot:
             record_lost_context(outcome.response_id)
@@ -456,7 +449,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         attempt.is_at_end = found is True
         if plan.anchor is None or (found is None and attempt.held is None):
             return judgment
-        return judgment if found else Judgment("foreign", "resend", "conversation")
+        return judgment if found else Judgment("conversation", resend=True)
 
     def _check_finished(self, attempt: ResponsesAttempt, outcome: Outcome, finished: Turn) -> None:
         if attempt.forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
@@ -465,12 +458,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
         """Record an answer in the Turn and in the evidence."""
-        turn, plan, body, evidence = (
-            attempt.turn,
-            attempt.plan,
-            attempt.body,
-            attempt.check.evidence,
-        )
+        turn, plan, body, check = attempt.turn, attempt.plan, attempt.body, attempt.check
         if attempt.running is not None and outcome.status == "failed":
             return _end_running(turn, attempt.running, "failed")
         stored = _is_stored(body, outcome)
@@ -489,11 +477,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         known = attempt.running is None and (
             get_state(turn).anchor(outcome.response_id, plan.scope) is not None
         )
-        counted = None if attempt.forgot else attempt.check.count(outcome)
-        reused = self.memory.record_issued(outcome.response_id, counted, evidence, known=known)
+        reused = self.memory.record_issued(outcome.response_id, check.evidence, known=known)
         if reused:
             turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
-        if attempt.judgment.action == "report":
+        if attempt.forgot and not attempt.judgment.resend:
             lost = find_lost(get_state(turn), plan, all_older=True)
             turn = set_state(turn, get_state(turn).mark_lost(lost, plan.scope))
         if attempt.forgot:
@@ -506,19 +493,17 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             outcome,
             lost=attempt.forgot or not attempt.is_at_end,
             reused=reused,
-            counted=counted,
+            counted=attempt.judgment.counted,
         )
         if attempt.object_id:
             finished = await self._end_object(attempt, finished, outcome.response_id)
-        await self.memory.save(evidence)
-        model = attempt.request.model or self.model
-        self.reasoning.get(model).record(
+        check.reasoning.record(
             outcome,
             requested=attempt.options.include,
             rejected=attempt.options.include_rejected,
             stored=body.get("store", True) is not False,
         )
-        await self.reasoning.save(model)
+        await self.memory.save(check)
         return finished
 
     async def _end_object(
@@ -551,7 +536,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                     check.record_rejection(reason, created_at, now)
                 if reason in ("unsupported", "forgot") and (doubt := check.doubt):
                     options = replace(options, mode="stateless", reason=doubt)
-                    options = replace(options, include=self._should_include(request, "stateless"))
+                    options = replace(
+                        options, include=self._should_include(request, "stateless", check)
+                    )
             case "unproven":
                 options = options.without_anchor(plan, "untrusted")
             case "empty_input":
@@ -571,7 +558,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     ) -> None:
         """Save the evidence; raise if healing would send more than the request allows."""
         check = self._open_check(turn, request)
-        await self.memory.save(check.evidence)
+        await self.memory.save(check)
         if options.full and request.resend_limit is not None:
             plan = self._build_plan(turn, request, options, check)
             if to_resend_limit(request.resend_limit).is_exceeded(plan):
@@ -594,7 +581,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             return "stateless", requested, "switched_off"
         if requested == "stateless":
             return requested, requested, ""
-        if not self.reasoning.get(request.model or self.model).stores:
+        if not check.reasoning.stores:
             return "stateless", requested, "never_stores"
         if self.memory.trust == "never":
             return "stateless", requested, "never"
@@ -612,7 +599,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             streaming=self._is_streaming(request),
             objects=self._get_mode(turn, request) == "conversation",
             conversation=prefix_digest(turn, 1),
-            believes_probes=self.verify_every > 0,
         )
 
     def _is_streaming(self, request: Request) -> bool:

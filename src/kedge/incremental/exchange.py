@@ -63,8 +63,8 @@ from kedge.incremental.rewrite import (
     rewrite,
 )
 from kedge.memory.evidence import Trust, read_identity
-from kedge.memory.judge import Judgment, MemoryCheck, Way
-from kedge.memory.server_memory import ServerMemories, complete
+from kedge.memory.judge import Judgment, MemoryCheck, Way, names_other_response
+from kedge.memory.server_memory import ServerMemories
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
@@ -367,8 +367,7 @@ class Exchange:
             self.decision = "untrusted"
 
     def _save_evidence(self, check: MemoryCheck) -> None:
-        with check.memory.lock:
-            complete(check.memory.save(check.evidence))
+        self.chainer.memories.save(check)
 
     def detach(self) -> None:
         """Record nothing about the response: event hooks of the program sent the request to another account.
@@ -518,12 +517,11 @@ class Exchange:
             if parsed.previous_response_id:
                 parent = index.get(self.scope, parsed.previous_response_id)
             plan = _to_plan(parent.record if parent else None, parsed.blocks)
-            check.describe(plan, parsed.values, parsed.blocks)
+            check.describe(plan, parsed.values)
         judgment = self._judgment if self._is_judged else self._judge(outcome)
         if judgment.reason:
             if self.rewritten and parent:
-                is_report = judgment.action == "report"
-                older = find_shorter(parsed, index, parent) if is_report else []
+                older = [] if judgment.resend else find_shorter(parsed, index, parent)
                 index.mark_lost(self.scope, parent.record.response_id, *older)
                 record_lost_context(outcome.response_id)
             return False
@@ -534,12 +532,12 @@ class Exchange:
             now=self.chainer.clock(),
             parent=parent,
             retention=self.chainer.retention,
-            counted=check.count(outcome),
+            counted=judgment.counted,
         )
         if entry is not None and index.add(entry):
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
-            check.memory.record_issued(entry.record.response_id, None, check.evidence, known=True)
+            check.memory.record_issued(entry.record.response_id, check.evidence, known=True)
         self._save_evidence(check)
         return True
 
@@ -654,7 +652,7 @@ class ResponseObserver:
         outcome = self._assembler.finish()
         if self.verdict == "waiting" and self._judge is not None:
             judgment = self._judge(outcome)
-            if judgment.action == "resend":
+            if judgment.resend:
                 self._resend(judgment.reason)
                 return None
         if self.verdict == "waiting":
@@ -667,7 +665,7 @@ class ResponseObserver:
             self.is_partial = not (self._has_start or event.output)
         if isinstance(event, ResponseStarted):
             self._has_start = True
-            if event.echoed and self._expected and event.previous_response_id != self._expected:
+            if names_other_response(event, self._expected):
                 self._resend("forgot")
         elif isinstance(event, StreamFailed | ResponseFailed) and self._rejects_chain(event):
             self._resend("rejected")  # gateways report errors of the upstream inside the stream
@@ -722,7 +720,7 @@ def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
 
 def _decide_way(rewritten: Rewritten, parsed: ParsedRequest, check: MemoryCheck) -> Way:
     plan = _to_plan(rewritten.anchor.record, rewritten.sent)
-    return check.decide(plan, parsed.values, rewritten.sent)
+    return check.decide(plan, parsed.values)
 
 
 def _classify_rejection(error: RequestRefused, response_id: str) -> str:

@@ -15,9 +15,9 @@ the time is an argument.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
 from math import inf
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,8 +32,7 @@ IDENTITY_HEADER = "kedge-server"
 """The header by which the local server of Kedge identifies itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownServer:
+class KnownServer(msgspec.Struct, frozen=True):
     """Properties of a server that are known without a request."""
 
     remembers: bool = False
@@ -73,7 +72,7 @@ def read_identity(headers: Mapping[str, str]) -> str:
 
 
 Trust = Literal["earned", "always", "never"]
-TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")
+TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """Chain only on servers that have shown that they remember, on any server, or on none."""
 
 
@@ -117,25 +116,33 @@ _PROOF_TEXTS: dict[Proof, str] = {
 }
 
 
-class EvidenceKey(NamedTuple):
-    """The server, model and kind of request that evidence applies to."""
-
-    scope: str
-    model: str
-    streaming: bool
-    transport: str
-    objects: bool = False
-    """Whether requests continue conversation objects, which are stored apart from responses."""
-
-    def __str__(self) -> str:
-        kind = "stream" if self.streaming else "whole"
-        suffix = " objects" if self.objects else ""
-        return f"{self.scope} {self.model} {kind} {self.transport}{suffix}"
+def _delay(count: int, seconds: float = BASE_COOLDOWN, maximum: float = MAX_COOLDOWN) -> float:
+    """Return a delay that doubles with each event after the first one."""
+    return min(seconds * 2.0 ** min(count, 16), maximum)
 
 
-@dataclass(slots=True)
-class ServerEvidence:
-    """The evidence about the memory of one server, for one ``EvidenceKey``."""
+def limit_depth(*limits: int | None) -> int | None:
+    """Return the lowest limit of the length of a chain; None if there is none."""
+    return min((each for each in limits if each is not None), default=None)
+
+
+class Evidence(msgspec.Struct, omit_defaults=True):
+    """Evidence that can be stored."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the evidence as plain JSON values."""
+        return msgspec.to_builtins(self, str_keys=True)
+
+    def restore(self, form: Mapping[str, Any]) -> None:
+        """Set the evidence to the output of ``to_json``; invalid evidence is ignored."""
+        with suppress(msgspec.ValidationError):
+            saved = msgspec.convert(form, type(self), strict=False)
+            for name in self.__struct_fields__:
+                setattr(self, name, getattr(saved, name))
+
+
+class ServerEvidence(Evidence):
+    """The evidence about the memory of one server, for one model and kind of request."""
 
     proof: Proof = ""
     doubt: Doubt = ""
@@ -179,38 +186,25 @@ class ServerEvidence:
     """Whether the server has named the conversation object at the start of an answer before."""
     matched: int = 0
     mismatched: bool = False
-    overheads: dict[int, int] = field(default_factory=dict[int, int])
+    overheads: dict[int, int] = {}
     """Upper bounds of the tokens that the server counts beside the items, by settings."""
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether answers of the server may be shown before they are judged."""
-        return bool(self.proof)
 
     def must_hold(self, depth: int, now: float) -> bool:
         """Return whether an answer on a chain of this depth must be judged before it is shown."""
-        if not self.is_proven or now < self.hold_until:
+        if not self.proof or now < self.hold_until:
             return True
         return self.hold_depth > 0 and depth > self.verified_depth
 
-    @property
-    def share(self) -> float:
-        """The minimum ratio of the server's count of a text to ours."""
-        return 1.0 if self.counts_exactly else UNKNOWN_SHARE
-
-    @property
-    def excess(self) -> float:
-        """The maximum ratio of the server's count of a text to ours, where it is not bounded by its bytes."""
-        return ORDINARY_EXCESS if self.stores else inf
-
-    @property
-    def counts_exactly(self) -> bool:
-        """Whether the server was seen to count tokens as we do."""
-        return self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
-
-    def get_overhead(self, sent: SentTokens | None) -> int | None:
-        """Return the upper bound of the server's count beyond the items of a request, if it is known."""
-        return self.overheads.get(sent.settings) if sent else None
+    def bound(self, sent: SentTokens) -> SentTokens:
+        """Return the tokens of a request with the bounds of the server's count of them."""
+        is_exact = self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
+        return sent._replace(
+            share=1.0 if is_exact else UNKNOWN_SHARE,
+            excess=ORDINARY_EXCESS if self.stores else inf,
+            overhead=self.overheads.get(sent.settings),
+            is_exact=is_exact,
+            adds_cached=self.proof not in ("table", "identity"),
+        )
 
     def open_doubt(self, now: float, conversation: str = "") -> Doubt:
         """Return why the server must not be chained on now; empty if it may be tried.
@@ -234,12 +228,11 @@ class ServerEvidence:
             text = "everything is sent until its token counts or an audit show that it remembers"
         return text + (f"; at most {self.max_depth} responses deep" if self.max_depth else "")
 
-    def identify(self, proof: Proof, max_depth: int | None = None) -> None:
+    def identify(self, known: KnownServer, proof: Proof) -> None:
         """Record that the server is a known one, unless later evidence contradicts that."""
-        if not self.proof and not self.doubt:
+        if known.remembers and not self.proof and not self.doubt:
             self.proof = proof
-        if max_depth is not None:
-            self._limit_depth(max_depth)
+        self.max_depth = limit_depth(self.max_depth, known.max_depth)
 
     def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
         """Update, from a count that is consistent with memory, whether the server counts as we do."""
@@ -252,8 +245,8 @@ class ServerEvidence:
     def record_success(self, proof: Proof) -> None:
         """Record a proof; a proof by count or audit removes every doubt."""
         self.proof = self.proof or proof
-        self.doubt, self.failures, self.misses, self.retry_at = "", 0, 0, 0.0
-        self.errors = 0
+        self.doubt, self.retry_at = "", 0.0
+        self.failures = self.misses = self.errors = 0
 
     def record_remembered(self, depth: int) -> None:
         """Record a count that proves that a chain of this depth was read."""
@@ -277,12 +270,13 @@ class ServerEvidence:
     def record_silent_loss(self, now: float, depth: int, *, partial: bool) -> None:
         """Record that the server answered without the context of a chain, or without a part of it."""
         self.hold_depth, self.verified_depth, self.shortfalls = max(self.hold_depth, depth), 0, 0
-        self._hold(now)
+        self.losses = self.losses + 1 if now < self.hold_until + MAX_HOLD_SECONDS else 1
+        self.hold_until = now + _delay(self.losses - 1, HOLD_SECONDS, MAX_HOLD_SECONDS)
         if self.stores:
             self.stores, self.next_probe_at = False, now + CONTRADICTION_SECONDS
         if partial and depth > 1:
             self.proof = ""
-            self._limit_depth(depth - 1)
+            self.max_depth = limit_depth(self.max_depth, depth - 1)
         else:
             self.record_loss(now)
 
@@ -304,8 +298,8 @@ class ServerEvidence:
         """Record a loss: the server is unproven, and is not chained on for a while."""
         self.proof = ""
         self.doubt = doubt
-        self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
-        self.failures = min(self.failures + 1, 16)
+        self.retry_at = now + _delay(self.failures)
+        self.failures += 1
 
     def record_missing(self, now: float, created_at: float, conversation: str = "") -> None:
         """Record that the server rejected a stored response as unknown.
@@ -336,20 +330,9 @@ class ServerEvidence:
         Some gateways fail this way whenever a request has a ``previous_response_id``. After the second
         error in a row full requests are sent for a while; what proves that the server remembers stays valid.
         """
-        self.errors = min(self.errors + 1, 16)
+        self.errors += 1
         if self.errors >= MAX_ERRORS and not self.open_doubt(now):
-            self.doubt = "fails"
-            seconds = BASE_COOLDOWN * 2.0 ** (self.errors - MAX_ERRORS)
-            self.retry_at = now + min(seconds, MAX_COOLDOWN)
-
-    def record_unsupported(self) -> None:
-        """Record that the server rejects chaining itself."""
-        self.doubt = "unsupported"
-
-    def record_reused_id(self, now: float) -> None:
-        """Record a response id that was issued twice: older responses cannot be distinguished."""
-        self.record_loss(now, "reused_ids")
-        self.not_before = now
+            self.doubt, self.retry_at = "fails", now + _delay(self.errors - MAX_ERRORS)
 
     def record_probe(self, *, agrees: bool | None, now: float) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""
@@ -358,32 +341,8 @@ class ServerEvidence:
         if agrees:
             self.failed_probes = 0
             return
-        self.next_probe_at = now + min(BASE_COOLDOWN * 2.0**self.failed_probes, MAX_COOLDOWN)
-        self.failed_probes = min(self.failed_probes + 1, 16)
-
-    def _hold(self, now: float) -> None:
-        self.losses = self.losses + 1 if now < self.hold_until + MAX_HOLD_SECONDS else 1
-        seconds = min(HOLD_SECONDS * 2.0 ** min(self.losses - 1, 16), MAX_HOLD_SECONDS)
-        self.hold_until = now + seconds
-
-    def _limit_depth(self, depth: int) -> None:
-        self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)
-
-    def copy(self) -> "ServerEvidence":
-        """Return a copy that does not change with this object."""
-        return replace(self, overheads=dict(self.overheads))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the evidence as plain JSON values."""
-        return msgspec.to_builtins(self, str_keys=True)
-
-    @classmethod
-    def from_json(cls, form: Mapping[str, Any]) -> "ServerEvidence":
-        """Return the evidence from the output of ``to_json``; invalid evidence counts as none."""
-        try:
-            return msgspec.convert(form, cls, strict=False)
-        except msgspec.ValidationError:
-            return cls()
+        self.next_probe_at = now + _delay(self.failed_probes)
+        self.failed_probes += 1
 
 
 class EvidenceStore(Protocol):

@@ -6,14 +6,8 @@ requested for stored responses as well: from known hosts at once, from others af
 reasoning. Servers and models without it reject the request, some with a server error; it is then repeated once without.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-from kedge.errors import KedgeError
 from kedge.events import Outcome
-from kedge.memory.evidence import EvidenceStore
-from kedge.observe import get_logger
+from kedge.memory.evidence import Evidence
 from kedge.turns import ReasoningBlock
 
 REJECTION_STATUSES = (400, 422, 500)
@@ -22,11 +16,8 @@ REJECTION_STATUSES = (400, 422, 500)
 KEY_SUFFIX = "encrypted-reasoning"
 """The end of the keys of this evidence in a store."""
 
-log = get_logger("kedge.memory.reasoning_evidence")
 
-
-@dataclass(slots=True)
-class ReasoningEvidence:
+class ReasoningEvidence(Evidence):
     """What the answers of one model have shown.
 
     Attributes:
@@ -66,55 +57,3 @@ class ReasoningEvidence:
             self.accepted = requested
         self.reasons |= any(isinstance(block, ReasoningBlock) for block in outcome.blocks)
         self.stores &= not (stored and outcome.stored is False)
-
-
-class ReasoningMemory:
-    """The evidence of one engine about the models of its server.
-
-    Args:
-        scope: The provider, endpoint and account.
-        get_store: Returns the store of the evidence, if there is one.
-    """
-
-    def __init__(self, scope: str, get_store: Callable[[], EvidenceStore | None]) -> None:
-        self._scope = scope
-        self._get_store = get_store
-        self._store: EvidenceStore | None = None
-        self._evidence: dict[str, ReasoningEvidence] = {}
-        self._loaded: dict[str, ReasoningEvidence] = {}
-
-    def get(self, model: str) -> ReasoningEvidence:
-        """Return the evidence about a model that is in memory."""
-        return self._evidence.setdefault(model, ReasoningEvidence())
-
-    async def load(self, model: str) -> None:
-        """Read the evidence about a model from the store at its first use."""
-        store = self._get_store()
-        if store is not self._store:
-            self._store = store
-            self._loaded.clear()
-        if store is not None and model not in self._loaded:
-            loaded = _read_evidence(await store.load_evidence(self._key(model)) or {})
-            self._loaded[model] = loaded
-            self._evidence.setdefault(model, replace(loaded))
-
-    async def save(self, model: str) -> None:
-        """Write the evidence about a model to the store, if it changed; an error is only logged."""
-        store, evidence = self._get_store(), replace(self.get(model))
-        if store is None or self._loaded.get(model) == evidence:
-            return
-        try:
-            await store.save_evidence(self._key(model), asdict(evidence))
-        except KedgeError as error:
-            log.warning("evidence about a server was not stored: %s", error)
-            return
-        self._loaded[model] = evidence
-
-    def _key(self, model: str) -> str:
-        return f"{self._scope} {model} {KEY_SUFFIX}"
-
-
-def _read_evidence(form: Mapping[str, Any]) -> ReasoningEvidence:
-    """Return stored evidence; members that are not known or have another type are ignored."""
-    names = {each.name for each in fields(ReasoningEvidence)} & form.keys()
-    return ReasoningEvidence(**{name: form[name] for name in names if type(form[name]) is bool})

@@ -1,15 +1,15 @@
 """The evidence about the memory of one server, or of many, in memory and in a store."""
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+import msgspec
+
+from kedge.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
 from kedge.memory.evidence import (
     KNOWN_IDENTITIES,
-    EvidenceKey,
     EvidenceStore,
     KnownServer,
     Proof,
@@ -19,10 +19,8 @@ from kedge.memory.evidence import (
     validate_trust,
 )
 from kedge.memory.judge import MemoryCheck
+from kedge.memory.reasoning_evidence import KEY_SUFFIX, ReasoningEvidence
 from kedge.observe import get_logger
-from kedge.planning import AnchorRecord, TokenCounts
-
-T = TypeVar("T")
 
 MAX_REMEMBERED_RESPONSES = 4_096
 MAX_SCOPES = 1_000
@@ -31,51 +29,67 @@ MAX_SCOPES = 1_000
 log = get_logger("kedge.memory")
 
 
-class ServerMemory:
-    """The evidence about one endpoint and account, by model, streaming and transport."""
+class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
+    """The evidence about one endpoint and account, by model, streaming and transport.
 
-    def __init__(
-        self,
-        scope: str,
-        *,
-        trust: Trust,
-        transport: str,
-        clock: Callable[[], float],
-        known: KnownServer | None = None,
-        store: EvidenceStore | None = None,
-    ) -> None:
-        self.trust: Trust = validate_trust(trust)
-        self.clock = clock
-        self.lock = threading.RLock()
-        self._store = store
-        self._is_configured = store is not None
-        self._saved: dict[EvidenceKey, ServerEvidence | None] = {}
-        self._scope = scope
-        self._transport = transport
-        self._known = known
-        self._proof: Proof = "table"
-        self._evidence: dict[EvidenceKey, ServerEvidence] = {}
-        self._counts: OrderedDict[str, TokenCounts | None] = OrderedDict()
-        self._not_before = 0.0
+    Attributes:
+        scope: The provider, endpoint and account.
+        transport: The transport; servers implement each separately.
+        trust: Whether the server is chained on.
+        clock: Returns Unix time.
+        known: What is known about the server without a request.
+        store: Where the evidence is stored, if anywhere.
+        holds_streams: Whether streams can be held back until they are judged.
+        believes_probes: Whether a probe proves the memory of a server that reports no token counts.
+    """
+
+    scope: str
+    trust: Trust
+    clock: Callable[[], float]
+    transport: str = "http"
+    known: KnownServer | None = None
+    store: EvidenceStore | None = None
+    holds_streams: bool = True
+    believes_probes: bool = False
+    lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
+    _is_configured: bool = False
+    _proof: Proof = "table"
+    _evidence: dict[str, ServerEvidence] = {}
+    _reasoning: dict[str, ReasoningEvidence] = {}
+    _saved: dict[str, Mapping[str, Any]] = {}
+    _issued: BoundedDict[str, None] = msgspec.field(
+        default_factory=lambda: BoundedDict(MAX_REMEMBERED_RESPONSES)
+    )
+    _not_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate_trust(self.trust)
+        self._is_configured = self.store is not None
 
     def check(
-        self,
-        model: str,
-        *,
-        streaming: bool,
-        objects: bool = False,
-        conversation: str = "",
-        can_hold: bool = True,
-        believes_probes: bool = False,
+        self, model: str, *, streaming: bool, objects: bool = False, conversation: str = ""
     ) -> MemoryCheck:
-        """Return the check of one request; the arguments are those of ``EvidenceKey`` and ``MemoryCheck``."""
-        evidence = self.get(model, streaming=streaming, objects=objects)
-        return MemoryCheck(self, evidence, conversation, can_hold, believes_probes)
+        """Return the check of one request, with the evidence that is in memory.
 
-    @property
-    def store(self) -> EvidenceStore | None:
-        """Where the evidence is stored, if anywhere."""
-        return self._store
+        Args:
+            model: The model; gateways route by model.
+            streaming: Whether the answer is streamed, which is other code in most servers.
+            objects: Whether the request continues a conversation object, which is stored apart from responses.
+            conversation: Identifies the conversation.
+        """
+        kind = f"{'stream' if streaming else 'whole'} {self.transport}"
+        key = f"{self.scope} {model} {kind}{' objects' if objects else ''}"
+        evidence = self._evidence.setdefault(key, self._make_evidence())
+        name = f"{self.scope} {model} {KEY_SUFFIX}"
+        reasoning = self._reasoning.setdefault(name, ReasoningEvidence())
+        records, can_hold = {key: evidence, name: reasoning}, self.holds_streams or not streaming
+        return MemoryCheck(self, records, evidence, reasoning, conversation, can_hold)
+
+    def _make_evidence(self) -> ServerEvidence:
+        evidence = ServerEvidence(not_before=self._not_before)
+        if self.known is not None:
+            evidence.identify(self.known, self._proof)
+        return evidence
 
     async def attach(self, store: EvidenceStore, model: str) -> None:
         """Use a store for the evidence, unless one is configured, and load its evidence about a model.
@@ -83,49 +97,50 @@ class ServerMemory:
         An engine outlives the stores of its conversations: the newest one replaces the others, which
         may be closed.
         """
-        if not self._is_configured and self._store is not store:
-            self._store = store
+        if not self._is_configured and self.store is not store:
+            self.store = store
             self._saved.clear()
         for streaming in (True, False):
-            await self.load(model, streaming=streaming)
+            await self.load(self.check(model, streaming=streaming))
 
-    async def load(self, model: str, *, streaming: bool, objects: bool = False) -> ServerEvidence:
-        """Return the evidence for a request, read from the store at its first use."""
-        key = self._key(model, streaming, objects)
-        if self._store is not None and key not in self._saved:
-            form = await self._store.load_evidence(str(key))
-            saved = self._saved[key] = None if form is None else ServerEvidence.from_json(form)
-            if saved is not None and key not in self._evidence:
-                self._evidence[key] = saved.copy()
-                if saved.proof == "identity":
-                    self.identify("kedge")
-        return self.get(model, streaming=streaming, objects=objects)
+    async def load(self, check: MemoryCheck) -> None:
+        """Read the evidence of a check from the store, if there is one, at its first use."""
+        for key in self.list_unread(check):
+            if self.store is not None:
+                self.restore(check, key, await self.store.load_evidence(key))
 
-    def get(self, model: str, *, streaming: bool, objects: bool = False) -> ServerEvidence:
-        """Return the evidence for a request that is in memory."""
-        key = self._key(model, streaming, objects)
-        evidence = self._evidence.get(key)
-        if evidence is None:
-            evidence = self._evidence[key] = ServerEvidence(not_before=self._not_before)
-            self._apply(evidence)
-        return evidence
+    def list_unread(self, check: MemoryCheck) -> list[str]:
+        """Return the keys of the evidence of a check that was not read from a store."""
+        return [key for key in check.records if key not in self._saved]
 
-    async def save(self, evidence: ServerEvidence) -> None:
-        """Write evidence to the store, if there is one.
+    def restore(self, check: MemoryCheck, key: str, form: Mapping[str, Any] | None) -> None:
+        """Use the stored evidence of a key, unless that in memory is from a request."""
+        self._saved[key] = form or {}
+        if form and check.records[key] in (self._make_evidence(), ReasoningEvidence()):
+            check.records[key].restore(form)
+            if check.evidence.proof == "identity":
+                self.identify("kedge")
+
+    async def save(self, check: MemoryCheck) -> None:
+        """Write the evidence of a check to the store, if there is one and if it changed.
 
         An error is logged and not raised, because the response that the evidence is from must not be lost.
         """
-        if self._store is None:
+        if self.store is None:
             return
-        for key, stored in list(self._evidence.items()):  # other requests add theirs meanwhile
-            if stored is evidence and self._saved.get(key) != evidence:
-                saved = evidence.copy()
-                try:
-                    await self._store.save_evidence(str(key), saved.to_json())
-                except KedgeError as error:
-                    log.warning("evidence about a server was not stored: %s", error)
-                    return
-                self._saved[key] = saved
+        for key, form in self.take_changes(check):
+            try:
+                await self.store.save_evidence(key, form)
+            except KedgeError as error:
+                del self._saved[key]
+                log.warning("evidence about a server was not stored: %s", error)
+
+    def take_changes(self, check: MemoryCheck) -> list[tuple[str, dict[str, Any]]]:
+        """Return the evidence of a check that is not in the store, to be stored."""
+        forms = {key: record.to_json() for key, record in check.records.items()}
+        changes = [(key, form) for key, form in forms.items() if self._saved.get(key, {}) != form]
+        self._saved.update(changes)
+        return changes
 
     def identify(self, identity: str) -> None:
         """Apply the known properties of a server with this identity to all evidence."""
@@ -133,49 +148,24 @@ class ServerMemory:
         if known is None:
             return
         with self.lock:
-            if self._known is None:
-                self._known = known
-                self._proof = "identity"
+            if self.known is None:
+                self.known, self._proof = known, "identity"
             for evidence in self._evidence.values():
-                self._apply(evidence)
+                evidence.identify(self.known, self._proof)
 
-    def record_issued(
-        self,
-        response_id: str,
-        counted: TokenCounts | None,
-        evidence: ServerEvidence,
-        *,
-        known: bool,
-    ) -> bool:
+    def record_issued(self, response_id: str, evidence: ServerEvidence, *, known: bool) -> bool:
         """Remember a response id; return whether the server has issued it before."""
         if not response_id:
             return False
         with self.lock:
-            reused = known or response_id in self._counts
-            self._counts[response_id] = counted
-            self._counts.move_to_end(response_id)
-            while len(self._counts) > MAX_REMEMBERED_RESPONSES:
-                self._counts.popitem(last=False)
-            if reused:
+            reused = known or response_id in self._issued
+            self._issued[response_id] = None
+            if reused:  # responses that are older cannot be distinguished
                 self._not_before = now = self.clock()
-                evidence.record_reused_id(now)
+                evidence.record_loss(now, "reused_ids")
                 for each in self._evidence.values():
                     each.not_before = now
         return reused
-
-    def add_counts(self, anchor: AnchorRecord) -> AnchorRecord:
-        """Return the record with its token counts, which not every store saves."""
-        if anchor.counted is None and (counted := self._counts.get(anchor.response_id)):
-            return replace(anchor, counted=counted)
-        return anchor
-
-    def _key(self, model: str, streaming: bool, objects: bool) -> EvidenceKey:
-        return EvidenceKey(self._scope, model, streaming, self._transport, objects)
-
-    def _apply(self, evidence: ServerEvidence) -> None:
-        if self._known is not None:
-            proof = self._proof if self._known.remembers else ""
-            evidence.identify(proof, self._known.max_depth)
 
 
 class EvidenceIndex(Protocol):
@@ -202,9 +192,9 @@ class ServerMemories:
     def __init__(self, index: EvidenceIndex, trust: Trust, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.trust: Trust = validate_trust(trust)
+        self._index = index
         self._lock = threading.Lock()
-        self._store = _IndexEvidence(index)
-        self._memories: OrderedDict[str, ServerMemory] = OrderedDict()
+        self._memories = BoundedDict[str, ServerMemory](MAX_SCOPES)
 
     def open(
         self, scope: str, url: str, model: str, *, streaming: bool, conversation: str
@@ -215,47 +205,22 @@ class ServerMemories:
         counts, because there is no option with which the program could request audits.
         """
         with self._lock:
-            memory = self._memories.get(scope)
-            if memory is None:
-                memory = self._memories[scope] = ServerMemory(
-                    scope,
-                    trust=self.trust,
-                    transport="http",
-                    clock=self.clock,
-                    known=find_known_host(url),
-                    store=self._store,
-                )
-            self._memories.move_to_end(scope)
-            while len(self._memories) > MAX_SCOPES:
-                self._memories.popitem(last=False)
+            memory = self._memories[scope] = self._memories.get(scope) or ServerMemory(
+                scope=scope,
+                trust=self.trust,
+                clock=self.clock,
+                known=find_known_host(url),
+                holds_streams=False,
+                believes_probes=True,
+            )
         with memory.lock:
-            complete(memory.load(model, streaming=streaming))
-        return memory.check(
-            model,
-            streaming=streaming,
-            conversation=conversation,
-            can_hold=not streaming,
-            believes_probes=True,
-        )
+            check = memory.check(model, streaming=streaming, conversation=conversation)
+            for key in memory.list_unread(check):
+                memory.restore(check, key, self._index.load_evidence(key))
+        return check
 
-
-class _IndexEvidence:
-    """The evidence in an index, for `ServerMemory`."""
-
-    def __init__(self, index: EvidenceIndex) -> None:
-        self._index = index
-
-    async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        return self._index.load_evidence(key)
-
-    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        self._index.save_evidence(key, form)
-
-
-def complete(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends, because an index returns or blocks."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return done.value
-    raise RuntimeError("the index must not wait for an event loop")
+    def save(self, check: MemoryCheck) -> None:
+        """Write the evidence of a check to the index, if it changed."""
+        with check.memory.lock:
+            for key, form in check.memory.take_changes(check):
+                self._index.save_evidence(key, form)

@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, cast
 
 from kedge.events import Outcome, Usage
-from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.planning import RequestPlan, TokenCounts
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -35,8 +35,8 @@ from kedge.turns import (
 encode_settings = json.JSONEncoder(default=str, sort_keys=True).encode
 """Return values as JSON text for a comparison; values that are not JSON are written as text."""
 
-Verdict = Literal["remembered", "partial", "lost", "foreign", ""]
-"""Whether the server read all, some or none of the anchor's context, or more than that, or this is unknown."""
+Verdict = Literal["remembered", "partial", "lost", ""]
+"""Whether the server read all, some or none of the anchor's context, or this is unknown."""
 
 BLOCK_TOLERANCE = 2
 """The maximum number of tokens by which the frame around one block may be smaller than our count."""
@@ -91,20 +91,57 @@ _CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
 
 
 class SentTokens(NamedTuple):
-    """Bounds of the tokens that one request sends besides its instructions and tools."""
+    """The tokens of the blocks that a request sends, besides its instructions and tools, with bounds."""
 
-    lower: int
-    upper: int
-    """``UNBOUNDED`` if some of the content cannot be measured: images, files, reasoning."""
-    estimate: int
-    """Our count; 0 if it is not known."""
-    blocks: int
+    words: int
+    """Our count with normalized whitespace, which is counted in many ways, or stripped by the chat template."""
+    tokens: int
+    """Our count with the original whitespace; 0 if it is not known."""
+    size: int
+    """The maximum of any count of the texts; ``UNBOUNDED`` with content that has none: images, files, reasoning."""
+    texts: int
     settings: int
     """Identifies the parameters that change a count: model, instructions, tools, format, effort."""
     has_reasoning: bool = False
-    """Whether it has content that the server may count now and drop at a later user message."""
+    """Whether there is content that the server may count now and drop at a later user message."""
     share: float = 1.0
     """The minimum ratio of the server's count to ours."""
+    excess: float = inf
+    """The maximum ratio of the server's count to ours; ``size`` is a bound as well."""
+    overhead: int | None = None
+    """The maximum that the server counts beside the blocks, for these settings; None if it is not known."""
+    is_exact: bool = False
+    """Whether the server's counts are known to agree with ours."""
+    adds_cached: bool = True
+    """Whether the server may count cached tokens apart from the other input tokens; known servers do not."""
+
+    @property
+    def lower(self) -> int:
+        """The minimum that the server counts."""
+        return int(self.words * self.share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * self.texts
+
+    @property
+    def upper(self) -> int:
+        """The maximum that the server counts."""
+        is_limited = self.tokens and self.size < UNBOUNDED
+        size = int(min(self.size, self.tokens * self.excess)) if is_limited else self.size
+        return size + MAX_FRAME_TOKENS * self.texts
+
+    @property
+    def estimate(self) -> int:
+        """Our count; 0 if it is not known."""
+        return self.tokens + _FRAME_TOKENS * self.texts if self.tokens else 0
+
+    @property
+    def tolerance(self) -> int:
+        """The maximum difference between our count and that of a server that counts as we do."""
+        return BLOCK_TOLERANCE * (self.texts + 1)
+
+    @property
+    def limit(self) -> int:
+        """The maximum that the server counts, which is lower if its counts agree with ours."""
+        is_exact = self.is_exact and self.tokens and self.size < UNBOUNDED
+        return self.estimate + self.tolerance if is_exact else self.upper
 
 
 def list_sent(plan: RequestPlan) -> Sequence[Block]:
@@ -113,46 +150,73 @@ def list_sent(plan: RequestPlan) -> Sequence[Block]:
     return [each for each in plan.delta if each.id not in omitted] if omitted else plan.delta
 
 
-def measure_blocks(
-    sent: Sequence[Block],
-    body: Mapping[str, Any],
-    *,
-    share: float = UNKNOWN_SHARE,
-    excess: float = inf,
-    crude: bool = False,
+def measure_request(
+    sent: Sequence[Block], body: Mapping[str, Any], *, crude: bool = False
 ) -> SentTokens | None:
-    """Bound the tokens of a request.
+    """Count the tokens of the blocks that a request sends.
 
     Args:
-        sent: The blocks that it sends.
+        sent: The blocks.
         body: The request body.
-        share: The minimum ratio of the server's count to ours.
-        excess: The maximum ratio of the server's count to ours; the number of bytes is a bound as well.
-        crude: Whether the bounds are computed without a tokenizer, for a server that needs no proof.
+        crude: Whether they are counted without a tokenizer, for a server that needs no proof.
 
     Returns:
-        The bounds, or None where a count would be no evidence: hosted tools, truncation, compaction.
+        The counts, or None where they would be no evidence: hosted tools, truncation, compaction.
     """
-    if _changes_count(body):
-        return None
-    content = _read_content(sent)
-    bounds = _bound_texts(content.texts, share, excess, crude=crude)
-    return SentTokens(
-        lower=bounds.lower,
-        upper=UNBOUNDED if content.is_unbounded else bounds.upper,
-        estimate=bounds.estimate,
-        blocks=len(sent),
-        settings=hash_settings(body),
-        has_reasoning=content.has_reasoning,
-        share=share,
-    )
+    return None if _changes_count(body) else measure_blocks(sent, hash_settings(body), crude=crude)
+
+
+def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -> SentTokens:
+    """Count the tokens of blocks; see ``measure_request``."""
+    texts: list[str] = []
+    is_unbounded = has_reasoning = False
+    for block in blocks:
+        match block:
+            case AssistantBlock():
+                # Chat templates drop what a model wrote before this tag, at the next user message at the latest.
+                text = block.text.rpartition(_END_OF_THINKING)[2]
+                has_reasoning |= len(text) < len(block.text)
+                texts.append(text)
+            case SystemBlock():
+                texts.append(block.text)
+            case UserBlock() | ToolResultBlock():
+                texts.append(block.text)
+                is_unbounded |= not _TEXT_ONLY.issuperset(map(type, block.parts))
+            case ToolCallBlock():
+                texts.append(f"{block.name} {block.arguments}")
+            case _:  # reasoning, hosted calls, compactions
+                has_reasoning = True
+    counts = [_count_crudely(text) if crude else _count_text(text) for text in texts]
+    words, tokens, size = map(sum, zip(*counts, strict=True)) if counts else (0, 0, 0)
+    size = UNBOUNDED if is_unbounded or has_reasoning else size
+    return SentTokens(words, tokens, size, len(texts), settings, has_reasoning)
+
+
+def _count_crudely(text: str) -> tuple[int, int, int]:
+    size = len("".join(text.split()))
+    return size // _CRUDE_TOKEN_CHARS, 0, len(text) * _MAX_CHAR_BYTES
+
+
+def _count_text(text: str) -> tuple[int, int, int]:
+    # The texts of a conversation are measured again with every request that sends it in full.
+    return _count_short(text) if len(text) <= _MAX_CACHED_CHARS else _count_uncached(text)
+
+
+def _count_uncached(text: str) -> tuple[int, int, int]:
+    from kedge.tokens import count_text  # loads a vocabulary, which proven servers do not need
+
+    # Templates write results and arguments as JSON, which escapes non-ASCII characters.
+    upper = max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
+    return count_text(" ".join(text.split())), count_text(text), upper
+
+
+_count_short = lru_cache(maxsize=_MAX_CACHED_TEXTS)(_count_uncached)
 
 
 def count_response(
     outcome: Outcome,
     plan: RequestPlan,
     sent: SentTokens | None,
-    base: TokenCounts | None,
     *,
     visible: int = 0,
     crude: bool = False,
@@ -165,10 +229,9 @@ def count_response(
     Args:
         outcome: The response.
         plan: The plan of the request.
-        sent: The bounds of the tokens that the request sent.
-        base: The counts of the anchor that the request was chained on.
+        sent: The tokens that the request sent.
         visible: A minimum count of what the request sent without reasoning, if one is known.
-        crude: As for ``measure_blocks``.
+        crude: As for ``measure_request``.
 
     Returns:
         The counts, or None where they cannot be compared with later ones.
@@ -176,67 +239,57 @@ def count_response(
     usage = outcome.usage
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
-    content = _read_content(outcome.blocks)
-    output = _bound_texts(content.texts, 1.0, crude=crude).lower
+    answer = measure_blocks(outcome.blocks, crude=crude)
     is_constant = plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower
-    if is_constant or 0 < usage.output_tokens < int(output * sent.share):
+    if is_constant or 0 < usage.output_tokens < int(answer.lower * sent.share):
         return None  # fewer tokens than the text has
     reasoning = 0
-    if _may_contain_reasoning(plan, sent, base):
+    if sent.has_reasoning or _continues_reasoning(plan):
         # Servers report another number of reasoning tokens than they count for replayed reasoning.
-        bound = max(visible, _bound_visible(plan, sent, base))
-        reasoning = max(usage.input_tokens - bound, 0)
+        reasoning = max(usage.input_tokens - max(visible, bound_visible(plan, sent)), 0)
     return TokenCounts(
         input=usage.input_tokens,
         cached=usage.cached_tokens,
-        output=output,
+        output=answer.lower,
         reasoning=reasoning,
-        own_reasoning=usage.reasoning_tokens or int(content.has_reasoning),
+        own_reasoning=usage.reasoning_tokens or int(answer.has_reasoning),
         settings=sent.settings,
     )
 
 
-def _may_contain_reasoning(plan: RequestPlan, sent: SentTokens, base: TokenCounts | None) -> bool:
-    """Return whether the count of a request may contain reasoning that a later one does not contain."""
-    if sent.has_reasoning:
-        return True
-    if plan.is_full or any(isinstance(block, UserBlock) for block in plan.delta):
+def _continues_reasoning(plan: RequestPlan) -> bool:
+    """Return whether the stored context of a request may have reasoning that a later one does not have."""
+    if plan.anchor is None or any(isinstance(block, UserBlock) for block in plan.delta):
         return False  # a server that drops reasoning does so at a user message
+    base = plan.anchor.counted
     return base is None or bool(base.reasoning or base.own_reasoning)
 
 
-def _bound_visible(plan: RequestPlan, sent: SentTokens, base: TokenCounts | None) -> int:
-    """Return the minimum count of the visible text of a request and of the context it continues."""
-    if plan.is_full:
-        return sent.lower
-    if base is None or base.settings != sent.settings:
+def bound_visible(plan: RequestPlan, sent: SentTokens | None) -> int:
+    """Return the minimum count of the visible text of a request and of the context that it continues."""
+    if sent is None:
         return 0
-    return expected_tokens(base, sent)
+    if plan.anchor is None:
+        return sent.lower
+    base = plan.anchor.counted
+    return expected_tokens(base, sent) if base and base.settings == sent.settings else 0
 
 
-def judge_usage(
-    usage: Usage | None,
-    base: TokenCounts | None,
-    sent: SentTokens | None,
-    overhead: int | None,
-    *,
-    known: bool = False,
-) -> Verdict:
+def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens | None) -> Verdict:
     """Judge whether the server read the context of the anchor that a request was chained on.
 
     Args:
         usage: The token usage reported with the response, if any.
         base: The server's count for the anchor, if it is known.
-        sent: The bounds of the tokens that the request sent, if they are known.
-        overhead: The upper bound of what the server counts beside the items, for these settings.
-        known: Whether the server is known, and therefore counts cached tokens as input tokens.
+        sent: The tokens that the request sent, if they are known.
     """
     if usage is None or usage.input_tokens <= 0 or sent is None:
         return ""
-    remembers = overhead is not None and usage.input_tokens > overhead + sent.upper
+    remembers = sent.overhead is not None and usage.input_tokens > sent.overhead + sent.upper
     missing = False
     if base is not None and base.settings == sent.settings:
-        missing = _count_with_cached(usage, base, known) < expected_tokens(base, sent)
+        counted = _count_with_cached(usage, base, sent.adds_cached)
+        missing = counted < expected_tokens(base, sent)
     if missing:
         return "partial" if remembers else "lost"
     return "remembered" if remembers else ""
@@ -248,61 +301,46 @@ def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
 
 
 def has_foreign_tokens(
-    usage: Usage | None,
-    base: TokenCounts | None,
-    output: SentTokens | None,
-    sent: SentTokens | None,
-    *,
-    exact: bool,
+    usage: Usage | None, base: TokenCounts | None, added: SentTokens | None
 ) -> bool:
     """Return whether the server counted more than the context of a conversation object and the request.
 
     Args:
         usage: The token usage reported with the response, if any.
         base: The server's count for the last response in the object, if it is known.
-        output: The bounds of the tokens of that response, if they are known.
-        sent: The bounds of the tokens that the request sent, if they are known.
-        exact: Whether the server's counts are known to agree with ours.
+        added: The tokens of that response and of the request, if they are known.
     """
-    if usage is None or base is None or output is None or sent is None:
+    if usage is None or base is None or added is None:
         return False
-    added = (output, sent)
-    if base.settings != sent.settings or base.own_reasoning:
+    if base.settings != added.settings or base.own_reasoning:
         return False
-    limit = sum(each.upper for each in added)
-    if exact and limit < UNBOUNDED:
-        blocks = sum(each.blocks for each in added)
-        limit = sum(each.estimate for each in added) + BLOCK_TOLERANCE * (blocks + 1)
-    return usage.input_tokens > base.input + base.cached + limit
+    return usage.input_tokens > base.input + base.cached + added.limit
 
 
-def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
-    """Return whether the count of a correct server would prove that it remembers the anchor."""
-    base = anchor.counted
-    if base is None or sent is None or overhead is None or base.settings != sent.settings:
-        return False
-    return expected_tokens(base, sent) > overhead + sent.upper
-
-
-def can_disprove(
-    anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None, *, exact: bool
-) -> bool:
-    """Return whether the count of a server without the anchor's context would show the loss.
-
-    The loss of a short context before a long delta cannot be detected: the delta's tolerance is larger.
+def can_prove(base: TokenCounts | None, sent: SentTokens | None) -> bool:
+    """Return whether the count of a correct server would prove that it remembers the anchor.
 
     Args:
-        anchor: The anchor, with the server's count for it.
-        sent: The bounds of the tokens that the request sends.
-        overhead: The upper bound of what the server counts beside the items, for these settings.
-        exact: Whether the server's counts are known to agree with ours.
+        base: The server's count for the anchor, if it is known.
+        sent: The tokens that the request sends, if they are known.
     """
-    base = anchor.counted
-    if base is None or sent is None or overhead is None or base.settings != sent.settings:
-        return False
-    is_exact = exact and sent.upper < UNBOUNDED
-    alone = sent.estimate + BLOCK_TOLERANCE * (sent.blocks + 1) if is_exact else sent.upper
-    return overhead + alone < expected_tokens(base, sent)
+    return sent is not None and _find_excess(base, sent) > sent.upper
+
+
+def can_disprove(base: TokenCounts | None, sent: SentTokens | None) -> bool:
+    """Return whether the count of a server without the anchor's context would show the loss.
+
+    The loss of a short context before a long delta cannot be detected: the delta's tolerance is larger. The arguments
+    are those of ``can_prove``.
+    """
+    return sent is not None and _find_excess(base, sent) > sent.limit
+
+
+def _find_excess(base: TokenCounts | None, sent: SentTokens) -> int:
+    """Return by how much a server with the context of ``base`` exceeds its overhead; 0 if that is unknown."""
+    if base is None or sent.overhead is None or base.settings != sent.settings:
+        return 0
+    return expected_tokens(base, sent) - sent.overhead
 
 
 def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool | None:
@@ -312,10 +350,10 @@ def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> b
     if not sent.estimate or base.settings != sent.settings:
         return None
     growth = usage.input_tokens - base.input - base.output
-    return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
+    return abs(growth - sent.estimate) <= sent.tolerance
 
 
-def _count_with_cached(usage: Usage, base: TokenCounts, known: bool) -> int:
+def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> int:
     """Return the maximum that the server can have counted, with or without cached tokens in its input.
 
     Some servers count cached tokens separately. More cached than input tokens prove that. Otherwise
@@ -323,9 +361,8 @@ def _count_with_cached(usage: Usage, base: TokenCounts, known: bool) -> int:
     """
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
-    if known:
-        return usage.input_tokens
-    return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
+    growth = max(usage.cached_tokens - base.cached, 0) if adds_cached else 0
+    return usage.input_tokens + growth
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
@@ -337,87 +374,6 @@ def _changes_count(body: Mapping[str, Any]) -> bool:
         return True
     tools = cast("list[Mapping[str, Any]]", body.get("tools") or [])
     return any(tool.get("type") not in _CLIENT_TOOL_TYPES for tool in tools)
-
-
-class _Content(NamedTuple):
-    """The texts that a model reads of some blocks, and whether they contain anything else."""
-
-    texts: list[str]
-    is_unbounded: bool
-    has_reasoning: bool
-
-
-def _read_content(blocks: Iterable[Block]) -> _Content:
-    texts: list[str] = []
-    is_unbounded = has_reasoning = False
-    for block in blocks:
-        match block:
-            case AssistantBlock():
-                # Chat templates drop what a model wrote before this tag, at the next user message at the latest.
-                text = block.text.rpartition(_END_OF_THINKING)[2]
-                has_reasoning = has_reasoning or len(text) < len(block.text)
-                texts.append(text)
-            case SystemBlock():
-                texts.append(block.text)
-            case UserBlock() | ToolResultBlock():
-                texts.append(block.text)
-                is_unbounded = is_unbounded or not _TEXT_ONLY.issuperset(map(type, block.parts))
-            case ToolCallBlock():
-                texts.append(f"{block.name} {block.arguments}")
-            case _:  # reasoning, hosted calls, compactions
-                has_reasoning = True
-    return _Content(texts, is_unbounded or has_reasoning, has_reasoning)
-
-
-class _Bounds(NamedTuple):
-    """Bounds of a server's count of some texts, and our count; 0 without a tokenizer."""
-
-    lower: int
-    upper: int
-    estimate: int
-
-
-def _bound_texts(texts: list[str], share: float, excess: float = inf, *, crude: bool) -> _Bounds:
-    frames = MAX_FRAME_TOKENS * len(texts)
-    if crude:
-        size = sum(len("".join(text.split())) for text in texts)
-        upper = sum(map(len, texts)) * _MAX_CHAR_BYTES
-        return _Bounds(size // _CRUDE_TOKEN_CHARS, upper + frames, 0)
-    measures = [_measure_text(text) for text in texts]
-    words = sum(each.words for each in measures)
-    return _Bounds(
-        lower=int(words * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(measures),
-        upper=sum(int(min(each.upper, each.tokens * excess)) for each in measures) + frames,
-        estimate=sum(each.tokens for each in measures) + _FRAME_TOKENS * len(measures),
-    )
-
-
-class _TextMeasure(NamedTuple):
-    """Our counts of a text, with normalized and with original whitespace, and its upper bound."""
-
-    words: int
-    tokens: int
-    upper: int
-
-
-def _measure_text(text: str) -> _TextMeasure:
-    # The texts of a conversation are measured again with every request that sends it in full.
-    return _measure_short(text) if len(text) <= _MAX_CACHED_CHARS else _measure_uncached(text)
-
-
-def _measure_uncached(text: str) -> _TextMeasure:
-    from kedge.tokens import count_text  # loads a vocabulary, which proven servers do not need
-
-    return _TextMeasure(
-        # Whitespace is counted in many ways, or stripped by the chat template.
-        count_text(" ".join(text.split())),
-        count_text(text),
-        # Templates write results and arguments as JSON, which escapes non-ASCII characters.
-        max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2),
-    )
-
-
-_measure_short = lru_cache(maxsize=_MAX_CACHED_TEXTS)(_measure_uncached)
 
 
 def hash_settings(body: Mapping[str, Any]) -> int:
