@@ -6,7 +6,6 @@ new items are sent. If a client disconnects, the upstream request is cancelled.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from kedge.backends.errors import to_api_error
 from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
 from kedge.backends.items_to_turn import DecryptReasoning, build_turn
+from kedge.bounded_dict import BoundedDict
 from kedge.engines import (
     AnthropicEngine,
     ChatCompletionsEngine,
@@ -45,8 +45,7 @@ class AnchorCache:
     """Anchor records of one scope by namespace and digest; the least recently used are evicted."""
 
     def __init__(self, max_size: int = MAX_ANCHORS) -> None:
-        self._max_size = max_size
-        self._records: OrderedDict[tuple[str, str], AnchorRecord] = OrderedDict()
+        self._records = BoundedDict[tuple[str, str], AnchorRecord](max_size)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -59,9 +58,6 @@ class AnchorCache:
                 self._records.pop(key, None)
             elif record.stored:
                 self._records[key] = record
-                self._records.move_to_end(key)
-        while len(self._records) > self._max_size:
-            self._records.popitem(last=False)
 
     def find_candidates(self, turn: Turn, namespace: str = "") -> tuple[AnchorRecord, ...]:
         """Return the recorded responses that cover a prefix of this Turn, the longest first."""

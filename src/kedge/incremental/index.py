@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kedge.bounded_dict import BoundedDict
 from kedge.planning import AnchorRecord
 
 MAX_ENTRIES = 100_000
@@ -86,7 +87,7 @@ class MemoryIndex:
         self._max_entries = max_entries
         self._by_id: OrderedDict[tuple[str, str], IndexedResponse] = OrderedDict()
         self._by_digest: dict[tuple[str, str], tuple[str, str]] = {}
-        self._evidence: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._evidence = BoundedDict[str, Mapping[str, Any]](max_entries)
         self._hash_key = secrets.token_bytes(32)
         self._lock = threading.Lock()
 
@@ -137,9 +138,6 @@ class MemoryIndex:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
         with self._lock:
             self._evidence[key] = form
-            self._evidence.move_to_end(key)
-            while len(self._evidence) > self._max_entries:
-                self._evidence.popitem(last=False)
 
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._by_id.pop(key)

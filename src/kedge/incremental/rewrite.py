@@ -17,13 +17,13 @@ A request that this module cannot interpret is passed through unchanged, with a 
 import hashlib
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
+from kedge.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
@@ -241,7 +241,7 @@ class _RecentInputs:
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, _ReadInput] = OrderedDict()
+        self._entries = BoundedDict[str, _ReadInput](MAX_REPLAYS)
         self._lock = threading.Lock()
 
     def find(self, text: str) -> _ReadInput | None:
@@ -265,9 +265,6 @@ class _RecentInputs:
         if REPLAY_KEY_CHARS < len(read.text) <= MAX_REPLAY_CHARS:
             with self._lock:
                 self._entries[read.text[:REPLAY_KEY_CHARS]] = read
-                self._entries.move_to_end(read.text[:REPLAY_KEY_CHARS])
-                while len(self._entries) > MAX_REPLAYS:
-                    self._entries.popitem(last=False)
 
 
 _recent_inputs = _RecentInputs()

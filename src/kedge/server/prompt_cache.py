@@ -12,7 +12,6 @@ it starts with exactly the same segments. Hosted APIs compare tokens; this serve
   compares at most 20 blocks before it.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from kedge.bounded_dict import BoundedDict
 from kedge.server.item_forms import Item
 
 MIN_CACHED_TOKENS = 1024
@@ -75,7 +75,7 @@ class PromptCache:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = Lock()  # requests are prepared in the thread of the database, if that has one
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries = BoundedDict[bytes, _Entry](MAX_ENTRIES)
 
     def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
         """Cache a prompt automatically, and return the number of its tokens that were cached before.
@@ -135,12 +135,8 @@ class PromptCache:
     def _store(
         self, prefixes: Iterable[Prefix], lifetime: float, now: float, renewed_at: float
     ) -> None:
-        entries = self._entries
         for digest, tokens in prefixes:
-            entries[digest] = _Entry(tokens, lifetime, now + lifetime, renewed_at)
-            entries.move_to_end(digest)
-        while len(entries) > MAX_ENTRIES:
-            entries.popitem(last=False)
+            self._entries[digest] = _Entry(tokens, lifetime, now + lifetime, renewed_at)
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kedge.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, check_counts
@@ -102,7 +102,7 @@ class ServerState:
         self.namespace = namespace
         self.cipher = ContentCipher(key)
         self.prompt_cache = PromptCache(self.clock)
-        self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
+        self._reasoning_texts = BoundedDict[str, str](MAX_REASONING_TEXTS)
         self.nodes = NodeRepository(
             self._database, self._cache, self.expand_items, NodeKeys(self._key), namespace
         )
@@ -170,8 +170,6 @@ class ServerState:
         reasoning = [item for item in items if item["type"] == "reasoning"]
         for item, text in zip(reasoning, texts, strict=False):
             self._reasoning_texts[item["id"]] = text
-        while len(self._reasoning_texts) > MAX_REASONING_TEXTS:
-            self._reasoning_texts.popitem(last=False)
 
     def read_reasoning(self, item: Item) -> str:
         """Return the text of a reasoning item, cached or decrypted; empty if it is unknown."""

@@ -7,13 +7,13 @@ are their own cache keys; long ones are stored under their hash, so that the cac
 import hashlib
 import re
 from binascii import a2b_base64
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kedge.bounded_dict import BoundedDict
 from kedge.errors import BrokenInstallation
 from kedge.tokens.items import count_each, to_compact_json
 
@@ -129,7 +129,7 @@ class TiktokenCounter:
     def __init__(self) -> None:
         # Bound to the instance, so that the cache is freed with the counter.
         self._count_short = lru_cache(maxsize=MAX_CACHED_SHORT)(_count_uncached)
-        self._long_cache: OrderedDict[bytes, int] = OrderedDict()
+        self._long_cache = BoundedDict[bytes, int](MAX_CACHED_LONG)
         self._lock = Lock()
 
     def count_text(self, text: str) -> int:
@@ -167,8 +167,6 @@ class TiktokenCounter:
         tokens = _count_uncached(text)  # outside the lock: a long text takes a while
         with self._lock:
             self._long_cache[key] = tokens
-            while len(self._long_cache) > MAX_CACHED_LONG:
-                self._long_cache.popitem(last=False)
         return tokens
 
 
