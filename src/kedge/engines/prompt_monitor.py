@@ -1,12 +1,12 @@
 """Detect changes of a conversation's prompts that prevent prompt caching."""
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from kedge.bounded_dict import BoundedDict
 from kedge.engines.request_body import build_settings
 from kedge.engines.tool_definitions import to_definition
 from kedge.memory.tokens import hash_settings
@@ -65,7 +65,7 @@ class PromptMonitor:
     """Remembers the head of the newest prompt of each conversation, and finds changes that prevent caching."""
 
     def __init__(self) -> None:
-        self._chains: OrderedDict[str, _Chain] = OrderedDict()
+        self._chains = BoundedDict[str, _Chain](MAX_REMEMBERED_CHAINS)
 
     def plan(
         self,
@@ -92,11 +92,8 @@ class PromptMonitor:
         if cache is None:
             return
         head = PromptHead.of(model, plan.instructions, tools)
-        chain = self._chains.setdefault(cache.key, _Chain(head))
+        chain = self._chains[cache.key] = self._chains.get(cache.key) or _Chain(head)
         chain.head = head
-        self._chains.move_to_end(cache.key)
-        if len(self._chains) > MAX_REMEMBERED_CHAINS:
-            self._chains.popitem(last=False)
         for hint in cache.hints:
             count("prompt_cache_hints_total", hint=hint)
             if hint not in chain.reported and cache.lost_tokens:
