@@ -149,9 +149,10 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert (stream.reply.plan.fallback, stream.reply.plan.delta_blocks) == (reason, 3)
     assert [event for event in events if isinstance(event, FellBack)] == [FellBack(reason)]
     assert snapshot()["responses_fallback_total"] == {(("reason", reason),): (1, 1.0)}
-    other = await Conversation.open(store, conversation.id, connected())
+    other = await Conversation.open(store, conversation.id, connected(), tools=[add])
     assert [row.reason for row in await other.responses()] == ["new", reason]
-    assert describe(other.plan(user("?"))) == describe(conversation.plan(user("?")))
+    plans = [each.plan(user("?"), streaming=True) for each in (other, conversation)]
+    assert describe(plans[0]) == describe(plans[1])
     requests = (await analyze(store)).requests
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
 

@@ -10,8 +10,10 @@ from kedge.engines.transport import encode_body
 from kedge.events.run import RequestPlanned, RequestSent
 from kedge.observe import reset, snapshot
 from kedge.planning import render
+from kedge.providers import connect
 from kedge.testing import TestServer
-from kedge.turns import ReasoningBlock, Turn, image, system, user
+from kedge.text.display import format_size
+from kedge.turns import ReasoningBlock, Turn, image, system, tool_call, user
 
 LINES = (
     "My name is Ada.",
@@ -79,3 +81,30 @@ async def test_full_send_has_one_size(server: TestServer) -> None:
         turn, _ = await send(engine, Turn([user("One")]))
         _, [(_, sizes, body)] = await send(engine, turn.append(user("Two")))
     assert sizes.body_bytes == sizes.full_bytes == len(body)
+
+
+@pytest.mark.parametrize("provider", ["responses", "chat"])
+async def test_a_dry_run_has_the_sizes_of_the_request(server: TestServer, provider: str) -> None:
+    """The plan of a message that was not sent has the size of the body that is sent then."""
+    async with connect(f"{provider}:{server.base_url}#practice", max_retries=0) as engine:
+        turn = Turn([system("Be brief.")])
+        for text in ("My name is Ada.", "What is my name?", "Once more, please."):
+            turn = turn.append(user(text))
+            plan = engine.plan(turn, tools=[add], temperature=0.5)
+            async with engine.stream(turn, tools=[add], temperature=0.5, streaming=False) as run:
+                events = [event async for event in run]
+            turn = run.turn
+            [sent] = [event for event in events if isinstance(event, RequestSent)]
+            assert plan.sizes == (sent.body_bytes, sent.full_bytes)
+            assert run.plan is not None
+            assert run.plan.sizes == plan.sizes
+            assert format_size(sent.body_bytes) in plan.explain()
+
+
+async def test_a_plan_that_cannot_be_sent_has_the_sizes_of_its_blocks() -> None:
+    """A plan with problems is explained with about the size of its blocks."""
+    async with connect("practice") as engine:
+        plan = engine.plan(Turn([user("Add"), tool_call("add", {"a": 1}, call_id="call_1")]))
+    assert plan.problems
+    assert plan.sizes == (plan.delta_bytes, plan.full_bytes)
+    assert ", about " in plan.explain()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -158,53 +158,39 @@ def format_event(event: Event) -> str:
             return ""
 
 
-@dataclass(slots=True)
-class SentRequest:
-    """A request of a turn: its plan, the size of its body, and that of a body with the complete conversation."""
-
-    plan: RequestPlan
-    body_bytes: int = 0
-    full_bytes: int = 0
-
-
-def add_request(requests: list[SentRequest], event: Event) -> None:
-    """Add the request that an event reports, or its size."""
+def add_request(requests: list[RequestPlan], event: Event) -> None:
+    """Add the plan of the request that an event reports, or its size."""
     match event:
         case RequestPlanned():
-            requests.append(SentRequest(event.plan))
+            requests.append(event.plan)
         case RequestSent() if requests:
-            requests[-1].body_bytes, requests[-1].full_bytes = event.body_bytes, event.full_bytes
+            requests[-1] = replace(requests[-1], body_bytes=event.body_bytes)
         case _:
             pass
 
 
-def format_status(requests: Sequence[SentRequest]) -> str:
+def format_status(plans: Sequence[RequestPlan]) -> str:
     """Format how the last request was sent, its anchor, and the blocks and bytes sent compared with a full request."""
-    if not requests:
+    if not plans:
         return "[nothing sent]"
-    plans = [request.plan for request in requests]
     last = plans[-1]
     anchor = f" on {shorten_id(last.anchor_id)}" if last.anchor_id else ""
     sent = sum(plan.delta_blocks for plan in plans)
     full = sum(plan.full_blocks for plan in plans)
-    sent_bytes = sum(request.body_bytes for request in requests)
-    full_bytes = sum(request.full_bytes for request in requests)
+    sent_bytes, full_bytes = map(sum, zip(*(plan.sizes for plan in plans), strict=True))
     count = f", {len(plans)} requests" if len(plans) > 1 else ""
     blocks = f"sent {sent} of {pluralize(full, 'block')}"
     saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
     return f"[{name_send(last.reason)}{anchor}, {blocks}, {saved}{count}]"
 
 
-def reply_to_json(reply: Reply, requests: Sequence[SentRequest]) -> dict[str, Any]:
+def reply_to_json(reply: Reply, requests: Sequence[RequestPlan]) -> dict[str, Any]:
     """Return a turn as JSON values."""
     from kedge.web.shapes import shape_plan, shape_reply
 
     return {
         **shape_reply(reply).model_dump(mode="json", exclude={"plan"}),
-        "requests": [
-            shape_plan(each.plan, (each.body_bytes, each.full_bytes)).model_dump(mode="json")
-            for each in requests
-        ],
+        "requests": [shape_plan(each).model_dump(mode="json") for each in requests],
     }
 
 

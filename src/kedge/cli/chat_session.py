@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -23,7 +23,6 @@ from kedge.cli.base import echo, echo_note, wrap_text
 from kedge.cli.chat_input import attach_file, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
-    SentRequest,
     add_request,
     create_output,
     format_status,
@@ -51,6 +50,9 @@ from kedge.middleware import trace as tracing
 from kedge.store import Store
 from kedge.text.display import pluralize, sanitize_text, shorten_id
 from kedge.turns import Part, UserBlock, user
+
+if TYPE_CHECKING:
+    from kedge.planning import RequestPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ class ChatSession:
         await self._show_turn(self.conversation.stream(message, **self.send_options))
 
     async def _show_turn(self, turn: ConversationStream[Any]) -> None:
-        requests: list[SentRequest] = []
+        requests: list[RequestPlan] = []
         async with turn as stream:
             async for event in stream:
                 add_request(requests, event)

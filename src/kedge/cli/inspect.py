@@ -260,12 +260,13 @@ def _print_blocks(found: Inspection) -> None:
 
 def _format_savings(found: Inspection) -> str:
     plan = found.plan
-    saved = plan.full_bytes - plan.delta_bytes
+    sent_bytes, full_bytes = plan.sizes
+    saved = full_bytes - sent_bytes
     last = ""
     if row := found.last:
         last = f" The last request had {row.request_size:,} of {row.full_size:,} bytes, with tools and settings."
     return (
-        f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes)}); "
+        f"Saved: {saved:,} of {full_bytes:,} bytes ({format_percent(saved, full_bytes)}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
         f"(providers still bill them as input).{last}"
     )

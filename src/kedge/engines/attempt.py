@@ -9,8 +9,8 @@ can be trusted, and how to heal.
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
@@ -30,7 +30,7 @@ from kedge.engines.request_metrics import (
 from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
 from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import RawResponse, Transport
-from kedge.errors import EngineError, StreamCut
+from kedge.errors import EngineError, KedgeError, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
@@ -99,6 +99,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         self.cache_rules = cache_rules or CacheRules()
         self._prompts = PromptMonitor()
         self._clock = clock
+        self._last_streaming = False
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -106,6 +107,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn and yield its events; a request that can be healed is sent again."""
+        self._last_streaming = request.streaming
         if request.before_send is not None:
             await request.before_send(turn)
         options, requested_mode = await self._choose_options(turn, request)
@@ -217,6 +219,21 @@ class RequestEngine(Engine, Generic[AttemptT]):
     @abstractmethod
     async def _encode(self, attempt: AttemptT) -> None:
         """Set the body of an attempt and its bytes."""
+
+    @abstractmethod
+    def _assemble_body(self, attempt: AttemptT, conversation_id: str = "") -> None:
+        """Set the body of an attempt, in a conversation object, and its bytes."""
+
+    def _plan_options(self, options: dict[str, Any]) -> Request:
+        """Return the request of a dry run: it streams as the last request did, and at first as ``run`` does not."""
+        options.setdefault("streaming", self._last_streaming)
+        return Request.of(**options)
+
+    def _measure(self, attempt: AttemptT) -> RequestPlan:
+        """Return the plan of a request that is not sent, with the size of its body."""
+        with suppress(KedgeError):  # it cannot be sent
+            self._assemble_body(attempt, attempt.plan.conversation_id)
+        return replace(attempt.plan, body_bytes=len(attempt.content))
 
     @abstractmethod
     def _make_decoder(self) -> StreamDecoder:

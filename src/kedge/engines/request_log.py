@@ -20,6 +20,7 @@ from kedge.events.run import (
     RequestPlanned,
     RequestSent,
 )
+from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import measure
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
@@ -71,6 +72,7 @@ class RequestLog:
                 self.plans.append(plan)
                 self._open = self._start(plan)
             case RequestSent() if self._open:
+                self.plans[-1] = replace_fields(self.plans[-1], body_bytes=event.body_bytes)
                 saved = event.full_bytes - event.body_bytes
                 self._open = replace(
                     self._open,

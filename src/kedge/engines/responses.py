@@ -192,7 +192,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             believes_probes=verify_every > 0,
         )
         self._is_known = known_server is not None
-        self._last_streaming = False
         self._chained_count = 0
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
@@ -208,20 +207,17 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """
         request = self._plan_options(options)
         check = self._open_check(turn, request)
-        mode, _, reason = self._resolve_mode(turn, request, check)
-        return self._build_plan(turn, request, SendOptions(mode, reason=reason), check)
+        send_options, _ = self._resolve_options(turn, request, check)
+        plan = self._build_plan(turn, request, send_options, check)
+        return self._measure(ResponsesAttempt(turn, request, send_options, plan, check=check))
 
     async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
         request, turn = self._plan_options(options), plan.source
         if isinstance(turn, Turn):
             check = await self._load_check(turn, request)
-            mode, _, reason = self._resolve_mode(turn, request, check)
-            await self._plan_with_probe(turn, request, SendOptions(mode, reason=reason), check)
-
-    def _plan_options(self, options: dict[str, Any]) -> Request:
-        options.setdefault("streaming", self._last_streaming)
-        return Request.of(**options)
+            send_options, _ = self._resolve_options(turn, request, check)
+            await self._plan_with_probe(turn, request, send_options, check)
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
@@ -255,8 +251,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return _end_running(turn, running, "cancelled")
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        self._last_streaming = request.streaming
-        check = await self._load_check(turn, request)
+        return self._resolve_options(turn, request, await self._load_check(turn, request))
+
+    def _resolve_options(
+        self, turn: Turn, request: Request, check: MemoryCheck
+    ) -> tuple[SendOptions, Mode]:
+        """Return the options of the first attempt, and the mode that was requested."""
         mode, requested, reason = self._resolve_mode(turn, request, check)
         include = self._should_include(request, mode, check)
         return SendOptions(mode, include=include, reason=reason), requested
@@ -325,12 +325,16 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _encode(self, attempt: ResponsesAttempt) -> None:
         """Set the body of an attempt; in conversation mode, create the object if there is none."""
-        plan, request, options = attempt.plan, attempt.request, attempt.options
-        conversation_id = plan.conversation_id
+        conversation_id = attempt.plan.conversation_id
         if attempt.running is not None:
             conversation_id = get_conversation_id(attempt.running.scope)
-        elif options.mode == "conversation" and not conversation_id:
+        elif attempt.options.mode == "conversation" and not conversation_id:
             conversation_id = await self.objects.create()
+        self._assemble_body(attempt, conversation_id)
+        attempt.check.describe(attempt.plan, attempt.body)
+
+    def _assemble_body(self, attempt: ResponsesAttempt, conversation_id: str = "") -> None:
+        plan, request, options = attempt.plan, attempt.request, attempt.options
         attempt.body = build_request_body(
             plan,
             options,
@@ -341,7 +345,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             params=request.resolve_params(self.params),
         )
         attempt.content = self.transport.serialize(attempt.body)
-        attempt.check.describe(plan, attempt.body)
 
     def _make_decoder(self) -> ResponsesDecoder:
         return ResponsesDecoder()

@@ -106,8 +106,10 @@ class StatelessEngine(RequestEngine):
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, which always sends everything."""
-        request = Request.of(**options)
-        return self._build_plan(turn, request, self._resolve_options(turn, request)[0])
+        request = self._plan_options(options)
+        send_options = self._resolve_options(turn, request)[0]
+        plan = self._build_plan(turn, request, send_options)
+        return self._measure(Attempt(turn, request, send_options, plan))
 
     def _build_plan(self, turn: Turn, request: Request, options: SendOptions) -> RequestPlan:
         start = time.perf_counter()
@@ -137,6 +139,9 @@ class StatelessEngine(RequestEngine):
         return Attempt(turn, request, options, self._build_plan(turn, request, options))
 
     async def _encode(self, attempt: Attempt) -> None:
+        self._assemble_body(attempt)
+
+    def _assemble_body(self, attempt: Attempt, conversation_id: str = "") -> None:
         plan, request = attempt.plan, attempt.request
         params, extra = split_extra_body(request.resolve_params(self.params))
         body = {**self._build_body(plan, request, params), **extra}

@@ -73,10 +73,8 @@ def explain(plan: "RequestPlan") -> str:
 
 def format_headline(plan: "RequestPlan", *, sizes: bool = True) -> str:
     """Return one sentence with the anchor of the request, its blocks and, before it is sent, about their size."""
-    full_size, sent_size = (
-        f", about {format_size(size)}" if sizes else ""
-        for size in (plan.full_bytes, plan.delta_bytes)
-    )
+    about = "" if plan.body_bytes else "about "
+    sent_size, full_size = (f", {about}{format_size(size)}" if sizes else "" for size in plan.sizes)
     full = f"{pluralize(plan.full_blocks, 'block')}{full_size}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."

@@ -28,6 +28,7 @@ from kedge.planning.reusable_items import (
     find_own_responses,
     find_reusable_ids,
 )
+from kedge.planning.sizes import measure_full_body
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
 from kedge.planning.tool_pairs import Problem
 from kedge.turns import Block, ReasoningBlock, Turn
@@ -64,6 +65,7 @@ class RequestPlan:
         unsealed: Whether reasoning that its provider did not encrypt may be sent.
         mode_reason: Why the request is sent in another mode than requested.
         cache: The prediction for the provider's prompt cache; None if the engine does not use one.
+        body_bytes: The size of the request body; 0 if it was not built, or cannot be.
         conditional: Whether the plan depends on a probe of the server that the request makes first and that was
             not made.
     """
@@ -89,6 +91,7 @@ class RequestPlan:
     mode_reason: str = ""
     cache: "CachePlan | None" = None
     conditional: bool = False
+    body_bytes: int = 0
 
     @property
     def anchor_id(self) -> str:
@@ -120,6 +123,13 @@ class RequestPlan:
         if not isinstance(self.source, Turn):
             return count
         return self.source.lead + get_prefix_index(self.source).end_position(count + 1) - 1
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The sizes of the request body and of one with everything; of the blocks alone without a body."""
+        if not self.body_bytes:
+            return self.delta_bytes, self.full_bytes
+        return self.body_bytes, measure_full_body(self, self.body_bytes)
 
     @property
     def is_full(self) -> bool:

@@ -292,7 +292,6 @@ async def read_plan(call: ApiCall) -> BaseModel:
         full_blocks=row.sent_blocks + row.saved_blocks,
         sent_bytes=row.request_size,
         full_bytes=row.full_size,
-        request_bytes=row.request_bytes,
         rejected=list(card.refused),
         problems=[],
         explanation="\n".join((card.headline, *card.notes)),

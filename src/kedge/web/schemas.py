@@ -384,10 +384,9 @@ class PlanShape(ApiModel):
     reason: str = Field(description="Why everything is sent; empty if there is an anchor.")
     sent_blocks: int
     full_blocks: int
-    sent_bytes: int = Field(description="About how many bytes the new messages have.")
-    full_bytes: int = Field(description="About how many bytes all messages have.")
-    request_bytes: int | None = Field(
-        default=None, description="The size of the request body, once it was sent."
+    sent_bytes: int = Field(description="The size of the request body.")
+    full_bytes: int = Field(
+        description="The size of a request body with the complete conversation."
     )
     rejected: list[RejectedShape]
     problems: list[str]

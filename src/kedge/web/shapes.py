@@ -52,9 +52,9 @@ def shape_node(
     )
 
 
-def shape_plan(plan: "RequestPlan", sizes: tuple[int, int] | None = None) -> PlanShape:
-    """Return the form of a plan, once it was sent with the sizes of the body and of one with everything."""
-    sent_bytes, full_bytes = sizes or (plan.delta_bytes, plan.full_bytes)
+def shape_plan(plan: "RequestPlan") -> PlanShape:
+    """Return the form of a plan."""
+    sent_bytes, full_bytes = plan.sizes
     return PlanShape(
         mode=plan.mode,
         anchor=plan.anchor_id,
@@ -63,7 +63,6 @@ def shape_plan(plan: "RequestPlan", sizes: tuple[int, int] | None = None) -> Pla
         full_blocks=plan.full_blocks,
         sent_bytes=sent_bytes,
         full_bytes=full_bytes,
-        request_bytes=sizes[0] if sizes else None,
         rejected=[
             RejectedShape(
                 response_id=each.response_id,
