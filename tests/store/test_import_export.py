@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kedge.store import (
     ToolRow,
     open_store,
 )
+from kedge.turns.frozen_json import FrozenMap
 from store.sample_conversations import SCOPE, append_exchange, create_conversation
 
 
@@ -36,6 +38,8 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
     await store.claim(row, "k", request_hash=b"x", owner="o", lease=1.0)
     await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
+    state = replace((await store.load(row)).state, mode="conversation", conversation_id="conv_1")
+    await store.append(row, nodes[-1], [user("more")], memory=state, data=FrozenMap({"a": [1, {}]}))
     return await store.update(row.id, archived=True)
 
 
@@ -118,6 +122,14 @@ TAMPERED = {
     "a changed block": lambda form: (
         form.get("block", {}).get("parts", [{}])[0].update(text="other")
     ),
+    "an object that is no text": lambda form: (
+        "node" in form and form.update(memory={"conversation_id": 5, "previous_response_id": "r"})
+    ),
+    "a last response that is no text": lambda form: (
+        "node" in form and form.update(memory={"conversation_id": "c", "previous_response_id": []})
+    ),
+    "a state that is no object": lambda form: "node" in form and form.update(memory=[]),
+    "data that is no object": lambda form: "node" in form and form.update(memory={"data": [1]}),
     "a negative block": lambda form: form.get("blocks") and form.update(blocks=[-1, -2]),
     "a negative parent": lambda form: form.get("parent") == 1 and form.update(parent=-1),
     "a node below itself": lambda form: form.get("node") == 1 and form.update(parent=1),

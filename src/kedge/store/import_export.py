@@ -293,10 +293,20 @@ def _import_node(
         kind=form["kind"],
         now=_check_time(form["created_at"]),
         kept=_check_index(form["kept"], parent.length + 1),
-        memory=encode(validate_data(form["memory"])) if "memory" in form else None,
+        memory=encode(_check_memory(form["memory"])) if "memory" in form else None,
         response=_decode_response(form["response"]) if "response" in form else None,
     )
     return node
+
+
+def _check_memory(form: Json) -> Json:
+    """Check the state of a node: its ids are texts, and its data is an object."""
+    memory = thaw(validate_data(form))
+    validate_data(memory.get("data", {}))
+    for name in ("conversation_id", "previous_response_id"):
+        if not isinstance(memory.get(name, ""), str):
+            raise ValueError(f"{name} is not a text")
+    return memory
 
 
 def _check_index(index: object, count: int) -> int:

@@ -106,7 +106,7 @@ def _read_ends(memories: Iterable[str | None]) -> set[tuple[str, str]]:
     """Return the object and its last response in each state of a node that has an object."""
     forms = [decode(memory) for memory in memories if memory]
     return {
-        (form["conversation_id"], form["previous_response_id"])
+        (form["conversation_id"], form.get("previous_response_id"))
         for form in forms
         if "conversation_id" in form
     }

@@ -1,0 +1,181 @@
+"""Test that no line of history continues a conversation object that another line uses, however it was made."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from engines.conftest import open_engine
+from engines.runs import send_lines
+from kedge import Conversation
+from kedge.engines import ResponsesEngine
+from kedge.memory.object_claims import ObjectClaims
+from kedge.planning import get_state
+from kedge.store import Store, open_store
+from kedge.testing import TestServer, serve
+from kedge.turns import Turn, dumps, loads, user
+from kedge.workflows import Side, debate, refine
+from normalization import expected_context, normalize_items
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """Yield a strict local server for this test."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
+    """Yield an engine that uses conversation objects."""
+    async with open_engine(server, mode="conversation") as opened:
+        yield opened
+
+
+def get_object(turn: Turn) -> str:
+    """Return the conversation object of a Turn."""
+    return get_state(turn).conversation_id
+
+
+def check_answer(server: TestServer, turn: Turn) -> None:
+    """Check that the last answer of a Turn was generated from the Turn, and nothing else."""
+    response_id = turn.blocks[-1].response_id
+    (request,) = [each for each in server.requests if each.response_id == response_id]
+    assert normalize_items(request.context) == expected_context(turn)
+
+
+async def check_store(server: TestServer, store: Store) -> int:
+    """Check every answer in a store, and return their number."""
+    checked = 0
+    for row in await store.conversations():
+        for response in await store.responses(row):
+            if response.status == "completed" and response.conversation == row.id:
+                check_answer(server, (await store.load(row, response.node)).turn())
+                checked += 1
+    return checked
+
+
+async def test_a_rebuilt_turn_uses_a_new_object(
+    server: TestServer, engine: ResponsesEngine
+) -> None:
+    """Equal blocks without the state of the Turn do not continue its object."""
+    turn = await send_lines(engine, "One", "Two")
+    rebuilt = await engine.run(Turn(turn.blocks).append(user("Three")))
+    assert get_object(rebuilt) != get_object(turn)
+    check_answer(server, rebuilt)
+
+
+async def test_copies_of_a_turn_use_one_object_once(
+    server: TestServer, engine: ResponsesEngine
+) -> None:
+    """Of two copies that were read from JSON, the second one sends everything to a new object."""
+    turn = await send_lines(engine, "One")
+    copies = [await engine.run(loads(dumps(turn)).append(user(text))) for text in ("Two", "Three")]
+    assert get_object(copies[0]) == get_object(turn) != get_object(copies[1])
+    for each in copies:
+        check_answer(server, each)
+
+
+async def test_regenerated_answers_use_objects_of_their_own(
+    server: TestServer, engine: ResponsesEngine, store: Store
+) -> None:
+    """The previous answer is not in the context of the new one; both can be continued."""
+    conversation = await Conversation.create(store, engine)
+    await conversation.send("One")
+    first = (await conversation.send("Two")).node
+    before = get_object(conversation.turn)
+    await conversation.regenerate()
+    assert get_object(conversation.turn) != before
+    await conversation.send("Three")
+    await conversation.goto(first)
+    await conversation.send("Four")
+    assert get_object(conversation.turn) == before  # it still ends with the first answer
+    assert await check_store(server, store) == 5
+
+
+async def test_an_undone_message_is_not_in_the_context(
+    server: TestServer, engine: ResponsesEngine, store: Store
+) -> None:
+    """After undo and after an edit, everything is sent to a new object."""
+    conversation = await Conversation.create(store, engine)
+    await conversation.send("My PIN is 1234")
+    await conversation.send("My name is Ada")
+    before = get_object(conversation.turn)
+    await conversation.undo()
+    await conversation.send("Three")
+    assert get_object(conversation.turn) != before
+    await conversation.edit(conversation.turn.blocks[0].id, "My PIN is secret")
+    await conversation.send("What is my PIN?")
+    assert await check_store(server, store) == 4
+
+
+async def test_an_import_does_not_continue_the_object_of_the_original(
+    server: TestServer, engine: ResponsesEngine, store: Store
+) -> None:
+    """A copy in the same store shares claims; one in another process is held back until the check."""
+    conversation = await Conversation.create(store, engine)
+    await conversation.send("One")
+    exported = await conversation.export()
+    await conversation.send("Two")
+    (row,) = await store.import_(exported)
+    copy = await Conversation.open(store, row.id, engine)
+    await copy.send("Three")
+    assert get_object(copy.turn) != get_object(conversation.turn)
+    assert await check_store(server, store) == 4
+    async with (
+        await open_store("sqlite://:memory:") as other,
+        open_engine(server, mode="conversation") as stranger,
+    ):
+        stranger.objects.claims = ObjectClaims()
+        (row,) = await other.import_(exported)
+        copy = await Conversation.open(other, row.id, stranger)
+        await copy.send("Four")
+        assert get_object(copy.turn) != get_object(conversation.turn)
+        check_answer(server, copy.turn)
+
+
+async def test_the_roles_of_workflows_use_objects_of_their_own(
+    server: TestServer, engine: ResponsesEngine, store: Store
+) -> None:
+    """Sides, authors and judges on one engine are answered from their own messages."""
+    sides = [Side("Ada", engine, "Speak for tea."), Side("Bob", engine, "Speak for coffee.")]
+    await debate(sides, "Tea or coffee?", judge=lambda _: None, store=store, rounds=2)
+    conversation = await Conversation.create(store, engine)
+    await conversation.send("One")
+    await refine("Write a line.", conversation=conversation, judge=lambda _: "longer", rounds=2)
+    assert await check_store(server, store) == 7
+    objects = {each.body["conversation"] for each in server.requests if each.context}
+    assert len(objects) == 3
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_processes_do_not_share_an_object(store_url: str, *, is_shared: bool) -> None:
+    """Two processes continue one conversation at once, with and without a common store."""
+    turns: list[Turn] = []
+    with serve() as server:
+        async with (
+            await open_store(store_url) as store,
+            open_engine(server, mode="conversation") as engine,
+        ):
+            conversation = await Conversation.create(store, engine)
+            await conversation.send("Hello")
+            exported = (await conversation.export()).encode()
+
+        async def run(name: str) -> None:
+            place = (store_url, conversation.id) if is_shared else ("sqlite://:memory:", "-")
+            script = str(HERE / "object_worker.py")
+            command = [sys.executable, script, place[0], server.base_url, place[1], name]
+            done = await anyio.run_process(command, input=exported, check=False)
+            assert done.returncode == 0, done.stderr
+            turns.append(loads(done.stdout.decode()))
+
+        async with anyio.create_task_group() as group:
+            for name in ("Ada", "Bob"):
+                group.start_soon(run, name)
+        assert len({get_object(turn) for turn in turns}) == 2
+        for turn in turns:
+            check_answer(server, turn)
