@@ -304,7 +304,7 @@ def _check_memory(form: Json) -> Json:
     memory = thaw(validate_data(form))
     validate_data(memory.get("data", {}))
     for name in ("conversation_id", "previous_response_id"):
-        if not isinstance(memory.get(name, ""), str):
+        if type(memory.get(name, "")) is not str:
             raise ValueError(f"{name} is not a text")
     return memory
 
