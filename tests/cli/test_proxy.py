@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from click.testing import CliRunner
 from openai import OpenAI
 from websockets.sync.client import connect
 
 from kedge.cli import group
-from kedge.server.uvicorn_server import SignalServer, bind
+from kedge.server.uvicorn_server import LimitedServer, bind
 from kedge.testing import serve
 
 
@@ -76,10 +75,7 @@ async def test_response_that_the_shutdown_cuts_off_is_no_error(
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
         await asyncio.Event().wait()
 
-    config = uvicorn.Config(
-        stream_forever, log_config=None, lifespan="off", timeout_graceful_shutdown=0
-    )
-    server = SignalServer(config)
+    server = LimitedServer(stream_forever, lifespan="off", timeout_graceful_shutdown=0)
     with bind("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])

@@ -276,12 +276,9 @@ def _announce(facts: dict[str, str], line: str, *, as_json: bool) -> None:
 
 async def run_uvicorn(app: Any, listener: "socket.socket", **options: Any) -> None:
     """Serve an app on a bound socket until a signal arrives."""
-    import uvicorn
+    from kedge.server.uvicorn_server import LimitedServer
 
-    from kedge.server.uvicorn_server import SignalServer
-
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
-    await SignalServer(config).serve(sockets=[listener])
+    await LimitedServer(app, **options).serve(sockets=[listener])
 
 
 PROXY_SHUTDOWN_SECONDS = 10
@@ -318,7 +315,7 @@ def proxy_command(
     _check_upstream(upstream)
     from kedge.incremental.rewrite import MAX_BODY_BYTES
     from kedge.proxy import create_proxy_app
-    from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS, BufferedH11Protocol, bind
+    from kedge.server.uvicorn_server import bind
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
     requires_token = not is_loopback(host) and not token and not allow_remote
@@ -346,10 +343,7 @@ def proxy_command(
         serving = run_uvicorn(
             app,
             listener,
-            http=BufferedH11Protocol,
-            ws="websockets-sansio",
             ws_max_size=MAX_BODY_BYTES,
-            ws_ping_timeout=PING_TIMEOUT_SECONDS,
             date_header=False,  # that of the upstream server is forwarded
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
         )

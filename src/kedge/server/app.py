@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from datetime import UTC, datetime
 from typing import Any
 
 from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,11 +39,10 @@ from kedge.server.errors import (
 from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
-from kedge.server.http import EncodedResponse, get_service, respond_json
+from kedge.server.http import get_service, respond_encoded, respond_json
 from kedge.server.models import Model
 from kedge.server.request_log import (
     RESPONSE_HEADERS_KEY,
-    STATUS_KEY,
     AccessLogMiddleware,
     FinishListener,
     Listener,
@@ -118,50 +118,32 @@ async def serve_websocket(websocket: WebSocket) -> None:
     await ServerConnection(service, websocket.scope, websocket.receive, websocket.send).serve()
 
 
-class Endpoint:
-    """A handler as an ASGI app, whose errors are converted to responses by ``ErrorMiddleware``.
-
-    Starlette's wrapper of a function would do that a second time for each request.
-
-    Args:
-        handler: Returns the response to a request, which is itself an ASGI app.
-    """
-
-    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        response = await self._handler(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-
 _CONVERSATION_PATH = "/v1/conversations/{id}"
 _ITEM_PATH = "/v1/conversations/{id}/items/{item}"
 
 ROUTES = [
-    Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
-    Route("/v1/responses/input_tokens", Endpoint(responses.count_input_tokens), methods=["POST"]),
-    Route("/v1/responses/compact", Endpoint(responses.compact_context), methods=["POST"]),
-    Route("/v1/responses/{id}", Endpoint(responses.retrieve), methods=["GET"]),
-    Route("/v1/responses/{id}", Endpoint(responses.delete), methods=["DELETE"]),
-    Route("/v1/responses/{id}/cancel", Endpoint(responses.cancel), methods=["POST"]),
-    Route("/v1/responses/{id}/input_items", Endpoint(responses.list_input_items), methods=["GET"]),
-    Route("/v1/conversations", Endpoint(conversations.create), methods=["POST"]),
-    Route(_CONVERSATION_PATH, Endpoint(conversations.retrieve), methods=["GET"]),
-    Route(_CONVERSATION_PATH, Endpoint(conversations.update), methods=["POST"]),
-    Route(_CONVERSATION_PATH, Endpoint(conversations.delete), methods=["DELETE"]),
-    Route(f"{_CONVERSATION_PATH}/items", Endpoint(conversations.list_items), methods=["GET"]),
-    Route(f"{_CONVERSATION_PATH}/items", Endpoint(conversations.add_items), methods=["POST"]),
-    Route(_ITEM_PATH, Endpoint(conversations.retrieve_item), methods=["GET"]),
-    Route(_ITEM_PATH, Endpoint(conversations.delete_item), methods=["DELETE"]),
-    Route("/v1/chat/completions", Endpoint(chat_completions.create), methods=["POST"]),
-    Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
-    Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
-    Route("/v1/models", Endpoint(list_models), methods=["GET"]),
-    Route("/v1/models/{id:path}", Endpoint(retrieve_model), methods=["GET"]),
-    Route("/healthz", Endpoint(healthz), methods=["GET"]),
-    Route("/metrics", Endpoint(metrics), methods=["GET"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", responses.compact_context, methods=["POST"]),
+    Route("/v1/responses/{id}", responses.retrieve, methods=["GET"]),
+    Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+    Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/v1/responses/{id}/input_items", responses.list_input_items, methods=["GET"]),
+    Route("/v1/conversations", conversations.create, methods=["POST"]),
+    Route(_CONVERSATION_PATH, conversations.retrieve, methods=["GET"]),
+    Route(_CONVERSATION_PATH, conversations.update, methods=["POST"]),
+    Route(_CONVERSATION_PATH, conversations.delete, methods=["DELETE"]),
+    Route(f"{_CONVERSATION_PATH}/items", conversations.list_items, methods=["GET"]),
+    Route(f"{_CONVERSATION_PATH}/items", conversations.add_items, methods=["POST"]),
+    Route(_ITEM_PATH, conversations.retrieve_item, methods=["GET"]),
+    Route(_ITEM_PATH, conversations.delete_item, methods=["DELETE"]),
+    Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
+    Route("/v1/messages", messages.create, methods=["POST"]),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{id:path}", retrieve_model, methods=["GET"]),
+    Route("/healthz", healthz, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
 ]
 """All HTTP routes."""
 
@@ -170,38 +152,23 @@ WEBSOCKET_ROUTES = [WebSocketRoute("/v1/responses", serve_websocket)]
 """All WebSocket routes."""
 
 
-class ErrorMiddleware:
-    """Middleware that converts expected errors to responses; any other one is an internal error.
-
-    Starlette's own middleware builds a response in another thread, and wraps ``send`` twice.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and respond to it if it fails."""
-        try:
-            await self._app(scope, receive, send)
-        except (ApiError, StoreError, HTTPException, ClientDisconnect) as error:
-            if scope.get(STATUS_KEY) != 0:
-                raise  # it is a WebSocket, or a response has started
-            await _build_response(scope, error)(scope, receive, send)
-
-
-def _build_response(
-    scope: Scope, error: ApiError | StoreError | HTTPException | ClientDisconnect
-) -> Response:
+async def _respond_error(connection: HTTPConnection, error: Exception) -> Response:
+    """Respond to an expected error; any other one is an internal error."""
     match error:
+        case _ if connection.scope["type"] != "http":
+            raise error
         case ApiError():
-            return build_error_response(scope, error)
-        case StoreError():
-            log.error("%s", error)
-            return build_error_response(scope, DATABASE_UNAVAILABLE())
-        case ClientDisconnect():
-            return EncodedResponse(b"")  # there is no client to read it
+            return build_error_response(connection.scope, error)
         case HTTPException():
-            return _build_routing_error(scope, error)
+            return _build_routing_error(connection.scope, error)
+        case ClientDisconnect():
+            return respond_encoded(b"")  # there is no client to read it
+        case _:
+            log.error("%s", error)
+            return build_error_response(connection.scope, DATABASE_UNAVAILABLE())
+
+
+EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
 
 
 def _build_routing_error(scope: Scope, error: HTTPException) -> Response:
@@ -233,21 +200,6 @@ class IdentityMiddleware:
         if not is_hidden and scope["type"] != "lifespan":
             scope[RESPONSE_HEADERS_KEY].append(IDENTITY_HEADER)
         await self._app(scope, receive, send)
-
-
-class _ServerApp(Starlette):
-    """A Starlette app with middleware of its own instead of the two for errors that Starlette adds."""
-
-    def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **members: Any) -> None:
-        super().__init__(**members)
-        self._wrap = wrap
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the routes, and then add the middleware of a program that extends the app."""
-        app = self._wrap(self.router)
-        for middleware, arguments, options in reversed(self.user_middleware):
-            app = middleware(app, *arguments, **options)
-        return app
 
 
 def create_app(
@@ -289,16 +241,20 @@ def create_app(
             await asyncio.wait(tasks)
             await service.aclose()
 
-    def wrap(app: ASGIApp) -> ASGIApp:
-        app = ErrorMiddleware(app)
-        if settings.faults is not None:
-            app = FaultMiddleware(app, settings.faults)
-        policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
-        app = ServerAuthMiddleware(app, policy=policy, header_bytes=settings.limits.header_bytes)
-        app = IdentityMiddleware(app, settings.faults)
-        return AccessLogMiddleware(app, listener, on_finish, reply_bytes)
-
-    app = _ServerApp(wrap, routes=[*ROUTES, *WEBSOCKET_ROUTES], lifespan=lifespan)
+    policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
+    middleware = [
+        Middleware(AccessLogMiddleware, listener, on_finish, reply_bytes),
+        Middleware(IdentityMiddleware, settings.faults),
+        Middleware(ServerAuthMiddleware, policy=policy, header_bytes=settings.limits.header_bytes),
+    ]
+    if settings.faults is not None:
+        middleware.append(Middleware(FaultMiddleware, settings.faults))
+    app = Starlette(
+        routes=[*ROUTES, *WEBSOCKET_ROUTES],
+        middleware=middleware,
+        exception_handlers=dict.fromkeys(EXPECTED_ERRORS, _respond_error),
+        lifespan=lifespan,
+    )
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
     app.state.health = HealthCheck(service.check_database)

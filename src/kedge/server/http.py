@@ -1,5 +1,6 @@
 """Read request bodies and build responses, for all endpoints."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -10,7 +11,6 @@ from starlette.responses import Response
 
 from kedge.server import errors
 from kedge.server.access import CALLER_KEY, is_compressed, read_header
-from kedge.server.deadline import Deadline
 from kedge.server.item_forms import Item
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.requests import INCLUDE
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SERVICE_KEY = "kedge.service"
 """The key of a request's scope for the state of the server in the namespace of its caller."""
-JSON_HEADER = (b"content-type", b"application/json")
 IGNORED_HEADER = b"x-kedge-ignored-parameters"
 MAX_LOGGED_PARAMETERS = 1_000
 """The maximum number of different ignored parameters that a server logs."""
@@ -120,10 +119,11 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
 
 async def _read_body(request: Request) -> bytes:
     limits = get_service(request).settings.limits
-    body = await Deadline(limits.read_seconds).run(collect_body(request, limits.body_bytes))
-    if body is None:
-        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds)
-    return body
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            return await collect_body(request, limits.body_bytes)
+    except TimeoutError:
+        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
 
 
 async def collect_body(request: Request, max_bytes: int) -> bytes:
@@ -153,23 +153,14 @@ async def collect_body(request: Request, max_bytes: int) -> bytes:
             return b"".join(chunks)
 
 
-class EncodedResponse(Response):
-    """A successful response with encoded JSON, whose headers are not built from a mapping each time.
-
-    Args:
-        body: The encoded JSON.
-    """
-
-    def __init__(self, body: bytes) -> None:
-        self.status_code = 200
-        self.body = body
-        self.background = None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), JSON_HEADER]
+def respond_encoded(body: bytes) -> Response:
+    """Build a response from encoded JSON."""
+    return Response(body, media_type="application/json")
 
 
 def respond_json(value: object) -> Response:
     """Build a response from a JSON value."""
-    return EncodedResponse(encode(value))
+    return respond_encoded(encode(value))
 
 
 def in_database(

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.generation import Emit, Generation, OnWait
-from kedge.server.http import EncodedResponse, get_recorded_request, get_service, respond_json
+from kedge.server.http import get_recorded_request, get_service, respond_encoded, respond_json
 from kedge.server.item_forms import Item, normalize_items
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
 from kedge.server.output_writer import OutputWriter
@@ -176,4 +176,4 @@ async def respond(
         return EventStream(run)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watch:
         response = await run.generate(watch.start)
-    return EncodedResponse(b"") if response is None else respond_json(response)
+    return respond_encoded(b"") if response is None else respond_json(response)

@@ -7,24 +7,29 @@ the database and for their clients, and only then the connections are closed.
 import asyncio
 import errno
 import logging
+import math
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from kedge.errors import CannotServe
 from kedge.event_loops import run_in_thread
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+
     from kedge.server.request_log import RecordedRequest
     from kedge.server.settings import Settings
     from kedge.server.state import ServerState
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 CLOSE_SECONDS = 2.0
 """Seconds for which connections may flush their responses after the last run has ended."""
@@ -35,100 +40,85 @@ IDLE_SECONDS = 75.0
 PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
-HEAD_START = b"HTTP/1."
-"""The start of the head of a response."""
-CONTENT_LENGTH = b"\r\ncontent-length: "
-"""A header of a response that is not a stream: uvicorn always writes its body, even an empty one."""
+MAX_HEADER_BYTES = 64 * 1024
+"""The size of unfinished headers, as by default in `kedge.server.settings.Limits`."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
 
 
-class HeadBuffer:
-    """A transport that sends the head of a response together with the beginning of its body.
+class LimitedProtocol(HttpProtocol):
+    """An HTTP connection of uvicorn with a limit on the size of unfinished headers.
 
-    uvicorn writes them one after the other, which is two system calls and two packets. The head of a
-    stream whose first chunk does not follow at once is sent in the next turn of the loop.
-
-    Args:
-        transport: The transport of the connection; everything else is passed on to it.
-        loop: The event loop.
+    The parser ``httptools`` collects them without a limit. Headers that arrive as a whole are checked by the app.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self._flush_handle: asyncio.Handle | None = None
-        self.is_closing = transport.is_closing
-        self.resume_reading = transport.resume_reading
+    head_bytes: int | None = None
+    """How many bytes of unfinished headers were received; None if there are none."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+    def on_message_begin(self) -> None:
+        """Start with the headers of a request."""
+        super().on_message_begin()
+        self.head_bytes = 0
 
-    def write(self, data: bytes) -> None:
-        """Send data, or buffer it if it is the head of a response."""
-        if not self._head and data.startswith(HEAD_START):
-            self._head = data
-            if CONTENT_LENGTH not in data:
-                self._flush_handle = self._loop.call_soon(self._flush)
-        elif data or self._flush_handle is None:
-            self._flush(data)
+    def on_headers_complete(self) -> None:
+        """Start the request."""
+        self.head_bytes = None
+        super().on_headers_complete()
 
-    def close(self) -> None:
-        """Send the buffered data, and close the connection."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self, data: bytes = b"") -> None:
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-            self._flush_handle = None
-        data, self._head = self._head + data, b""
-        if data:
-            self._transport.write(data)
+    def data_received(self, data: bytes) -> None:
+        """Parse what was received."""
+        is_inside = self.head_bytes is not None
+        super().data_received(data)
+        if is_inside and self.head_bytes is not None:
+            self.head_bytes += len(data)
+            if self.head_bytes > (self.config.h11_max_incomplete_event_size or MAX_HEADER_BYTES):
+                self.send_400_response("The headers of the request are too large.")
 
 
-class BufferedH11Protocol(H11Protocol):
-    """An HTTP connection that sends a short response as one packet."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Handle a new connection."""
-        super().connection_made(cast("asyncio.Transport", HeadBuffer(transport, self.loop)))
-
-    def on_response_complete(self) -> None:
-        """Handle the next request, without uvicorn's timer for each: ``on_tick`` closes idle connections."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
-            self.conn.start_next_cycle()
-            if self.conn.trailing_data[0]:
-                self.handle_events()
-
-
-class SignalServer(uvicorn.Server):
+class LimitedServer(uvicorn.Server):
     """A uvicorn server that closes idle connections, and whose process ends normally after a signal.
 
-    uvicorn would raise the signal again.
-
     Args:
-        config: The settings of uvicorn.
+        app: The app.
         idle_seconds: The time between two requests on a connection, and for the headers of one.
+        **options: Further options of ``uvicorn.Config``.
     """
 
-    def __init__(self, config: uvicorn.Config, idle_seconds: float = IDLE_SECONDS) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any, idle_seconds: float = IDLE_SECONDS, **options: Any) -> None:
+        defaults: dict[str, Any] = {
+            "http": LimitedProtocol,
+            "ws": "websockets-sansio",
+            "ws_ping_timeout": PING_TIMEOUT_SECONDS,
+            "loop": "asyncio",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "timeout_keep_alive": math.ceil(idle_seconds),
+        }
+        super().__init__(uvicorn.Config(app, **defaults | options))
         self._idle_seconds = idle_seconds
         self._idle_since: dict[Any, tuple[Any, float]] = {}
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Handle signals inside the block. uvicorn would raise them again at its end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that are idle or never finish the headers of a request."""
         now = time.monotonic()
         quiet: dict[Any, tuple[Any, float]] = {}
         for connection in cast("set[Any]", self.server_state.connections):
-            if not isinstance(connection, H11Protocol):
+            if not isinstance(connection, LimitedProtocol):
                 continue  # a WebSocket may be silent
             last: Any = connection.cycle  # of the last request; each has its own
             if last is None or last.response_complete:
@@ -144,7 +134,6 @@ class SignalServer(uvicorn.Server):
         """Stop accepting requests, and close all connections."""
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         await super().shutdown(sockets)
-        self._captured_signals.clear()
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
@@ -153,39 +142,27 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     return not isinstance(error, asyncio.CancelledError)
 
 
-class UvicornServer(SignalServer):
-    """A uvicorn server that can be started and stopped from any thread without polling.
+class UvicornServer(LimitedServer):
+    """A server of Kedge that can be started and stopped from any thread without polling.
 
     Args:
         app: The app of a server, or an app around it that shares its ``state``.
         on_started: Called when requests are accepted.
-        config: Further options of ``uvicorn.Config``.
     """
 
-    def __init__(
-        self, app: Any, *, on_started: Callable[[], None] | None = None, **config: Any
-    ) -> None:
+    def __init__(self, app: Any, *, on_started: Callable[[], None] | None = None) -> None:
         self._service: ServerState = app.state.service
-        self._limits = self._service.settings.limits
+        settings = self._service.settings
+        self._limits = settings.limits
         super().__init__(
-            uvicorn.Config(
-                app,
-                http=BufferedH11Protocol,
-                ws="websockets-sansio",
-                ws_max_size=self._limits.body_bytes,
-                ws_ping_timeout=PING_TIMEOUT_SECONDS,
-                ws_per_message_deflate=False,
-                loop="asyncio",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                proxy_headers=bool(self._service.settings.trusted_proxies),
-                forwarded_allow_ips=self._service.settings.trusted_proxies,
-                server_header=False,
-                h11_max_incomplete_event_size=self._limits.header_bytes,
-                **config,
-            ),
+            app,
             self._limits.idle_seconds,
+            ws_max_size=self._limits.body_bytes,
+            ws_per_message_deflate=False,
+            lifespan="on",
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=settings.trusted_proxies,
+            h11_max_incomplete_event_size=self._limits.header_bytes,
         )
         self._on_started = on_started
         self._wake = asyncio.Event()
@@ -220,15 +197,13 @@ class UvicornServer(SignalServer):
             task.cancel()
         await self._wait_until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
         await self.lifespan.shutdown()
-        self._captured_signals.clear()  # uvicorn would raise them again
 
     def _close_connections(self, *, requests_only: bool = False) -> bool:
         """Close each connection: at once if it is idle, otherwise after its response."""
         for connection in list(self.server_state.connections):
-            if requests_only and not isinstance(connection, H11Protocol):
+            if requests_only and not isinstance(connection, LimitedProtocol):
                 continue  # a WebSocket closes itself after its last response
-            with suppress(h11.LocalProtocolError):  # already closing, after a bad request
-                connection.shutdown()
+            connection.shutdown()
         return not self.server_state.connections
 
     async def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:

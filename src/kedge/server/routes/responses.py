@@ -13,7 +13,6 @@ from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
-    EncodedResponse,
     check_include,
     get_background,
     get_recorded_request,
@@ -22,6 +21,7 @@ from kedge.server.http import (
     paginate,
     parse_integer,
     read_json,
+    respond_encoded,
     respond_json,
     validate,
 )
@@ -94,13 +94,13 @@ async def create(request: Request) -> Any:
     if log is not None:
         background.start(run, log, retain_events=draft.prompt.stream)
         return (
-            ReplayStream(log.read(-1)) if draft.prompt.stream else EncodedResponse(run.snapshot())
+            ReplayStream(log.read(-1)) if draft.prompt.stream else respond_encoded(run.snapshot())
         )
     if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
         response = await run.generate(watcher.start)
-    return EncodedResponse(response or b"")
+    return respond_encoded(response or b"")
 
 
 def _prepare_draft(
@@ -170,7 +170,7 @@ async def _repeat_response(
     service: ServerState, background: BackgroundJobs, found: StoredResponse, *, streamed: bool
 ) -> Any:
     if not streamed:
-        return EncodedResponse(found.encoded)
+        return respond_encoded(found.encoded)
     response = decode(found.encoded)
     if response["background"]:
         stored = await background.open_stream(service, response["id"], found.node, -1)
@@ -191,7 +191,7 @@ async def retrieve(request: Request) -> Any:
     found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
         return await _replay_stream(request, found)
-    return EncodedResponse(found.encoded)
+    return respond_encoded(found.encoded)
 
 
 async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStream:
@@ -225,7 +225,7 @@ async def cancel(request: Request) -> Response:
     run = get_background(request).get_run(request.path_params["id"])
     if run is not None:
         run.cancel()
-    return EncodedResponse(await service.run(_cancel_response, service, request))
+    return respond_encoded(await service.run(_cancel_response, service, request))
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:

@@ -1,0 +1,102 @@
+"""Names of other packages that start with an underscore are not used: they can change with every release."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "kedge"
+
+EXCEPTIONS = {
+    "mcp.client._transport": "mcp==2.3.0",  # the types of a transport have no public module
+    "_process": "anyio==4.16.0",  # the only way to close the pipes of a process that has ended
+    "_transport": "anyio==4.16.0",
+    "_custom_headers": "openai==3.49.0",  # the headers of a client have no public name
+    "_send_single_request": "httpx2==2.16.0",  # sees a response before an event hook raises an error
+}
+"""Names that cannot be avoided, with the version of the package that they were checked against."""
+PUBLIC = {"_replace", "_asdict", "_exit"}
+"""Names of the standard library that are documented."""
+
+
+def is_private(name: str) -> bool:
+    """Return whether a name starts with one underscore."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+def list_own_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.alias(asname=str(name)):
+                yield name
+            case _:
+                pass
+
+
+def list_used_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the private modules and names of other packages that a module may use."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if is_private(name):
+                yield name
+            case ast.Call(
+                func=ast.Name(id="getattr" | "setattr"), args=[_, ast.Constant(str(name)), *_]
+            ):
+                yield from (name for name in [name] if is_private(name))
+            case ast.ImportFrom(module=str(module)) if not module.startswith("kedge"):
+                yield from (module for part in module.split(".") if is_private(part))
+                yield from (each.name for each in node.names if is_private(each.name))
+            case _:
+                pass
+
+
+def test_private_names_of_other_packages_are_not_used() -> None:
+    """Every private name is defined in Kedge, or is an exception with a reason."""
+    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    own = {name for tree in trees for name in list_own_names(tree)}
+    used = {name for tree in trees for name in list_used_names(tree)}
+    assert used - own - PUBLIC <= EXCEPTIONS.keys()
+
+
+def test_private_methods_of_other_packages_are_not_overridden() -> None:
+    """The private methods of a class with bases of another package are not those of its bases."""
+    overridden: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                overridden += _list_overridden(node, path)
+    assert overridden == []
+
+
+def _list_overridden(node: ast.ClassDef, path: Path) -> list[str]:
+    names = [
+        each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    private = [name for name in names if is_private(name)]
+    if not private or not node.bases:
+        return []
+    relative = path.relative_to(SOURCE.parent).with_suffix("")
+    module = importlib.import_module(".".join(relative.parts).removesuffix(".__init__"))
+    cls = getattr(module, node.name, None)
+    foreign = [
+        base for base in (cls.__mro__[1:] if cls else ()) if not base.__module__.startswith("kedge")
+    ]
+    return [f"{node.name}.{name}" for name in private for base in foreign if name in vars(base)]
+
+
+@pytest.mark.parametrize(("name", "package"), EXCEPTIONS.items())
+def test_exceptions_were_checked_against_the_current_version(name: str, package: str) -> None:
+    """A new version of a package requires that its private names are checked again."""
+    pinned = re.findall(r"^[\w.-]+==[\w.]+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert package in pinned, f"check {name}"
