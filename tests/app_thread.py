@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
-from kedge.server.uvicorn_server import bind, stop_listening
+from kedge.server.uvicorn_server import LimitedServer, bind, stop_listening
 
 
-class ThreadServer(uvicorn.Server):
-    """A uvicorn server that starts and stops immediately, where uvicorn polls ten times a second."""
+class ThreadServer(LimitedServer):
+    """A server that starts and stops immediately, where uvicorn polls ten times a second."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
         self.ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -47,7 +45,7 @@ class ThreadServer(uvicorn.Server):
 def serve_app(app: Any) -> Iterator[str]:
     """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``."""
     with bind("127.0.0.1", 0) as listener:
-        server = ThreadServer(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
+        server = ThreadServer(app)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:

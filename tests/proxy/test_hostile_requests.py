@@ -91,9 +91,10 @@ HEADERS = [
     "Host: localhost\r\nReferer: http://EVIL/\r\nLocation: http://EVIL/",
     "Host: localhost\r\nOpenAI-Base-Url: http://EVIL/v1",
     "Host: localhost\r\nConnection: close, x-kedge-token",
-    "Host: localhost\r\nX-Folded: a\r\n Host: EVIL",
 ]
 """Headers that do not change who receives a request."""
+UNUSUAL_HEADERS = ["Host: localhost\r\nX-Folded: a\r\n Host: EVIL"]
+"""Headers that a parser may reject."""
 REJECTED_HEADERS = [
     "Host: evil.example",
     "Host: EVIL.example",
@@ -265,7 +266,7 @@ def test_a_server_contacts_nobody(server: str, evil: RecordingServer, path: str)
 
 
 @pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
-@pytest.mark.parametrize("headers", [*HEADERS, *REJECTED_HEADERS])
+@pytest.mark.parametrize("headers", [*HEADERS, *UNUSUAL_HEADERS, *REJECTED_HEADERS])
 def test_headers_do_not_choose_the_host(
     proxy: str,
     server: str,
@@ -277,12 +278,10 @@ def test_headers_do_not_choose_the_host(
     """A header changes at most whether the upstream receives a request."""
     text = f"GET /v1/x HTTP/1.1\r\n{headers}\r\n{upgrade}\r\n".replace("EVIL", evil.address)
     status = send(proxy, text.encode())
-    if headers in HEADERS:
-        assert status in (101, 200)
-        assert [login for _, login in upstream.seen] == [LOGIN]
-    else:
-        assert 400 <= status < 500
-        assert upstream.seen == []
+    is_forwarded = status in (101, 200)
+    assert is_forwarded == (headers in HEADERS) or headers in UNUSUAL_HEADERS
+    assert is_forwarded or 400 <= status < 500
+    assert [login for _, login in upstream.seen] == ([LOGIN] if is_forwarded else [])
     assert 400 <= send(server, text.encode()) < 500
 
 

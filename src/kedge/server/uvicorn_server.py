@@ -48,9 +48,10 @@ ACCEPT_LOOP_TURNS = 3
 
 
 class LimitedProtocol(HttpProtocol):
-    """An HTTP connection of uvicorn with a limit on the size of unfinished headers.
+    """An HTTP connection of uvicorn with a limit on the size of unfinished headers, and a check of the host.
 
-    The parser ``httptools`` collects them without a limit. Headers that arrive as a whole are checked by the app.
+    The parser ``httptools`` collects headers without a limit, and accepts several hosts. Headers that arrive as a
+    whole are checked by the app.
     """
 
     head_bytes: int | None = None
@@ -62,8 +63,11 @@ class LimitedProtocol(HttpProtocol):
         self.head_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Start the request, or reject one whose host is ambiguous."""
         self.head_bytes = None
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or not self.url.startswith(b"/") or b"#" in self.url:
+            raise ValueError("a request has one host, and a path as its target")  # becomes a 400
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
