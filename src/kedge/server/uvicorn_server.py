@@ -66,7 +66,8 @@ class LimitedProtocol(HttpProtocol):
         """Start the request, or reject one whose host is ambiguous."""
         self.head_bytes = None
         hosts = [value for name, value in self.headers if name == b"host"]
-        if len(hosts) > 1 or not self.url.startswith(b"/") or b"#" in self.url:
+        path = self.url.partition(b"?")[0]
+        if len(hosts) > 1 or not path.startswith(b"/") or b"#" in path:
             raise ValueError("a request has one host, and a path as its target")  # becomes a 400
         super().on_headers_complete()
 
