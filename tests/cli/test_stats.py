@@ -46,6 +46,8 @@ def test_json_has_all_statistics(filled: None) -> None:
     report = json.loads(run_stats("--json", "--buckets", "4").stdout)
     assert report["requests"]["total"] == 4
     assert report["requests"]["healed"] == [{"name": "gone", "count": 1}]
+    results = [name for name in report["requests"] if name.startswith("results_")]
+    assert results == ["results_by_id", "results_by_fallback", "results_unmatched"]
     assert report["chains"]["lengths"] == [[1, 1], [3, 1]]
     assert sum(each["requests"] for each in report["over_time"]) == 4
     assert len(report["over_time"]) == 4
@@ -57,6 +59,7 @@ def test_text_output_has_charts(filled: None) -> None:
     for expected in (
         "4 in 1 conversation ",
         "longest 3",
+        "0 by id, 0 by fallback, 0 unmatched",
         "Healed by reason",
         "gone",
         f" {MODEL} ",

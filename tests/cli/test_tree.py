@@ -13,9 +13,7 @@ from kedge.store.tree import StoredTree
 from kedge.turns import assistant
 
 NOW = 1_000.0
-RESPONSE_ROW = RequestRecord(
-    provider="p", scope="s", provider_response_id="resp_1", expires_at=2_000.0
-)
+RECORD = {"provider": "p", "scope": "s", "provider_response_id": "resp_1", "expires_at": 2_000.0}
 
 
 def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
@@ -26,7 +24,7 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
         Node(2, 1, 1, 1, 1, kind, 0, 1, 1),
     )
     other = replace(row, id="conv_2", title="quay")
-    tree = StoredTree(row, nodes, {2: replace(RESPONSE_ROW, **changes)})
+    tree = StoredTree(row, nodes, {2: RequestRecord(**{**RECORD, **changes})})
     return AnnotatedTree(tree, [row, other], {2: assistant("Hello there")})
 
 

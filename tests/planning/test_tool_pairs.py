@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from kedge.planning import find_problems
-from kedge.planning.tool_pairs import call_effect
+from kedge.planning.tool_pairs import FALLBACK_CALL_ID, call_effect
 from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_result, user
+from planning.recorded_turns import make_plan
 
 
 def make_call(call_id: str = "c", **more: Any) -> Block:
@@ -118,3 +119,34 @@ def test_many_open_calls() -> None:
     names = [f"c{number}" for number in range(3_000)]
     blocks = [*map(make_call, names), *(tool_result(name, "1") for name in names)]
     assert problem_kinds(*blocks) == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([make_call(), tool_result("c", "1")], {"id": 1}),
+        ([make_call(metadata={FALLBACK_CALL_ID: True}), tool_result("c", "1")], {"fallback": 1}),
+        ([make_call(), tool_result("c", "1"), tool_result("c", "2")], {"id": 1, "unmatched": 1}),
+        ([tool_result("c", "1")], {"unmatched": 1}),
+        (
+            [
+                opaque({"type": "local_shell_call", "call_id": "a", "id": "lsh_1"}),
+                opaque({"type": "local_shell_call_output", "id": "lsh_1"}),
+            ],
+            {"fallback": 1},
+        ),
+        ([make_call(), tool_result("c", "1"), user("a", origin="engine")], {}),
+        ([user("a")], {}),
+    ],
+)
+def test_results_are_counted_by_their_match(blocks: list[Block], expected: dict[str, int]) -> None:
+    """Results since the newest answer match their call by its id, by another id, or not at all."""
+    assert make_plan(Turn(blocks)).count_results() == expected
+
+
+def test_results_of_a_longer_turn_are_not_counted() -> None:
+    """A Turn shares its index with its continuations, and counts only its results."""
+    turn = Turn([make_call(), tool_result("c", "1")])
+    longer = turn.append(make_call("d"), tool_result("d", "2"))
+    assert make_plan(longer).count_results() == {"id": 2}
+    assert make_plan(turn).count_results() == {"id": 1}

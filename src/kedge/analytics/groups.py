@@ -117,6 +117,9 @@ class ResponseGroup:
     predicted_cached_tokens: int
     cache_write_tokens: int
     uncached_tokens: int
+    results_by_id: int
+    results_by_fallback: int
+    results_unmatched: int
     cache_savings: float
     cost: float
 

@@ -56,7 +56,10 @@ CACHE_COLUMNS = (
 )
 
 
-_SIZES = ("sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes")
+_SIZES = (
+    "sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes",
+    "results_by_id", "results_by_fallback", "results_unmatched",
+)  # fmt: skip
 
 
 def count_requests(

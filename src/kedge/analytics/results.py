@@ -76,6 +76,18 @@ class Requests:
     sent_bytes: int = 0
     saved_blocks: int = 0
     saved_bytes: int = 0
+    results_by_id: int = 0
+    results_by_fallback: int = 0
+    results_unmatched: int = 0
+
+    @property
+    def results(self) -> tuple[Count, ...]:
+        """Tool results by how they were matched to their calls."""
+        return (
+            Count("by id", self.results_by_id),
+            Count("by fallback", self.results_by_fallback),
+            Count("unmatched", self.results_unmatched),
+        )
 
     @property
     def success_rate(self) -> float | None:

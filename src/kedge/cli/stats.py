@@ -92,6 +92,7 @@ def _build_overview(stats: Analytics) -> Table:
         ("chained", f"{chained}, {requests.full} in full"),
         ("rejected", f"{requests.rejections}; {requests.forgotten} answered without context"),
         ("without id", str(requests.without_id)),
+        ("tool results", ", ".join(f"{each.count} {each.name}" for each in requests.results)),
         ("chains", f"{chains.count}, mean {chains.mean or 0:.1f}, longest {chains.longest}"),
         ("branches", f"{branching.branches} at {points}, {forks}"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),

@@ -19,13 +19,14 @@ from kedge.events.run import (
     HealReason,
     RequestPlanned,
     RequestSent,
+    TurnEdited,
 )
 from kedge.frozen_dataclasses import replace_fields
-from kedge.observe import measure
+from kedge.observe import count, measure
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
 from kedge.text.display import HEALING_TEXTS
-from kedge.turns import Turn
+from kedge.turns import ToolResultBlock, Turn
 
 MAX_ERROR_LENGTH = 500
 
@@ -62,6 +63,7 @@ class RequestLog:
         """The record of every request that has ended, in order."""
         self._open: RequestRecord | None = None
         self._healed: HealReason | None = None
+        self._unmatched = 0
         self._started_at = 0.0
         self._taken = 0
 
@@ -71,8 +73,11 @@ class RequestLog:
             case RequestPlanned(plan):
                 self.plans.append(plan)
                 self._open = self._start(plan)
+            case TurnEdited("repair", diff):
+                self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
             case RequestSent() if self._open:
                 self.plans[-1] = replace_fields(self.plans[-1], body_bytes=event.body_bytes)
+                _count_results(self._open)
                 saved = event.full_bytes - event.body_bytes
                 self._open = replace(
                     self._open,
@@ -137,6 +142,8 @@ class RequestLog:
     def _start(self, plan: RequestPlan) -> RequestRecord:
         self._started_at = time.perf_counter()
         healed, self._healed = self._healed, None
+        unmatched, self._unmatched = self._unmatched, 0
+        matches = plan.count_results()
         return replace(
             self._describe(plan),
             anchor=plan.anchor_id,
@@ -146,6 +153,9 @@ class RequestLog:
             saved_blocks=plan.full_blocks - plan.delta_blocks,
             predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
             settings=self._encode_settings(),
+            results_by_id=matches["id"],
+            results_by_fallback=matches["fallback"],
+            results_unmatched=unmatched,
         )
 
     def _describe(self, plan: RequestPlan) -> RequestRecord:
@@ -192,6 +202,13 @@ class RequestLog:
             return ""
         values = json.loads(json.dumps(dict(self.settings), default=str))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
+
+
+def _count_results(record: RequestRecord) -> None:
+    """Count the tool results of a request that is being sent."""
+    for outcome in ("by_id", "by_fallback", "unmatched"):
+        if amount := getattr(record, f"results_{outcome}"):
+            count("tool_results_total", amount, outcome=outcome)
 
 
 def filter_json(value: Any, filters: ContentFilters) -> Any:

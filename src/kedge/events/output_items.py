@@ -29,6 +29,7 @@ from kedge.events.types import (
     ToolCallRenamed,
     ToolCallStarted,
 )
+from kedge.planning.tool_pairs import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
 from kedge.turns import (
     ITEM_ID,
@@ -170,6 +171,7 @@ class ItemBuilder:
             ITEM_ID: self.item_id,
             OUTPUT_INDEX: self.output_index,
             PARTIAL: partial or None,
+            FALLBACK_CALL_ID: self.has_fallback_id or None,
         }
         known = {name: value for name, value in metadata.items() if value not in ("", None)}
         identity = {"id": self.block_id, "origin": origin, "metadata": known}

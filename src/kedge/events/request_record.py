@@ -70,6 +70,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
     request_bytes: int | None = None
     """The size of the request body, with tool definitions and settings; ``None`` if the request was not sent."""
+    results_by_id: int = 0
+    """Tool results since the newest answer that are matched to their calls by the provider's ids."""
+    results_by_fallback: int = 0
+    """Those that are matched by another id, because the provider sent no usable one."""
+    results_unmatched: int = 0
+    """Results without a call, which ``repair`` removed before the request."""
     node: int = 0
     parent: int = 0
     conversation: str = ""

@@ -131,6 +131,12 @@ _TABLE = (
         "counter",
         "Tool calls without a name, which was inferred from their arguments",
     ),
+    Metric(
+        "tool_results_total",
+        "counter",
+        "Tool results sent, by how they were matched to their calls",
+        ("outcome",),
+    ),
     Metric("tool_runs_total", "counter", "Tool runs, by outcome", ("outcome",)),
     Metric("tool_duration_seconds", "histogram", "Seconds that a tool ran", buckets=_SECONDS),
     Metric("outputs_total", "counter", "Typed answers, by outcome", ("outcome",)),

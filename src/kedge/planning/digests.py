@@ -19,11 +19,13 @@ import struct
 import threading
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 
 from kedge.planning.canonical import canonical_json
 from kedge.planning.sizes import measure_item
-from kedge.planning.tool_pairs import Problem, ToolPairing
+from kedge.planning.tool_pairs import Problem, ResultMatch, ToolPairing
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 from kedge.turns.blocks import cache_digest, get_cached_digest
 from kedge.turns.turn import cache_index, get_cached_index
@@ -149,6 +151,12 @@ class PrefixIndex:
             if not pairing.ends_before(stop):
                 pairing = pairing.copy(blocks, start, offset)
             return pairing.problems(blocks, offset)
+
+    def count_matches(self, start: int, stop: int) -> Counter[ResultMatch]:
+        """Return how the tool results from position ``start`` up to ``stop`` match their calls."""
+        matches = self.pairing.matches
+        found = matches[bisect_left(matches, start, key=itemgetter(0)) :]
+        return Counter(match for position, match in found if position < stop)
 
     def _get_pairing(self, blocks: Turn | Sequence[Block], offset: int, start: int) -> ToolPairing:
         if not start:

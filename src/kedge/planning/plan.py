@@ -6,6 +6,7 @@ never raises: problems of the Turn are listed in ``plan.problems``, and only sen
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.planning.fallback import find_full_send_reason, is_fallback_reason
 from kedge.planning.render import build_input_from_blocks, find_omitted, get_instructions
 from kedge.planning.reusable_items import (
+    ENGINE_ORIGIN,
     conversation_scope,
     find_compaction_start,
     find_own_responses,
@@ -30,7 +32,7 @@ from kedge.planning.reusable_items import (
 )
 from kedge.planning.sizes import measure_full_body
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
-from kedge.planning.tool_pairs import Problem
+from kedge.planning.tool_pairs import Problem, ResultMatch
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
 
@@ -170,6 +172,16 @@ class RequestPlan:
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
+
+    def count_results(self) -> Counter[ResultMatch]:
+        """Return how the tool results since the newest answer match their calls."""
+        if not isinstance(self.source, Turn):
+            return Counter()
+        body = self.source.body
+        start = len(body)
+        while start and body[start - 1].origin != ENGINE_ORIGIN:
+            start -= 1
+        return get_prefix_index(self.source).count_matches(start, len(body))
 
     def own_responses(self) -> frozenset[str]:
         """Return the responses of this provider whose context is unchanged.

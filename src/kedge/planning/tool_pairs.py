@@ -38,6 +38,10 @@ _PROBLEM_MESSAGES: dict[ProblemKind, str] = {
 
 _CALL_TYPES = ToolCallBlock, ToolResultBlock
 
+FALLBACK_CALL_ID = "fallback_call_id"
+"""Metadata key of a call: its ``call_id`` was assigned here, because the provider sent no usable one."""
+ResultMatch = Literal["id", "fallback", "unmatched"]
+"""How a result is matched to its call: by the provider's id of the call, by another id, or not at all."""
 CallKey = tuple[str, str]
 """A family of calls, and the id that connects a call and its result."""
 CallEffect = tuple[bool, tuple[CallKey, ...]]
@@ -94,14 +98,15 @@ def is_async_call(block: Block) -> bool:
 class ToolPairing:
     """Tracks open calls and mismatches along a sequence of blocks."""
 
-    __slots__ = ("answered", "issues", "open", "positions")
+    __slots__ = ("answered", "issues", "matches", "open", "positions")
 
     def __init__(self) -> None:
-        # The position and all keys of each open call.
-        self.open: dict[CallKey, tuple[int, tuple[CallKey, ...]]] = {}
+        # The position and all keys of each open call, and whether its id was assigned here.
+        self.open: dict[CallKey, tuple[int, tuple[CallKey, ...], bool]] = {}
         self.answered: set[CallKey] = set()
         self.issues: list[PairingIssue] = []
         self.positions: list[int] = []  # the positions of all calls and results
+        self.matches: list[tuple[int, ResultMatch]] = []  # of all results
 
     def add(self, position: int, block: Block) -> None:
         """Add the next block."""
@@ -111,20 +116,24 @@ class ToolPairing:
         self.positions.append(position)
         opens, keys = effect
         if opens:
-            self._open(position, keys)
+            self._open(position, keys, is_assigned=block.metadata.get(FALLBACK_CALL_ID) is True)
         elif call := self.open.get(keys[0]):
-            for key in call[1]:
+            _, call_keys, is_assigned = call
+            for key in call_keys:
                 self.open.pop(key, None)
-            self.answered.update(call[1])
+            self.answered.update(call_keys)
+            is_other = is_assigned or keys[0] != call_keys[0]
+            self.matches.append((position, "fallback" if is_other else "id"))
         else:
+            self.matches.append((position, "unmatched"))
             kind = "answered_twice" if keys[0] in self.answered else "orphan"
             self.issues.append(PairingIssue(position, kind))
 
-    def _open(self, position: int, keys: tuple[CallKey, ...]) -> None:
+    def _open(self, position: int, keys: tuple[CallKey, ...], *, is_assigned: bool) -> None:
         if self.open and not self.open.keys().isdisjoint(keys):
             self.issues.append(PairingIssue(position, "called_twice"))
         for key in keys:
-            self.open[key] = (position, keys)
+            self.open[key] = (position, keys, is_assigned)
 
     def copy(
         self, blocks: Turn | Sequence[Block], start: int = 0, offset: int = 0
@@ -147,7 +156,7 @@ class ToolPairing:
         """Return the mismatches in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.issues:
             return ()
-        waiting = {position for position, _ in self.open.values()}
+        waiting = {position for position, *_ in self.open.values()}
         unanswered = [
             PairingIssue(position, "unanswered")
             for position in waiting

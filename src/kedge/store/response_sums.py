@@ -61,6 +61,9 @@ SUMS: dict[str, str] = {
     "predicted_cached_tokens": f"SUM(CASE WHEN {_IS_PREDICTED} THEN r.cached_tokens ELSE 0 END)",
     "cache_write_tokens": "SUM(COALESCE(r.cache_write_tokens, 0))",
     "uncached_tokens": f"SUM(CASE WHEN {_UNCACHED} > 0 THEN {_UNCACHED} ELSE 0 END)",
+    "results_by_id": "SUM(r.results_by_id)",
+    "results_by_fallback": "SUM(r.results_by_fallback)",
+    "results_unmatched": "SUM(r.results_unmatched)",
     "cache_savings": "SUM(COALESCE(r.cache_savings, 0.0))",
     "cost": "SUM(COALESCE(r.cost, 0.0))",
 }

@@ -83,6 +83,9 @@ def response_values(row: RequestRecord, scope: int) -> Row:
         row.cache_savings,
         row.settings or None,
         row.request_bytes,
+        row.results_by_id,
+        row.results_by_fallback,
+        row.results_unmatched,
     )
     return (*values, hash_response((row.provider, row.scope, *values[2:])))
 

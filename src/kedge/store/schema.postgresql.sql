@@ -118,6 +118,9 @@ CREATE TABLE responses (
     cache_savings DOUBLE PRECISION,
     settings TEXT,
     request_bytes BIGINT,
+    results_by_id BIGINT NOT NULL,
+    results_by_fallback BIGINT NOT NULL,
+    results_unmatched BIGINT NOT NULL,
     checksum BYTEA
 );
 
@@ -310,6 +313,9 @@ CREATE TABLE response_sums (
     predicted_cached_tokens BIGINT NOT NULL,
     cache_write_tokens BIGINT NOT NULL,
     uncached_tokens BIGINT NOT NULL,
+    results_by_id BIGINT NOT NULL,
+    results_by_fallback BIGINT NOT NULL,
+    results_unmatched BIGINT NOT NULL,
     cache_savings DOUBLE PRECISION NOT NULL,
     cost DOUBLE PRECISION NOT NULL,
     PRIMARY KEY (

@@ -119,6 +119,9 @@ CREATE TABLE responses (
     cache_savings REAL,
     settings TEXT,
     request_bytes INTEGER,
+    results_by_id INTEGER NOT NULL,
+    results_by_fallback INTEGER NOT NULL,
+    results_unmatched INTEGER NOT NULL,
     checksum BLOB
 );
 
@@ -311,6 +314,9 @@ CREATE TABLE response_sums (
     predicted_cached_tokens INTEGER NOT NULL,
     cache_write_tokens INTEGER NOT NULL,
     uncached_tokens INTEGER NOT NULL,
+    results_by_id INTEGER NOT NULL,
+    results_by_fallback INTEGER NOT NULL,
+    results_unmatched INTEGER NOT NULL,
     cache_savings REAL NOT NULL,
     cost REAL NOT NULL,
     PRIMARY KEY (

@@ -188,6 +188,11 @@ def build_charts(
             _rank_calls(counts),
             "No tool calls in this process.",
         ),
+        draw_ranking(
+            "Tool results by how they match their calls",
+            _rank_counts([each for each in stats.requests.results if each.count]),
+            "No tool results.",
+        ),
     )
 
 

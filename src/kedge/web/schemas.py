@@ -494,6 +494,11 @@ class ResponseShape(ApiModel):
     request_bytes: int | None = Field(
         description="The size of the request body, with tool definitions and settings."
     )
+    results_by_id: int = Field(
+        description="Tool results since the newest answer, matched to their calls by the provider's ids."
+    )
+    results_by_fallback: int = Field(description="Those that are matched by another id.")
+    results_unmatched: int = Field(description="Results without a call, which were removed.")
     input_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
