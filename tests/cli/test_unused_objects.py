@@ -110,7 +110,7 @@ def test_gc_names_what_is_missing(
     async def claim() -> None:
         async with await open_store(f"sqlite:///{store_path}") as store:
             store.clock = lambda: 1_000.0
-            await store.claim_object(scope, "conv_1", "", owner="a", resumes=False)
+            await store.claim_object(scope, "conv_1", "", owner="a")
 
     run_sync(claim())
     (kept,) = run_json("gc")["objects_kept"]

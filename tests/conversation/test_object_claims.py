@@ -81,21 +81,21 @@ async def test_a_rejected_request_does_not_end_the_object_in_the_store(store: St
 
 async def test_one_of_many_claims_succeeds(store: Store) -> None:
     """Exactly one of several processes gets an object that ends with a known response."""
-    assert await store.claim_object("s", "conv", "", owner="a", resumes=False) == "unknown"
+    assert await store.claim_object("s", "conv", "", owner="a") == "unknown"
     await store.release_object("s", "conv", "R1", owner="a")
     found: list[str] = []
 
     async def claim(owner: str) -> None:
-        found.append(await store.claim_object("s", "conv", "R1", owner=owner, resumes=False))
+        found.append(await store.claim_object("s", "conv", "R1", owner=owner))
 
     async with anyio.create_task_group() as group:
         for number in range(5):
             group.start_soon(claim, f"process {number}")
     assert sorted(found) == ["owned", *["taken"] * 4]
     await store.release_object("s", "conv", "R9", owner="a process without the claim")
-    assert await store.claim_object("s", "conv", "R9", owner="b", resumes=False) == "taken"
+    assert await store.claim_object("s", "conv", "R9", owner="b") == "taken"
     other = store.use_namespace("other")
-    assert await other.claim_object("s", "conv", "R1", owner="b", resumes=False) == "unknown"
+    assert await other.claim_object("s", "conv", "R1", owner="b") == "unknown"
 
 
 async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:

@@ -60,7 +60,7 @@ async def test_objects_that_nothing_continues_are_deleted_after_a_day(store: Sto
             fork = await conversation.fork()
             await fork.send("Three")
             await conversation.send("Four")
-            await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a", resumes=False)
+            await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a")
             assert await delete_unused_objects(engine, store) == {}  # the claim may be in use
             add_days(store, 2)
             (unused,) = await store.list_unused_objects()
@@ -232,9 +232,9 @@ async def test_an_object_that_is_to_be_deleted_cannot_be_claimed(store: Store) -
 
 async def test_a_claimed_object_is_not_forgotten(store: Store) -> None:
     """`delete_object` deletes no claim that was made since."""
-    await store.claim_object("s", "conv", "", owner="a", resumes=False)
+    await store.claim_object("s", "conv", "", owner="a")
     await store.delete_object(UnusedObject("s conv", "s", "conv"))
-    assert await store.claim_object("s", "conv", "", owner="b", resumes=False) == "taken"
+    assert await store.claim_object("s", "conv", "", owner="b") == "taken"
 
 
 async def test_the_object_of_a_killed_process_costs_one_full_send(store: Store) -> None:
@@ -262,10 +262,10 @@ async def test_claims_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch)
     now = store.clock()
     for number, space in enumerate(spaces):
         space.clock = lambda number=number: now + number
-        await space.claim_object("s", f"made {number}", "", owner="a", resumes=False)
-        await space.claim_object("s", f"foreign {number}", "R1", owner="a", resumes=False)
+        await space.claim_object("s", f"made {number}", "", owner="a")
+        await space.claim_object("s", f"foreign {number}", "R1", owner="a")
     store.clock = lambda: now + 91 * DAY
-    await store.claim_object("s", "foreign new", "R1", owner="a", resumes=False)
+    await store.claim_object("s", "foreign new", "R1", owner="a")
     await store.gc()
     rows = await store.database.read(lambda tx: tx.rows("SELECT name FROM objects ORDER BY name"))
     assert rows == [("other\ns made 2",), ("s foreign new",), ("s made 1",)]

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, request_bodies, send_lines
+from kedge.errors import RequestRefused
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ServerForgot
 from kedge.memory.object_claims import ObjectClaims
@@ -104,6 +106,22 @@ async def test_a_copied_turn_is_held_back_until_the_check(server: TestServer) ->
     assert "1234" not in shown
     assert shown == last_text(answer)
     assert [event.reason for event in events if isinstance(event, Healed)] == ["conversation"]
+
+
+async def test_a_copied_turn_is_held_back_after_a_rejected_request(server: TestServer) -> None:
+    """A rejected request shows nothing about the end of the object, so the next answer is no less checked."""
+    async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
+        turn = await send_lines(engine, "One")
+        await send_lines(engine, "My PIN is 1234", turn=turn)
+        engine.objects.claims = ObjectClaims()
+        question = turn.append(user("What did I say last?"))
+        server.faults.set("status=400", times=1)
+        with pytest.raises(RequestRefused):
+            await engine.run(question)
+        _, events = await stream_turn(engine, question)
+    shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
+    assert "1234" not in shown
+    assert "One" in shown or "What did I say" in shown
 
 
 async def test_an_unchanged_copy_continues_the_object(server: TestServer) -> None:

@@ -32,6 +32,8 @@ from normalization import expected_context, normalize_items
 
 FILLER = "the rivers of the north and the mountains of the south " * 6
 """The words of a message, which are long enough for a token count to show that it was deleted."""
+MAX_UNCACHED = 12
+"""The number of items of an object that has fewer tokens than a server caches."""
 ACTIONS = ("ask", "ask", "ask", "call", "fork", "fork", "leave", "insert", "delete", "forget")
 FORGETTING = ("forget_silently", "forget_silently,echo=missing")
 
@@ -179,17 +181,23 @@ class ObjectFuzzer:
                     item = {"type": "message", "role": "user", "content": f"Intruder: {FILLER}"}
                     await items.create(object_id, items=[item])
                     return
-                # Without an audit, an item that is shorter than the tolerance of a token count is missing unnoticed:
-                # the count is the only evidence about items before the end of the object, which alone is listed.
-                listed = [
-                    item
-                    async for item in items.list(object_id)
-                    if self.is_audited or FILLER in str(item)
-                ]
-                item = self.rng.choice(listed)
+                listed = [item async for item in items.list(object_id)]
+                item = self.rng.choice(
+                    [each for each in listed if self._can_miss(each, len(listed))]
+                )
                 await items.delete(item.id, conversation_id=object_id)
             except (OpenAIError, IndexError):
                 return  # locked, or without messages
+
+    def _can_miss(self, item: object, count: int) -> bool:
+        """Return whether the loss of an item of an object leaves evidence.
+
+        The token count is the only evidence about items before the end of the object, which alone is listed after an
+        answer. A loss within its tolerance is found by an audit only. The tolerance for an unknown server contains the
+        growth of the cached tokens, which begins at 1,024 tokens.
+        """
+        is_counted = FILLER in str(item) and (count <= MAX_UNCACHED or not self.is_unknown)
+        return self.is_audited or is_counted
 
     async def _ask(self, turn: Turn, *, calls: bool = False) -> Turn:
         turn, number = self._make_question(turn, calls=calls), self.asked

@@ -99,7 +99,7 @@ ALL_SUCCEED: dict[str, Operation] = {
     "claim": lambda store, number: claim_same(store, str(number)),
     "evidence": lambda store, _: store.save_evidence("key", {"known": True}),
     "claim object": lambda store, number: store.claim_object(
-        "scope", "object", "", owner=str(number), resumes=False
+        "scope", "object", "", owner=str(number)
     ),
     "count": lambda store, _: TokenRegistry(store).count("alice", requests=1),
     "start session": lambda store, _: TokenRegistry(store).start_session("alice", 60),

@@ -108,17 +108,11 @@ class ConversationObjects:
         if claim == "taken" or not isinstance(store, ObjectStore):
             return claim
         try:
-            stored = await store.claim_object(
-                self._scope, object_id, last, owner=claims.owner, resumes=claim == "owned"
-            )
+            stored = await store.claim_object(self._scope, object_id, last, owner=claims.owner)
         except KedgeError as error:
             log.warning("a conversation object was not claimed in the store: %s", error)
             return "unknown"
         return claim if stored == "unknown" else stored
-
-    def undo_claim(self, object_id: str, last: str) -> None:
-        """Release an object to which nothing was added; this process may claim it again in the store."""
-        self.claims.release(self._scope, object_id, last)
 
     async def release(self, object_id: str, last: str) -> None:
         """Record the last response in an object, so that its line of history can continue it."""

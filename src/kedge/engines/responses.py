@@ -89,6 +89,8 @@ class ResponsesAttempt(Attempt):
     """An attempt with the check of the server's memory."""
 
     check: MemoryCheck = field(kw_only=True)
+    owned: str = field(default="", kw_only=True)
+    """The conversation object whose end was known when the request claimed it."""
     judgment: Judgment = field(default=Judgment(), init=False)
     is_at_end: bool = field(default=True, init=False)
     """Whether the answer is the end of its conversation object, if it has one."""
@@ -299,7 +301,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
         is_held = check.way == "held" or claim == "unknown"
         held: list[Event] | None = [] if is_held else None
-        return ResponsesAttempt(turn, request, options, plan, held=held, check=check)
+        owned = plan.conversation_id if claim == "owned" else ""
+        return ResponsesAttempt(turn, request, options, plan, held=held, check=check, owned=owned)
 
     async def _plan_with_probe(
         self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
@@ -365,7 +368,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             retry=retry,
             tap=attempt.request.tap,
         )
-        reply = await self.objects.send(send)
+        try:
+            reply = await self.objects.send(send)
+        except RequestRefused:
+            if attempt.owned and attempt.plan.anchor:  # nothing was added to the object
+                await self.objects.release(attempt.owned, attempt.plan.anchor.response_id)
+            raise
         return ContinuedStream(self.transport, reply, decoder) if in_background else reply
 
     def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
@@ -378,10 +386,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 error.turn = _end_running(attempt.turn, attempt.running, "lost")
             return error
         is_refused = isinstance(error, RequestRefused)
-        if (
-            is_refused and attempt.object_id and attempt.plan.anchor
-        ):  # nothing was added to the object
-            self.objects.undo_claim(attempt.object_id, attempt.plan.anchor.response_id)
         if is_refused and (failure := as_healable(error, attempt.summary)):
             return failure
         if self._may_reject_include(attempt, error):

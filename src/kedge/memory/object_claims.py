@@ -33,10 +33,8 @@ _TAKEN = ""
 class ObjectStore(Protocol):
     """A store of claims that several processes share; see `kedge.store.Store`."""
 
-    async def claim_object(
-        self, scope: str, object_id: str, last: str, *, owner: str, resumes: bool
-    ) -> Claim:
-        """Claim an object; ``resumes`` means that an unfinished claim of the same owner is continued."""
+    async def claim_object(self, scope: str, object_id: str, last: str, *, owner: str) -> Claim:
+        """Claim an object that ends with the response ``last``."""
         ...
 
     async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:

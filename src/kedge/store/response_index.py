@@ -25,16 +25,14 @@ _INSERT_ENTRY = (
 )
 
 
-def claim_object(
-    tx: Tx, scope: str, object_id: str, last: str, *, owner: str, resumes: bool, now: float
-) -> Claim:
+def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str, now: float) -> Claim:
     """Claim a conversation object that ends with a response; see `kedge.memory.object_claims`."""
     name = _qualify(tx, f"{scope} {object_id}")
     # One statement decides, so that exactly one of several concurrent callers gets the claim.
     claimed = tx.run(
-        "UPDATE objects SET last = '', owner = ?, updated_at = ? WHERE name = ? "
-        "AND ((last = ? AND last <> '') OR (last = '' AND owner = ?))",
-        (owner, now, name, last, owner if resumes else None),
+        "UPDATE objects SET last = '', owner = ?, updated_at = ? "
+        "WHERE name = ? AND last = ? AND last <> ''",
+        (owner, now, name, last),
     )
     if claimed:
         return "owned"

@@ -205,7 +205,7 @@ class Store(AsyncResource):
         await self.database.write(lambda tx: response_index.put_evidence(tx, key, form, now))
 
     async def claim_object(
-        self, scope: str, object_id: str, last: str, *, owner: str, resumes: bool
+        self, scope: str, object_id: str, last: str, *, owner: str
     ) -> ObjectClaim:
         """Claim a conversation object of a server for a request; see `kedge.memory.object_claims`.
 
@@ -214,16 +214,13 @@ class Store(AsyncResource):
             object_id: The conversation object.
             last: The last response in the object, as far as the caller knows; empty for a new object.
             owner: Identifies the process.
-            resumes: Whether an unfinished claim of the same owner is continued.
 
         Returns:
             Whether the object ends with this response, may do so, or is continued by another line of history.
         """
         now = self.clock()
         return await self.database.write(
-            lambda tx: response_index.claim_object(
-                tx, scope, object_id, last, owner=owner, resumes=resumes, now=now
-            )
+            lambda tx: response_index.claim_object(tx, scope, object_id, last, owner=owner, now=now)
         )
 
     async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:
