@@ -132,7 +132,7 @@ async def _run_conversations(
     chat: list[list[float]] = []
     durable: list[list[float]] = []
     resends: list[float] = []
-    async with engine, client, await open_store(f"sqlite:///{folder}/client.sqlite3") as store:
+    async with engine, client, open_store(f"sqlite:///{folder}/client.sqlite3") as store:
         for _ in range(ROUNDS + 1):
             direct.append(await _run_bare(client))
             times, resend = await _run_kedge(stack, engine)
@@ -198,7 +198,7 @@ async def _run_chat(chat: Any) -> list[float]:
 async def _run_durable(store: Any, engine: Any) -> list[float]:
     from kedge.conversation import Conversation
 
-    conversation = await Conversation.create(store, engine, tools=[add])
+    conversation = await Conversation.create(engine, store=store, tools=[add])
     with _gc_disabled():
         return [await _measure_cpu(conversation.send(make_question(n))) for n in range(TURNS)]
 

@@ -124,7 +124,7 @@ async def measure_sqlite(folder: Path) -> list[Row]:
     """A small and a large store on SQLite."""
     results: list[dict[str, tuple[float, float]]] = []
     for size in (CONVERSATIONS // SMALLER, CONVERSATIONS):
-        async with await open_store(f"sqlite:///{folder}/{size}.db") as store:
+        async with open_store(f"sqlite:///{folder}/{size}.db") as store:
             results.append(await measure_store(store, size))
     few, many = results
     rows = [
@@ -143,17 +143,17 @@ async def measure_sqlite(folder: Path) -> list[Row]:
 
 async def measure_long(folder: Path) -> list[Row]:
     """A conversation of many blocks."""
-    async with await open_store(f"sqlite:///{folder}/long.db") as store:
+    async with open_store(f"sqlite:///{folder}/long.db") as store:
         blocks = [user(f"Is it cold in city number {number}?") for number in range(LONG)]
         row = await store.create(blocks=blocks)
-        conversation = await Conversation.open(store, row.id, "practice:")
+        conversation = await Conversation.open("practice:", store=store, id=row.id)
         await conversation.append("One more.")
 
         async def undo() -> None:
-            await (await Conversation.open(store, row.id, "practice:")).undo()
-            await (await Conversation.open(store, row.id, "practice:")).redo()
+            await (await Conversation.open("practice:", store=store, id=row.id)).undo()
+            await (await Conversation.open("practice:", store=store, id=row.id)).redo()
 
-        opened = await measure(lambda: Conversation.open(store, row.id, "practice:"))
+        opened = await measure(lambda: Conversation.open("practice:", store=store, id=row.id))
         forked = await measure(conversation.fork)
         undone = await measure(undo, repeat=2)
         loaded = await measure(lambda: store.load(row), repeat=1)
@@ -191,7 +191,7 @@ async def simulate(store: Store, conversations: int) -> tuple[float, float]:
 
 async def measure_postgres(url: str, conversations: int) -> dict[str, tuple[float, float]]:
     """The costs of one store on PostgreSQL, and the simulation."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         results = await measure_store(store, conversations)
         await simulate(store, conversations)
         results["simulation"] = await simulate(store, conversations)

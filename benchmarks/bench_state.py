@@ -118,12 +118,12 @@ async def _open_conversations(blocks: tuple[Block, ...]) -> float:
 
     engine = connect("practice")
     with tempfile.TemporaryDirectory() as folder:
-        async with engine, await open_store(f"sqlite:///{folder}/memory.sqlite3") as store:
-            conversation = await Conversation.create(store, engine, blocks=blocks)
+        async with engine, open_store(f"sqlite:///{folder}/memory.sqlite3") as store:
+            conversation = await Conversation.create(engine, store=store, blocks=blocks)
             opened: list[Conversation] = []
             before = 0
             for number in range(101):
-                opened.append(await Conversation.open(store, conversation.id, engine))
+                opened.append(await Conversation.open(engine, store=store, id=conversation.id))
                 opened[-1].plan("And tomorrow?")
                 if number == 0:  # what is loaded once
                     gc.collect()

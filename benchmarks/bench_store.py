@@ -194,7 +194,7 @@ async def measure_appends(plain: BareStore, store: Store) -> tuple[float, float,
 async def measure_sqlite(folder: Path) -> list[Row]:
     """Appending on SQLite, and what it takes on disk."""
     baseline = BareStore(folder / "bare.db")
-    async with await open_store(f"sqlite:///{folder}/ours.db") as store:
+    async with open_store(f"sqlite:///{folder}/ours.db") as store:
         base, short, long = await measure_appends(baseline, store)
     baseline.close()
     return [
@@ -208,7 +208,7 @@ async def measure_exchange(folder: Path) -> Row:
     """A question and then its answer, as a conversation stores them, against two bare inserts of the same."""
     baseline = BareStore(folder / "bare_exchange.db")
     best = [float("inf")] * 2
-    async with await open_store(f"sqlite:///{folder}/exchange.db") as store:
+    async with open_store(f"sqlite:///{folder}/exchange.db") as store:
         row = await store.create()
         node = (await store.load(row)).node
         for number in range(ROUNDS):
@@ -247,7 +247,7 @@ async def measure_exchange(folder: Path) -> Row:
 
 async def measure_postgres(url: str) -> list[Row]:
     """Appending on PostgreSQL."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         baseline = BarePostgres(url)
         base, short, long = await measure_appends(baseline, store)
         baseline.close()
@@ -260,7 +260,7 @@ async def measure_postgres(url: str) -> list[Row]:
 async def measure_disk(folder: Path) -> Row:
     """Bytes of the database file for each byte of JSON."""
     path, size = folder / "disk.db", 0
-    async with await open_store(f"sqlite:///{path}") as store:
+    async with open_store(f"sqlite:///{path}") as store:
         row = await store.create()
         node = (await store.load(row)).node
         before = await _file_size(store, path)
@@ -282,7 +282,7 @@ async def _file_size(store: Store, path: Path) -> int:
 async def measure_loading(folder: Path) -> list[Row]:
     """Loading a long conversation, against a bare SELECT and json.loads."""
     url = f"sqlite:///{folder}/loading.db"
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         row = await store.create()
         node = (await store.load(row)).node
         turn = Turn()

@@ -74,7 +74,7 @@ def _measure_layout() -> list[Row]:
 
 async def _fill_store(url: str) -> str:
     """A tree of two thousand responses, and ten thousand conversations beside it."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         row = await store.create("A tree of responses")
         root = await store.node(row, row.head)
         head = await store.database.write(lambda tx: _insert_tree(tx, root, row))
@@ -120,7 +120,7 @@ def _insert_conversations(tx: Tx, tree: int) -> None:
 
 
 async def _measure_pages(url: str, name: str) -> list[Row]:
-    async with await open_store(url) as store, connect("practice") as engine:
+    async with open_store(url) as store, connect("practice") as engine:
         service = ConversationService(store, ModelSelector(engine, ("practice",)))
         row = await store.conversation(name)
         tree = await read_tree(store, row)

@@ -54,7 +54,7 @@ async def argue(url: str = "sqlite://:memory:") -> DebateResult:
     """Run the debate and print its chains from the store."""
     with ExitStack() as stack:
         model_strings = models(stack)
-        async with await open_store(url) as store:
+        async with open_store(url) as store:
             result = await debate(
                 [Side("tea", model_strings["tea"]), Side("coffee", model_strings["coffee"])],
                 QUESTION,

@@ -35,7 +35,7 @@ PIPELINE = (
 async def plan(wish: str, url: str = "sqlite://:memory:") -> StepsResult:
     """Run the pipeline for a travel wish."""
     model = os.environ.get("KEDGE_MODEL", "practice")
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         return await steps(PIPELINE, inputs={"wish": wish}, store=store, engine=model)
 
 

@@ -111,7 +111,7 @@ async def solver() -> AsyncIterator[str]:
 
 async def solve(url: str = "sqlite://:memory:", **options: Any) -> RefineResult:
     """Refine the rule until it solves every training pair."""
-    async with solver() as model, await open_store(url) as store:
+    async with solver() as model, open_store(url) as store:
         return await refine(TASK, judge=check, store=store, engine=model, rounds=6, **options)
 
 

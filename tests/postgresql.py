@@ -270,7 +270,7 @@ class ReusableStore:
 
 async def create_store(url: str) -> None:
     """Create an empty store."""
-    async with await open_store(url):
+    async with open_store(url):
         pass
 
 

@@ -96,7 +96,7 @@ async def run_soak(
     urls = {name: f"http://127.0.0.1:{each.port}/v1" for name, each in processes.items()}
     measured = {**processes, "engine": Process(os.getpid(), 0)}
     async with (
-        await open_store(f"sqlite:///{folder}/store.db") as store,
+        open_store(f"sqlite:///{folder}/store.db") as store,
         connect(f"responses:{urls['server']}#practice") as engine,
         httpx2.AsyncClient(
             base_url=urls["proxy"],
@@ -121,7 +121,7 @@ async def run_soak(
 
 async def hold_conversation(soak: Soak, store: Store, engine: Engine, number: int) -> None:
     """Run a conversation with an edit and a fork, and delete it."""
-    conversation = await Conversation.create(store, engine, title=f"Round {number}")
+    conversation = await Conversation.create(engine, store=store, title=f"Round {number}")
     for index in range(MESSAGES):
         await conversation.send(
             f"Line {index} of round {number}: {PADDING}", streaming=index % 2 == 0

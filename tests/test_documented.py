@@ -30,7 +30,7 @@ from kedge.chat import state as chat_state
 from kedge.cli.chat_session import SLASH_COMMANDS
 from kedge.compaction import compactors
 from kedge.config import SETTINGS
-from kedge.conversation import conversation
+from kedge.conversation import lazy_conversation
 from kedge.conversation import run as conversation_run
 from kedge.engines import cache_control, http_client, reply, response_limit
 from kedge.engines.anthropic import engine as anthropic_engine
@@ -392,7 +392,7 @@ NUMBERS: dict[str, list[str]] = {
         f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)",
         f"`rank`, the best matches of the newest {search.MAX_RANKED:,} first",
         f"groups of {sqlite.SQLITE.texts_per_group:,} blocks",
-        f"up to {conversation.MAX_LOADED_BLOCKS:,} blocks are loaded at once",
+        f"up to {lazy_conversation.MAX_LOADED_BLOCKS:,} blocks are loaded at once",
         f"a batch of {response_sums.BATCH_SIZE} responses",
     ],
     "strictness.md": [

@@ -18,6 +18,7 @@ ERROR_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "OutputInvalid": ("no", ["the answer is not valid JSON"]),
     "SchemaTooComplex": ("takes more than 10 steps",),
     "StreamTooLarge": ("line", 10),
+    "UnknownSetting": ("tols", ["tools"], "a conversation"),
     "UnknownTool": ("get_wether", ["get_weather"]),
     "UnsupportedParameter": ("n", "leave it out"),
     "Unsendable": (["call_1 has no result"],),

@@ -22,12 +22,12 @@ class KedgePeer(Peer):
         if self.conversation is None:
             blocks = [system(INSTRUCTIONS)]
             self.conversation = await Conversation.create(
-                self.store, self.engine, blocks=blocks, tools=[add]
+                self.engine, store=self.store, blocks=blocks, tools=[add]
             )
             self.lengths = []
         else:
             self.conversation = await Conversation.open(
-                self.store, self.conversation.id, self.engine, tools=[add]
+                self.engine, store=self.store, id=self.conversation.id, tools=[add]
             )
 
     @property

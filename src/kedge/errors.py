@@ -23,6 +23,7 @@
     ├── InvalidScript              an invalid script of the practice model
     ├── SchemaTooComplex           a JSON schema that the practice model cannot satisfy within its limits
     ├── InvalidSetting             an invalid setting
+    │   └── UnknownSetting         no setting has this name
     ├── StoreError                 a store operation failed
     │   ├── CannotOpenStore        a wrong address or password, not a Kedge database, or a newer one
     │   ├── HeadConflict           another process moved the head first
@@ -53,7 +54,7 @@ Messages state what happened and what to do. They never contain message content 
 pickled, so that worker processes can return it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -171,6 +172,29 @@ class SchemaTooComplex(KedgeError):
 
 class InvalidSetting(KedgeError, ValueError):
     """A setting is invalid; the message names it and its valid values."""
+
+
+class UnknownSetting(InvalidSetting, TypeError):
+    """There is no setting with this name.
+
+    Args:
+        name: The name that was given.
+        known: The names of the settings.
+        owner: What has these settings.
+        advice: What to use for the purpose, if there is no similar name.
+    """
+
+    def __init__(self, name: str, known: Iterable[str], owner: str, advice: str = "") -> None:
+        from difflib import get_close_matches
+
+        names = sorted(known)
+        matches = get_close_matches(name, names, n=1)
+        hint = f"did you mean {matches[0]!r}?" if matches else advice
+        settings = f"The settings are: {', '.join(names)}."
+        super().__init__(
+            "; ".join(filter(None, (f"{owner} has no setting {name!r}", hint))) + f" {settings}"
+        )
+        self.name = name
 
 
 class StoreError(KedgeError):

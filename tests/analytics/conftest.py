@@ -22,7 +22,7 @@ def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
     """Yield an empty store."""
-    async with await open_store(store_url) as opened:
+    async with open_store(store_url) as opened:
         yield opened
 
 

@@ -58,7 +58,7 @@ async def test_empty_store_has_empty_statistics(store: Store) -> None:
 async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
     """A chain of three, a fork from its middle and a lost context are counted."""
     engine = f"responses:{kedge_server.base_url}#practice"
-    async with await Conversation.create(store, engine) as conversation:
+    async with await Conversation.create(engine, store=store) as conversation:
         await conversation.send("One")
         second = await conversation.send("Two")
         await conversation.send("Three")
@@ -410,10 +410,10 @@ async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
 async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
     """In a read-only store, responses that are not in the sums are read individually."""
     path = tmp_path / "store.db"
-    async with await open_store(f"sqlite:///{path}") as store:
+    async with open_store(f"sqlite:///{path}") as store:
         writer = await create_writer(store)
         await writer.add_response(seconds=2.0)
-    async with await open_store(f"sqlite:///{path}?mode=ro") as store:
+    async with open_store(f"sqlite:///{path}?mode=ro") as store:
         analytics = await analyze(store)
         assert (analytics.requests.total, analytics.latency.median) == (1, 2.0)
         assert [model.model for model in analytics.models] == ["gpt-5.1"]
@@ -479,7 +479,7 @@ async def test_failures_count_for_the_requested_model(
 ) -> None:
     """A failed request counts for the requested model."""
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
-    async with await Conversation.create(store, engine) as conversation:
+    async with await Conversation.create(engine, store=store) as conversation:
         await conversation.send("One")
         kedge_server.faults.set("status=500", times=1)
         with pytest.raises(ServerFailed):

@@ -90,7 +90,7 @@ async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> Non
         counts = count_questions(server)
     assert killed
     assert (summary.completed, summary.failed) == (LINES, 0)
-    async with await open_store(shared_url) as store:
+    async with open_store(shared_url) as store:
         rows = await store.responses()
         answered = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS

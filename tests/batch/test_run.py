@@ -78,7 +78,7 @@ async def test_every_line_is_a_conversation(
     assert results["two"]["input_tokens"] > 0
     assert summary.output_tokens == sum(each["output_tokens"] for each in results.values())
     assert {"a": "b"} in [each.body.get("metadata") for each in server.requests]
-    async with await open_store(batch["store_url"]) as store:
+    async with open_store(batch["store_url"]) as store:
         assert len(await store.conversations(tag="batch")) == 4
         assert (await store.conversation(results["two"]["conversation"])).data["batch"][
             "line"
@@ -154,7 +154,7 @@ async def test_interrupted_batch_continues(
     file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(12)))
     with pytest.raises(Interruption):
         await run_batch(file, **batch, runner=InterruptedRunner(3), concurrency=3)
-    async with await open_store(batch["store_url"]) as store:
+    async with open_store(batch["store_url"]) as store:
         saved = len([row for row in await store.responses() if row.status == "completed"])
     lost = len(server.requests) - saved
     summary = await run_batch(file, **batch, lease=0.5)
@@ -422,13 +422,13 @@ async def test_killed_batch_continues_in_another_process(
                 break
         process.kill()
     server.faults.clear()
-    async with await open_store(batch["store_url"]) as store:
+    async with open_store(batch["store_url"]) as store:
         saved = len([row for row in await store.responses() if row.status == "completed"])
     summary = await run_batch(file, **batch, lease=0.5)
     assert summary.skipped >= 4
     assert summary.skipped + summary.completed == 20
     assert len(server.requests) - 40 <= 3
-    async with await open_store(batch["store_url"]) as store:
+    async with open_store(batch["store_url"]) as store:
         assert len(await store.responses()) == 40
     assert saved >= 8
 

@@ -46,9 +46,9 @@ def serve_sample_store(path: Path) -> Iterator[TestServer]:
 
 
 async def _create_conversations(path: Path, model: str) -> None:
-    async with await open_store(store_url(str(path))) as store:
+    async with open_store(store_url(str(path))) as store:
         retained = {"title": "harbour", "tags": ["ships"], "data": {MODEL_KEY: model}}
-        async with await Conversation.create(store, model, **retained) as conversation:
+        async with await Conversation.create(model, store=store, **retained) as conversation:
             await conversation.send("My name is Ada.")
             await conversation.send("What is 2+3?")
             await conversation.undo()

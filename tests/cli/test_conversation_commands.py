@@ -103,7 +103,7 @@ def test_conversation_can_be_followed(
     async def move_head(_: float) -> None:
         if not moves:
             raise KeyboardInterrupt
-        async with await open_store(store_url(str(store_path))) as store:
+        async with open_store(store_url(str(store_path))) as store:
             row = await store.conversation(harbour["id"])
             await store.move_head(row, await store.node(row, moves.pop(0)), head=row.head)
 
@@ -208,7 +208,7 @@ def test_show_lists_images_and_files(store_path: Path) -> None:
     """Each image and file of a message or tool result is a line with its type and size, name or URL."""
 
     async def store_blocks() -> None:
-        async with await open_store(store_url(str(store_path))) as store:
+        async with open_store(store_url(str(store_path))) as store:
             photo, remote = image(b"x" * 3_000), image("https://example.com/a.png")
             report = file(b"%PDF-", filename="report.pdf", media_type="application/pdf")
             call = tool_call("draw", {}, call_id="c1")
@@ -244,7 +244,7 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Pa
     assert len(run_command("tree", "harbour", "--limit", "2").output.splitlines()) == 2
 
     async def damage() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             row = await store.conversation(conversation_id)
             first, second, _ = await store.responses(row)
             assert first.record is not None
@@ -567,7 +567,7 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, store_path: 
     assert verified["audits"][0]["agrees"] is None
 
     async def damage() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             body = "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')"
             await store.database.write(lambda tx: tx.run(body))
 
@@ -589,7 +589,7 @@ def test_gc_removes_only_deleted_data(server: TestServer, store_path: Path) -> N
     quay = run_json("conversations")[0]["id"]
 
     async def delete() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             await store.delete(quay)
 
     run_sync(delete())
@@ -711,7 +711,7 @@ def test_control_characters_in_titles_are_not_printed(store_path: Path) -> None:
     """Titles and tags may come from other people's files, so control characters are replaced."""
 
     async def make() -> str:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
 
     name = run_sync(make())

@@ -74,7 +74,7 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
 
     async def save() -> None:
         address = store_url()
-        async with await open_store(address) as store:
+        async with open_store(address) as store:
             await store.save_evidence("responses/one m stream http", unproven.to_json())
             await store.save_evidence("responses/one m whole http", unproven.to_json())
             await store.save_evidence("responses/two m whole http", proven.to_json())

@@ -41,10 +41,10 @@ def create_in_python(path: Path, model: str, **settings: str) -> None:
         from kedge import connect
 
         async with (
-            await open_store(store_url(str(path))) as store,
+            open_store(store_url(str(path))) as store,
             connect(model, **settings) as engine,
         ):
-            conversation = await Conversation.create(store, engine, title="plan")
+            conversation = await Conversation.create(engine, store=store, title="plan")
             await conversation.send("My name is Ada.")
 
     run_sync(create())

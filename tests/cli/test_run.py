@@ -265,7 +265,7 @@ def test_tampered_workflow_is_not_resumed(
     sent = len(kedge_server.requests)
 
     async def tamper() -> None:
-        async with await open_store(store_url(str(folder / "store.db"))) as store:
+        async with open_store(store_url(str(folder / "store.db"))) as store:
             row = await store.conversation("wf_own.author")
             data = thaw(row.data)
             data["workflow"]["spec"]["file"] |= change

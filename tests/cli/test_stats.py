@@ -26,8 +26,8 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     async def chat() -> None:
         engine = f"responses:{kedge_server.base_url}#{MODEL}"
         async with (
-            await open_store(f"sqlite:///{tmp_path}/store.db") as store,
-            await Conversation.create(store, engine) as conversation,
+            open_store(f"sqlite:///{tmp_path}/store.db") as store,
+            await Conversation.create(engine, store=store) as conversation,
         ):
             for text in ("One", "Two", "Three"):
                 await conversation.send(text)

@@ -34,7 +34,7 @@ def delete_rows(store_path: Path, name: str = "harbour") -> None:
     """Delete a conversation in the store only."""
 
     async def delete() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             await store.delete(next(r for r in await store.conversations() if r.title == name))
 
     run_sync(delete())
@@ -108,7 +108,7 @@ def test_gc_names_what_is_missing(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     async def claim() -> None:
-        async with await open_store(f"sqlite:///{store_path}") as store:
+        async with open_store(f"sqlite:///{store_path}") as store:
             store.clock = lambda: 1_000.0
             await store.claim_object(scope, "conv_1", "", owner="a")
 

@@ -21,8 +21,8 @@ from kedge.turns import AssistantBlock, UserBlock
 
 async def continue_conversation(url: str, server: str, name: str, out: int) -> None:
     """Send lines until killed, and report each answer."""
-    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
-        conversation = await Conversation.open(store, name, engine)
+    async with open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+        conversation = await Conversation.open(engine, store=store, id=name)
         if await conversation.pending():
             await conversation.resume()
         while True:
@@ -51,16 +51,16 @@ def kill_sender(url: str, server: str, name: str, rng: random.Random) -> int:
 
 async def create_conversation(url: str, server: str) -> str:
     """Create the conversation; the request loads modules that all processes need."""
-    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+    async with open_store(url) as store, connect(f"responses:{server}#practice") as engine:
         await engine.run(Turn([user("Hello")]))
         return (await store.create("Killed")).id
 
 
 async def check_conversation(url: str, server: str, name: str, reported: int) -> int:
     """Answer a pending question, check that each question is stored once, and return their number."""
-    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+    async with open_store(url) as store, connect(f"responses:{server}#practice") as engine:
         assert await store.verify() == []
-        conversation = await Conversation.open(store, name, engine)
+        conversation = await Conversation.open(engine, store=store, id=name)
         if await conversation.pending():
             await conversation.resume()
         blocks = conversation.turn.blocks

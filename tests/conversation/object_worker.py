@@ -16,12 +16,12 @@ from kedge.turns import dumps
 async def send_messages(url: str, server: str, conversation: str, name: str) -> None:
     """Send messages, and print the Turn."""
     engine = connect(f"responses:{server}#practice", mode="conversation", max_retries=0)
-    async with await open_store(url) as store, engine:
+    async with open_store(url) as store, engine:
         if conversation == "-":
             (row,) = await store.import_(sys.stdin.read())
-            branch = await Conversation.open(store, row.id, engine)
+            branch = await Conversation.open(engine, store=store, id=row.id)
         else:
-            branch = await (await Conversation.open(store, conversation, engine)).fork()
+            branch = await (await Conversation.open(engine, store=store, id=conversation)).fork()
         for number in range(3):
             await branch.send(f"This is message {number} of {name}")
         sys.stdout.write(dumps(branch.turn))

@@ -44,7 +44,7 @@ Connect = Callable[..., Engine]
 @pytest.fixture
 async def conversation(store: Store, connected: Connect) -> Conversation:
     """Return a new conversation."""
-    return await Conversation.create(store, connected(), title="A talk")
+    return await Conversation.create(connected(), store=store, title="A talk")
 
 
 def node_kinds(nodes: Any) -> list[str]:
@@ -57,7 +57,7 @@ async def test_reopened_conversation_continues(
 ) -> None:
     """A reopened conversation sends only the new blocks, chained on the stored response."""
     await conversation.send("My name is Ada.")
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     reply = await reopened.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert reply.plan
@@ -103,7 +103,7 @@ async def test_question_is_stored_before_it_is_sent(
     with pytest.raises(KedgeError):
         await conversation.send("What is 2+3?")
     kedge_server.faults.clear()
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     assert len(reopened.turn) == 0
     (question,) = await reopened.pending()
     assert (await store.load(reopened.row, question.id)).blocks == (user("What is 2+3?"),)
@@ -121,7 +121,7 @@ async def test_conflicting_answers_are_both_stored(
 ) -> None:
     """The second of two answers raises `HeadConflict`, and its stored node can be forked."""
     await conversation.send("My name is Ada.")
-    other = await Conversation.open(store, conversation.id, connected())
+    other = await Conversation.open(connected(), store=store, id=conversation.id)
     await conversation.send("What is 1+1?")
     with pytest.raises(HeadConflict) as conflict:
         await other.send("What is 2+2?")
@@ -137,7 +137,9 @@ async def test_settings_of_a_request_are_stored_with_its_response(
 ) -> None:
     """Settings are stored after guards have changed them, without transport options."""
     secret = guard(redact("hunter2"))
-    conversation = await Conversation.create(store, connected(), middleware=[secret], ttl=60.0)
+    conversation = await Conversation.create(
+        connected(), store=store, middleware=[secret], ttl=60.0
+    )
     assert conversation.row.ttl == 60.0
     await conversation.send("Hello", temperature=0.5, metadata={"note": "hunter2"})
     await conversation.send("Hello")
@@ -151,7 +153,7 @@ async def test_settings_of_a_request_are_stored_with_its_response(
 
 async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Connect) -> None:
     """Concurrent sends are queued or conflict, by the setting; a failed or stopped turn frees the queue."""
-    queued = await Conversation.create(store, connected(), concurrent="queue")
+    queued = await Conversation.create(connected(), store=store, concurrent="queue")
     replies: list[str] = []
 
     async def send(conversation: Conversation, text: str) -> None:
@@ -169,17 +171,19 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
     async with queued.stream("Count to 5") as stream:
         await anext(stream)
         assert (await fork.send("What is 2+2?")).text == "2+2 = 4."
-    plain = await Conversation.create(store, connected())
+    plain = await Conversation.create(connected(), store=store)
     both = (plain.send("What is 1+1?"), plain.send("What is 2+2?"))
     results = await asyncio.gather(*both, return_exceptions=True)
     assert [isinstance(result, HeadConflict) for result in results].count(True) == 1
     with pytest.raises(InvalidSetting, match="concurrent must be one of conflict, queue"):
-        await Conversation.open(store, plain.id, connected(), concurrent=cast("Any", "wait"))
+        await Conversation.open(
+            connected(), store=store, id=plain.id, concurrent=cast("Any", "wait")
+        )
 
 
 async def test_turns_of_several_event_loops_queue(store: Store, connected: Connect) -> None:
     """A sync call in another thread waits for a turn of this loop, and continues from its answer."""
-    queued = await Conversation.create(store, connected(), concurrent="queue")
+    queued = await Conversation.create(connected(), store=store, concurrent="queue")
     async with queued.stream("What is 1+1?") as stream:
         await anext(stream)
         other = SyncCall(queued.send("What is 2+2?")).start()
@@ -210,9 +214,9 @@ async def test_undo_that_loses_the_race_for_the_head_is_described(
     store: Store, connected: Connect
 ) -> None:
     """The error names the node that the head was not moved to; no message was stored there."""
-    first = await Conversation.create(store, connected(), id="c1")
+    first = await Conversation.create(connected(), store=store, id="c1")
     await first.send("One")
-    second = await Conversation.open(store, "c1", connected())
+    second = await Conversation.open(connected(), store=store, id="c1")
     reply = await second.send("Two")
     with pytest.raises(HeadConflict, match="not moved to node") as conflict:
         await first.undo()
@@ -250,7 +254,7 @@ async def test_undo_edit_and_regenerate_leave_history(
 
 async def check_same_as_opened(conversation: Conversation, engine: Engine) -> None:
     """Check that a conversation has the same Turn and plan as a newly opened one."""
-    opened = await Conversation.open(conversation.store, conversation.id, engine)
+    opened = await Conversation.open(engine, store=conversation.store, id=conversation.id)
     assert conversation.turn.blocks == opened.turn.blocks
     assert (conversation.head, conversation.turn.id) == (opened.head, opened.turn.id)
     mine, reopened = conversation.plan("What is 2+3?"), opened.plan("What is 2+3?")
@@ -271,17 +275,19 @@ async def test_every_method_leads_to_the_stored_conversation(
     """
     rng = random.Random(seed)
     monkeypatch.setattr(
-        "kedge.conversation.conversation.MAX_LOADED_BLOCKS", 0 if is_long else 2_000
+        "kedge.conversation.lazy_conversation.MAX_LOADED_BLOCKS", 0 if is_long else 2_000
     )
     engine = connected()
-    conversation = await Conversation.create(store, engine, blocks=[system("Be brief."), "Hello"])
-    other = await Conversation.open(store, conversation.id, engine)
+    conversation = await Conversation.create(
+        engine, store=store, blocks=[system("Be brief."), "Hello"]
+    )
+    other = await Conversation.open(engine, store=store, id=conversation.id)
     verbs = ["send", "append", "undo", "redo", "edit", "fork", "goto", "refresh", "truncate"]
     for step in range(24):
         verb = rng.choice(verbs) if step > 3 else "send"
         blocks = conversation.turn.blocks
         if is_long:
-            conversation = await Conversation.open(store, conversation.id, engine)
+            conversation = await Conversation.open(engine, store=store, id=conversation.id)
         with suppress(NotInStore):
             match verb:
                 case "send":
@@ -296,7 +302,7 @@ async def test_every_method_leads_to_the_stored_conversation(
                     await conversation.edit(rng.choice(users).id, f"What is {step}+4?")
                 case "fork":
                     conversation = await conversation.fork(rng.choice([None, blocks[-1].id]))
-                    other = await Conversation.open(store, conversation.id, engine)
+                    other = await Conversation.open(engine, store=store, id=conversation.id)
                 case "goto":
                     node = rng.choice(await conversation.tree())
                     await conversation.goto(node.id)
@@ -336,9 +342,9 @@ async def test_long_conversation_loads_blocks_lazily(
     store: Store, conversation: Conversation, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Methods that need no blocks load none, and a head moved while loading is respected."""
-    monkeypatch.setattr("kedge.conversation.conversation.MAX_LOADED_BLOCKS", 1)
+    monkeypatch.setattr("kedge.conversation.lazy_conversation.MAX_LOADED_BLOCKS", 1)
     await conversation.send("My name is Ada.")
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     fork = await reopened.fork()
     await reopened.undo()
     assert repr(reopened).endswith("0 blocks>")
@@ -373,7 +379,7 @@ async def test_redo_reverts_undo(
     await conversation.undo()
     await conversation.undo()
     assert (await conversation.redo()).head == first
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     assert (await conversation.redo()).head == older
     await conversation.goto(first)
     assert (await reopened.redo()).head == newer
@@ -428,15 +434,6 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
-async def test_address_of_a_store_is_not_a_store() -> None:
-    """An address, or arguments in another order, are an error that shows how to open a store."""
-    address: Any = "sqlite://:memory:"
-    with pytest.raises(InvalidSetting, match=r"must be a store, not str: await kedge\.open_store"):
-        await Conversation.create(address, "practice")
-    with pytest.raises(InvalidSetting, match="must be a store, not str"):
-        await Conversation.open(address, "conv_1", "practice")
-
-
 async def test_one_function_is_not_a_list_of_tools(conversation: Conversation) -> None:
     """A function passed as the tools of a message is an error that shows the list."""
     with pytest.raises(InvalidSetting, match=r"not builtin_function_or_method: tools=\[function\]"):
@@ -456,10 +453,10 @@ async def test_regenerated_answer_is_streamed(conversation: Conversation) -> Non
 async def test_calls_of_a_definition_are_left_to_the_caller(store: Store) -> None:
     """A definition among the tools of a conversation is offered; its result is sent as a message."""
     look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-    conversation = await Conversation.create(store, "practice", tools=[look_up])
+    conversation = await Conversation.create("practice", store=store, tools=[look_up])
     reply = await conversation.send("Call look_up")
     (call,) = find_open_calls(reply.turn)
-    again = await Conversation.open(store, conversation.id, "practice", tools=[look_up])
+    again = await Conversation.open("practice", store=store, id=conversation.id, tools=[look_up])
     answer = await again.send(tool_result(call.call_id, "a cat"))
     assert answer.text == "look_up says: a cat."
 
@@ -482,9 +479,9 @@ async def test_edited_question_is_regenerated(
 
 async def test_appended_block_is_a_question(store: Store, connected: Connect) -> None:
     """A conversation created with a question answers it with `send` and `regenerate`."""
-    conversation = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
+    conversation = await Conversation.create(connected(), store=store, blocks=["What is 2+3?"])
     with pytest.raises(NotInStore, match="has no question"):
-        await (await Conversation.create(store, connected())).regenerate()
+        await (await Conversation.create(connected(), store=store)).regenerate()
     assert (await conversation.send()).text == "2+3 = 5."
     assert (await conversation.regenerate()).text == "2+3 = 5."
     assert len(conversation.turn) == 2
@@ -499,7 +496,7 @@ async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect
         snapshots.append(node_kinds(await store.tree(conversation.row)))
         return a + b
 
-    conversation = await Conversation.create(store, connected(), tools=[add])
+    conversation = await Conversation.create(connected(), store=store, tools=[add])
     reply = await conversation.send("Please call add with a=2 and b=3")
     assert "5" in reply.text
     assert snapshots == [["root", "asked", "answered"]]
@@ -509,7 +506,7 @@ async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect
         lambda tx: tx.rows("SELECT name, node FROM tool_runs")
     )
     assert (name, node) == ("add", tree[3].id)
-    reopened = await Conversation.open(store, conversation.id, connected(), tools=[add])
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id, tools=[add])
     assert reopened.plan("Thanks").delta_blocks == 1
 
 
@@ -545,7 +542,9 @@ async def test_concurrent_sends_with_one_key_run_once(
 ) -> None:
     """Concurrent sends with the same key send one request and return the same answer."""
     replies: list[Any] = []
-    others = [await Conversation.open(store, conversation.id, connected()) for _ in range(4)]
+    others = [
+        await Conversation.open(connected(), store=store, id=conversation.id) for _ in range(4)
+    ]
 
     async def ask(each: Conversation) -> None:
         replies.append(await each.send("What is 2+3?", key="k1"))
@@ -569,7 +568,7 @@ async def test_expired_claim_is_taken_over(
             claimed.append(request_hash)
             return await super().claim(*args, request_hash=request_hash, **values)
 
-    other = await Conversation.create(RecordingStore(store.database), connected())
+    other = await Conversation.create(connected(), store=RecordingStore(store.database))
     await other.send("What is 2+3?", key="k")
     (about,) = claimed
     claim = await store.claim(conversation.row, "k", request_hash=about, owner="dead", lease=30)
@@ -589,7 +588,7 @@ async def test_key_after_a_head_conflict_runs_again_from_the_new_head(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """After a head conflict, the answer on the other branch is not returned for the key."""
-    other = await Conversation.open(store, conversation.id, connected())
+    other = await Conversation.open(connected(), store=store, id=conversation.id)
     await other.send("My name is Ada.")
     with pytest.raises(HeadConflict):
         await conversation.send("What is my name?", key="k")
@@ -608,7 +607,7 @@ async def test_stored_reply_updates_the_head(
     store: Store, conversation: Conversation, connected: Connect
 ) -> None:
     """After a stored reply, the next message is sent with the context of the current head."""
-    other = await Conversation.open(store, conversation.id, connected())
+    other = await Conversation.open(connected(), store=store, id=conversation.id)
     first = await other.send("My name is Ada.", key="k")
     await other.send("My ship is the Erebus.")
     reply = await conversation.send("My name is Ada.", key="k")
@@ -654,7 +653,7 @@ async def test_conversation_can_start_with_one_block(
     store: Store, connected: Connect, first: Block | str
 ) -> None:
     """A string passed as `blocks` is one message, not one for each character."""
-    conversation = await Conversation.create(store, connected(), blocks=first)
+    conversation = await Conversation.create(connected(), store=store, blocks=first)
     assert list(conversation.turn) == [user("Hello")]
 
 
@@ -675,7 +674,7 @@ async def test_invalid_settings_are_rejected(
 ) -> None:
     """Invalid settings raise `InvalidSetting`, and no conversation is created."""
     with pytest.raises(InvalidSetting, match="must be"):
-        await Conversation.create(store, connected(), **settings)
+        await Conversation.create(connected(), store=store, **settings)
     assert await Conversation.list(store) == []
 
 
@@ -684,7 +683,7 @@ async def test_question_with_invalid_options_is_not_stored(
     store: Store, connected: Connect, options: dict[str, Any]
 ) -> None:
     """A question whose request can never be encoded does not stay in the conversation as pending."""
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     with pytest.raises(InvalidSetting, match="cannot be sent as JSON"):
         await conversation.send("Hello", **options)
     assert await conversation.pending() == []
@@ -695,7 +694,7 @@ async def test_retention_applies_immediately(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """The retention applies to the conversation object that created it and to anchors of the index."""
-    conversation = await Conversation.create(store, connected(), retention=0.001)
+    conversation = await Conversation.create(connected(), store=store, retention=0.001)
     await conversation.send("My name is Ada.")
     reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
@@ -715,7 +714,7 @@ async def test_question_is_stored_if_middleware_drops_events(
                 if isinstance(event, TurnFinished):
                     yield event
 
-    conversation = await Conversation.create(store, connected(), middleware=[Quiet])
+    conversation = await Conversation.create(connected(), store=store, middleware=[Quiet])
     await conversation.send("My name is Ada.")
     assert "asked" in node_kinds(await store.tree(conversation.row))
 
@@ -724,7 +723,7 @@ async def test_turn_that_is_cancelled_while_it_claims_its_key_releases_it(
     store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that was stored just before the cancellation does not delay the next caller by its lease."""
-    conversation = await Conversation.create(store, connected(), lease=1e6)
+    conversation = await Conversation.create(connected(), store=store, lease=1e6)
     claim = store.claim
 
     async def cancel_after_claim(*args: Any, **options: Any) -> Any:
@@ -776,9 +775,9 @@ async def test_expired_anchor_is_not_used(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """After the retention of the conversation, everything is sent without using the anchor."""
-    conversation = await Conversation.create(store, connected(), retention=0.001)
+    conversation = await Conversation.create(connected(), store=store, retention=0.001)
     await conversation.send("My name is Ada.")
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     reply = await reopened.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert (await reopened.responses())[-1].reason == "expired"
@@ -789,9 +788,9 @@ async def test_stateless_mode_stores_nothing_with_provider(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """A stateless conversation sends ``store=false`` and resends stored encrypted reasoning."""
-    conversation = await Conversation.create(store, connected(), mode="stateless")
+    conversation = await Conversation.create(connected(), store=store, mode="stateless")
     await conversation.send("Think about 2+3")
-    reopened = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     await reopened.send("What is 2+3?")
     assert [request.body["store"] for request in kedge_server.requests] == [False, False]
     assert [row.stored for row in await reopened.responses()] == [False, False]
@@ -802,14 +801,14 @@ async def test_stateless_mode_stores_nothing_with_provider(
 
 async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> None:
     """Plain messages without ids find the stored response of their content, but not with another API key."""
-    first = await Conversation.create(store, connected(api_key="one"))
+    first = await Conversation.create(connected(api_key="one"), store=store)
     await first.send("My name is Ada.")
     plain = [type(block)(block.parts) for block in first.turn]  # type: ignore[attr-defined,call-arg]
-    rebuilt = await Conversation.create(store, connected(api_key="one"), blocks=plain)
+    rebuilt = await Conversation.create(connected(api_key="one"), store=store, blocks=plain)
     reply = await rebuilt.send("What is my name?")
     assert reply.plan
     assert reply.plan.previous_response_id == (await first.responses())[0].provider_response_id
-    other = await Conversation.create(store, connected(api_key="two"), blocks=plain)
+    other = await Conversation.create(connected(api_key="two"), store=store, blocks=plain)
     reply = await other.send("What is my name?")
     assert reply.plan
     assert reply.plan.is_full
@@ -818,7 +817,7 @@ async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> No
 async def test_redacted_text_is_not_stored(store: Store, connected: Connect) -> None:
     """Text changed by a guard is stored as it is sent."""
     conversation = await Conversation.create(
-        store, connected(), middleware=[guard(redact("secret"))]
+        connected(), store=store, middleware=[guard(redact("secret"))]
     )
     await conversation.send("The secret is out.")
     bodies = await store.database.read(lambda tx: tx.rows("SELECT body FROM blocks"))
@@ -861,7 +860,7 @@ async def test_tags_of_two_handles_are_both_stored(
     store: Store, conversation: Conversation
 ) -> None:
     """A handle adds and removes tags without undoing what another one did."""
-    other = await Conversation.open(store, conversation.id, conversation.engine)
+    other = await Conversation.open(conversation.engine, store=store, id=conversation.id)
     await conversation.tag("one", "two")
     await other.tag("three")
     assert other.tags == ("one", "three", "two")
@@ -909,7 +908,9 @@ async def test_question_is_pending_until_its_tool_calls_are_answered(
 
     async def work() -> str:
         """Fail, or look at the conversation as another process would after a crash."""
-        found[:] = await (await Conversation.open(store, conversation.id, engine)).pending()
+        found[:] = await (
+            await Conversation.open(engine, store=store, id=conversation.id)
+        ).pending()
         if scope:
             scope.cancel()
             await anyio.lowlevel.checkpoint()
@@ -917,7 +918,7 @@ async def test_question_is_pending_until_its_tool_calls_are_answered(
         return "done"
 
     engine = connected()
-    conversation = await Conversation.create(store, engine, tools=[work])
+    conversation = await Conversation.create(engine, store=store, tools=[work])
     for scope, result in ((None, "done"), (anyio.CancelScope(), "This call was interrupted")):
         with scope or pytest.raises(RequestRefused):
             await conversation.send("Please call work")
@@ -975,7 +976,7 @@ async def test_stored_question_can_be_streamed_again(conversation: Conversation)
 
 async def test_cost_of_an_answer_is_stored(store: Store) -> None:
     """The cost is computed by the current prices; the built-in model costs nothing."""
-    async with await Conversation.create(store, "practice") as conversation:
+    async with await Conversation.create("practice", store=store) as conversation:
         await conversation.send("Hello")
         (row,) = await conversation.responses()
     assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)
@@ -983,7 +984,9 @@ async def test_cost_of_an_answer_is_stored(store: Store) -> None:
 
 async def test_cost_of_an_incomplete_answer_is_stored(store: Store) -> None:
     """Tokens that the provider bills are stored, also if the answer reached its limit."""
-    async with await Conversation.create(store, "practice", price=lambda row: 1.5) as conversation:
+    async with await Conversation.create(
+        "practice", store=store, price=lambda row: 1.5
+    ) as conversation:
         with pytest.raises(AnswerIncomplete):
             await conversation.send("Write 500 words.", max_output_tokens=20)
         (row,) = await conversation.responses()
@@ -1010,7 +1013,7 @@ async def test_cost_of_an_attempt_that_is_retried_is_stored(store: Store) -> Non
     with serve_handler(answer) as url:
         engine = connect(f"responses:{url}#m")
         async with await Conversation.create(
-            store, engine, middleware=[retry(first=0)], price=lambda row: 1.5
+            engine, store=store, middleware=[retry(first=0)], price=lambda row: 1.5
         ) as conversation:
             reply = await conversation.send("Hello")
             rows = await conversation.responses()
@@ -1029,7 +1032,9 @@ async def test_cost_of_an_answer_that_healing_discards_is_stored(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:
     """Tokens of an answer without the context are stored beside the path, and counted in the reply."""
-    async with await Conversation.create(store, connected(), price=lambda row: 1.5) as conversation:
+    async with await Conversation.create(
+        connected(), store=store, price=lambda row: 1.5
+    ) as conversation:
         await conversation.send("One")
         kedge_server.faults.set("forget_silently,echo=no", times=1)
         reply = await conversation.send("Two")
@@ -1046,31 +1051,9 @@ async def test_cost_of_an_answer_that_healing_discards_is_stored(
     assert node_kinds(path) == ["root", "asked", "answered", "asked", "answered"]
 
 
-async def test_two_processes_may_create_one_conversation(
-    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`open_or_create` opens a conversation that another process created first; other errors are raised."""
-    first = await Conversation.create(store, connected(), id="c1")
-    real, absent = Conversation.open, [NotInStore("not yet there")]
-
-    async def open_late(*args: Any, **settings: Any) -> Conversation:
-        if absent:
-            raise absent.pop()
-        return await real(*args, **settings)
-
-    monkeypatch.setattr(Conversation, "open", open_late)
-    assert (await Conversation.open_or_create(store, "c1", connected())).id == first.id
-    second = await Conversation.open_or_create(store, "c2", connected(), title="new", blocks="Hi")
-    assert (second.title, second.turn[0].text) == ("new", "Hi")
-    with pytest.raises(InvalidSetting, match="NUL"):
-        await Conversation.open_or_create(store, "c3", connected(), title="\0")
-    with pytest.raises(InvalidSetting, match="the id is empty"):
-        await Conversation.open_or_create(store, "", connected())
-
-
 async def test_a_stored_answer_is_streamed(store: Store) -> None:
     """A stream with the key of an answered message yields the stored text, in async and in sync code."""
-    conversation = await Conversation.create(store, "practice")
+    conversation = await Conversation.create("practice", store=store)
     first = await conversation.send("What is 2+3?", key="k1")
     async with conversation.stream("What is 2+3?", key="k1") as stream:
         assert [delta async for delta in stream.text_deltas()] == [first.text]
@@ -1086,9 +1069,11 @@ async def test_a_stored_answer_is_streamed(store: Store) -> None:
 async def test_instructions_are_sent_with_every_request(store: Store) -> None:
     """``system=`` sets the instructions of a new and of an opened conversation; they may be a function."""
     question = "What are your instructions?"
-    first = await Conversation.create(store, "practice", id="c", system="Be brief.")
+    first = await Conversation.create("practice", store=store, id="c", system="Be brief.")
     assert (await first.send(question)).text == 'My instructions are: "Be brief."'
-    again = await Conversation.open(store, "c", "practice", system=lambda turn: f"{len(turn)}.")
+    again = await Conversation.open(
+        "practice", store=store, id="c", system=lambda turn: f"{len(turn)}."
+    )
     assert (await again.send(question)).text == 'My instructions are: "4."'
 
 
@@ -1096,9 +1081,9 @@ async def test_unknown_settings_are_rejected(store: Store) -> None:
     """A setting with an unknown name is an error that names the settings, and nothing is stored."""
     wrong: Any = {"instructions": "Be brief."}
     with pytest.raises(TypeError, match=r"'instructions'; instructions are system=.*, tools"):
-        await Conversation.create(store, "practice", **wrong)
+        await Conversation.create("practice", store=store, **wrong)
     with pytest.raises(TypeError, match="'instructions'"):
-        await Conversation.open_or_create(store, "c", "practice", **wrong)
+        await Conversation("practice", store=store, id="c", **wrong)
     assert not await Conversation.list(store)
 
 
@@ -1106,7 +1091,7 @@ async def test_messages_are_not_blocks(store: Store, connected: Callable[..., En
     """A message in the form of an API is refused when a conversation is created, with the remedy."""
     message: Any = {"role": "user", "content": "Hello"}
     with pytest.raises(InvalidTurn, match="blocks_from_messages"):
-        await Conversation.create(store, connected(), blocks=[message])
+        await Conversation.create(connected(), store=store, blocks=[message])
     with pytest.raises(InvalidTurn, match="blocks_from_messages"):
         await store.create(blocks=[message])
     assert await store.conversations() == []

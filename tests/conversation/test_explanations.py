@@ -66,12 +66,12 @@ async def test_reopened_conversation_gives_the_same_reasons(
     store: Store, connected: Connect, change: Change
 ) -> None:
     """A conversation that is opened again plans with the anchors that an edit dropped."""
-    first = await Conversation.create(store, connected())
+    first = await Conversation.create(connected(), store=store)
     await first.send("My name is Ada.")
     await first.send("What is my name?")
     await change(first)
     question = user("And once more?")
-    other = await Conversation.open(store, first.id, connected())
+    other = await Conversation.open(connected(), store=store, id=first.id)
     assert describe(other.plan(question)) == describe(first.plan(question))
     assert get_state(other.turn) == get_state(first.turn)
 
@@ -81,15 +81,15 @@ async def test_refreshed_conversation_gives_the_same_reasons(
     store: Store, connected: Connect, change: Change
 ) -> None:
     """A conversation that follows a change of another process has the same anchors."""
-    first = await Conversation.create(store, connected())
+    first = await Conversation.create(connected(), store=store)
     await first.send("My name is Ada.")
     await first.send("What is my name?")
-    other = await Conversation.open(store, first.id, connected())
+    other = await Conversation.open(connected(), store=store, id=first.id)
     await change(first)
     await other.refresh()
     assert get_state(other.turn) == get_state(first.turn)
     await other.undo()
-    third = await Conversation.open(store, first.id, connected())
+    third = await Conversation.open(connected(), store=store, id=first.id)
     assert get_state(other.turn) == get_state(third.turn)
 
 
@@ -97,10 +97,10 @@ async def test_request_after_a_reopened_edit_is_marked_as_sent_in_full(
     store: Store, connected: Connect
 ) -> None:
     """The row of a request that an edit before a restart forces to send everything has the reason."""
-    first = await Conversation.create(store, connected())
+    first = await Conversation.create(connected(), store=store)
     await first.send("My name is Ada.")
     await edit_first(first)
-    other = await Conversation.open(store, first.id, connected())
+    other = await Conversation.open(connected(), store=store, id=first.id)
     reply = await other.send("What is my name?")
     assert reply.plan is not None
     assert reply.plan.fallback == "changed"
@@ -116,12 +116,12 @@ async def test_reply_after_a_loss_names_the_lost_response(
     store: Store, connected: Connect, reopened: bool
 ) -> None:
     """The plan of a request that was healed says that the server no longer has the response."""
-    first = await Conversation.create(store, connected())
+    first = await Conversation.create(connected(), store=store)
     asked = await first.send("My name is Ada.")
     inner = unwrap(first.engine)
     assert isinstance(inner, ResponsesEngine)
     await inner.transport.request_json("delete", f"/responses/{asked.response_id}")
-    other = await Conversation.open(store, first.id, connected()) if reopened else first
+    other = await Conversation.open(connected(), store=store, id=first.id) if reopened else first
     reply = await other.send("What is my name?")
     assert reply.plan is not None
     assert (reply.plan.fallback, reply.healed) == ("lost", ("gone",))
@@ -142,14 +142,14 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
 
     kedge_server.faults.set(fault)
     reset()
-    conversation = await Conversation.create(store, connected(), tools=[add])
+    conversation = await Conversation.create(connected(), store=store, tools=[add])
     async with conversation.stream("Please add 2 and 3") as stream:
         events = [event async for event in stream]
     assert stream.reply.plan is not None
     assert (stream.reply.plan.fallback, stream.reply.plan.delta_blocks) == (reason, 3)
     assert [event for event in events if isinstance(event, FellBack)] == [FellBack(reason)]
     assert snapshot()["responses_fallback_total"] == {(("reason", reason),): (1, 1.0)}
-    other = await Conversation.open(store, conversation.id, connected(), tools=[add])
+    other = await Conversation.open(connected(), store=store, id=conversation.id, tools=[add])
     assert [row.reason for row in await other.responses()] == ["new", reason]
     plans = [each.plan(user("?"), streaming=True) for each in (other, conversation)]
     assert describe(plans[0]) == describe(plans[1])
@@ -159,7 +159,7 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
 
 async def test_sizes_of_requests_are_equal_everywhere(store: Store, connected: Connect) -> None:
     """Event, row and sums have the size of the body that was sent, and of the body with everything."""
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     sizes: list[tuple[int, int]] = []
     for text in ("My name is Ada.", "What is my name?", "Once more?"):
         async with conversation.stream(text) as stream:
@@ -178,7 +178,7 @@ async def test_rows_in_a_conversation_object_name_the_response_before(
     """A row has the same anchor as the plan, also if the request names only the conversation object."""
     engine = connect(f"responses:{kedge_server.base_url}#practice", mode="conversation")
     async with engine:
-        conversation = await Conversation.create(store, engine)
+        conversation = await Conversation.create(engine, store=store)
         first = await conversation.send("My name is Ada.")
         reply = await conversation.send("What is my name?")
         rows = await conversation.responses()

@@ -102,7 +102,7 @@ async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
     """Two forks of a conversation in object mode are answered from their own messages."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             forks = [await conversation.fork() for _ in range(2)]
             async with anyio.create_task_group() as group:

@@ -84,7 +84,7 @@ async def test_regenerated_answers_use_objects_of_their_own(
     server: TestServer, engine: ResponsesEngine, store: Store
 ) -> None:
     """The previous answer is not in the context of the new one; both can be continued."""
-    conversation = await Conversation.create(store, engine)
+    conversation = await Conversation.create(engine, store=store)
     await conversation.send("One")
     first = (await conversation.send("Two")).node
     before = get_object(conversation.turn)
@@ -101,7 +101,7 @@ async def test_an_undone_message_is_not_in_the_context(
     server: TestServer, engine: ResponsesEngine, store: Store
 ) -> None:
     """After undo and after an edit, everything is sent to a new object."""
-    conversation = await Conversation.create(store, engine)
+    conversation = await Conversation.create(engine, store=store)
     await conversation.send("My PIN is 1234")
     await conversation.send("My name is Ada")
     before = get_object(conversation.turn)
@@ -117,22 +117,22 @@ async def test_an_import_does_not_continue_the_object_of_the_original(
     server: TestServer, engine: ResponsesEngine, store: Store
 ) -> None:
     """A copy in the same store shares claims; one in another process is held back until the check."""
-    conversation = await Conversation.create(store, engine)
+    conversation = await Conversation.create(engine, store=store)
     await conversation.send("One")
     exported = await conversation.export()
     await conversation.send("Two")
     (row,) = await store.import_(exported)
-    copy = await Conversation.open(store, row.id, engine)
+    copy = await Conversation.open(engine, store=store, id=row.id)
     await copy.send("Three")
     assert get_object(copy.turn) != get_object(conversation.turn)
     assert await check_store(server, store) == 4
     async with (
-        await open_store("sqlite://:memory:") as other,
+        open_store("sqlite://:memory:") as other,
         open_engine(server, mode="conversation") as stranger,
     ):
         stranger.objects.claims = ObjectClaims()
         (row,) = await other.import_(exported)
-        copy = await Conversation.open(other, row.id, stranger)
+        copy = await Conversation.open(stranger, store=other, id=row.id)
         await copy.send("Four")
         assert get_object(copy.turn) != get_object(conversation.turn)
         check_answer(server, copy.turn)
@@ -144,7 +144,7 @@ async def test_the_roles_of_workflows_use_objects_of_their_own(
     """Sides, authors and judges on one engine are answered from their own messages."""
     sides = [Side("Ada", engine, "Speak for tea."), Side("Bob", engine, "Speak for coffee.")]
     await debate(sides, "Tea or coffee?", judge=lambda _: None, store=store, rounds=2)
-    conversation = await Conversation.create(store, engine)
+    conversation = await Conversation.create(engine, store=store)
     await conversation.send("One")
     await refine("Write a line.", conversation=conversation, judge=lambda _: "longer", rounds=2)
     assert await check_store(server, store) == 7
@@ -158,10 +158,10 @@ async def test_processes_do_not_share_an_object(store_url: str, *, is_shared: bo
     turns: list[Turn] = []
     with serve() as server:
         async with (
-            await open_store(store_url) as store,
+            open_store(store_url) as store,
             open_engine(server, mode="conversation") as engine,
         ):
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("Hello")
             exported = (await conversation.export()).encode()
 

@@ -12,11 +12,11 @@ async def test_a_plan_finds_the_responses_of_the_store() -> None:
     """A copy of a conversation is chained on the response of the other, and its plans say so."""
     with serve() as server:
         engine = connect(f"responses:{server.base_url}#practice")
-        async with engine, await open_store("sqlite://:memory:") as store:
-            first = await Conversation.create(store, engine)
+        async with engine, open_store("sqlite://:memory:") as store:
+            first = await Conversation.create(engine, store=store)
             await first.send("Hello")
             copied = [replace(block, id="", metadata={}) for block in first.turn.blocks]
-            second = await Conversation.create(store, engine, blocks=copied)
+            second = await Conversation.create(engine, store=store, blocks=copied)
             assert second.plan("And?").conditional
             plan = await second.probe_and_plan("And?")
             assert not plan.conditional

@@ -27,7 +27,7 @@ async def test_response_id_is_the_same_everywhere(
 ) -> None:
     """The id of the stream is that of the outcome, the anchor, the row and another process's next request."""
     store.keep_bodies = True
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     async with conversation.stream("My name is Ada.") as stream:
         finished = [event async for event in stream if isinstance(event, AnswerFinished)]
     (exchange,) = await store.exchanges(conversation.row)
@@ -75,7 +75,7 @@ async def conversation_without_id(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> Conversation:
     """Return a conversation whose first answer had no id."""
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     kedge_server.faults.set("omit_response_id", times=1)
     await conversation.send("My name is Ada.")
     return conversation
@@ -85,7 +85,7 @@ async def test_bodies_are_stored_on_request(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:
     """With `keep_bodies`, requests and replies are stored up to a limit, including rejected requests."""
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     await conversation.send("What is 2+3?")
     assert await store.exchanges(conversation.row) == []
     store.keep_bodies, store.body_bytes = True, 300
@@ -105,7 +105,7 @@ async def test_four_processes_on_the_same_conversations(
 ) -> None:
     """Concurrent processes lose and duplicate no message; each conversation has one head."""
     with create_schema(postgres_url) as url:
-        async with await open_store(url) as store:
+        async with open_store(url) as store:
             conversations = [(await store.create(f"Talk {number}")).id for number in range(2)]
             shared = (await store.create("Shared")).id
             command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]

@@ -27,7 +27,7 @@ async def ask(kind: str, store: Store, connected: Connect, text: str) -> Reply:
         case "chat":
             return await Chat(engine).chat_with_state(None, text)
         case _:
-            return await (await Conversation.create(store, engine)).send(text)
+            return await (await Conversation.create(engine, store=store)).send(text)
 
 
 @pytest.mark.parametrize("kind", ["engine", "chat", "conversation"])
@@ -54,7 +54,7 @@ async def test_cost_of_a_reply_is_that_of_its_stored_responses(
         """Add two numbers."""
         return a + b
 
-    conversation = await Conversation.create(store, connected(), tools=[add], price=price)
+    conversation = await Conversation.create(connected(), store=store, tools=[add], price=price)
     reply = await conversation.send("Please call add with a=2 and b=3", key="sum")
     rows = await conversation.responses()
     assert len(rows) == 2
@@ -68,7 +68,7 @@ async def test_reply_of_a_healed_request_names_the_reason(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:
     """The reasons for sending a request again are those of the stored response, also in a stored reply."""
-    conversation = await Conversation.create(store, connected())
+    conversation = await Conversation.create(connected(), store=store)
     await conversation.send("My name is Ada.")
     kedge_server.forget()
     reply = await conversation.send("What is my name?", key="name")
@@ -86,7 +86,7 @@ async def test_reply_has_the_stored_records_of_its_requests(
         """Add two numbers."""
         return a + b
 
-    conversation = await Conversation.create(store, connected(), tools=[add], price=price)
+    conversation = await Conversation.create(connected(), store=store, tools=[add], price=price)
     await conversation.send("My name is Ada.")
     kedge_server.forget()
     reply = await conversation.send("Please call add with a=2 and b=3", temperature=0.5)
@@ -112,7 +112,7 @@ async def test_run_stopped_during_a_tool_has_no_further_request(
         await anyio.sleep_forever()
         return ""
 
-    conversation = await Conversation.create(store, connected(), tools=[wait_forever])
+    conversation = await Conversation.create(connected(), store=store, tools=[wait_forever])
     async with anyio.create_task_group() as group:
         group.start_soon(conversation.send, "Please call wait_forever")
         await started.wait()

@@ -24,7 +24,7 @@ Connect = Callable[..., Engine]
 @pytest.fixture
 async def conversation(store: Store, connected: Connect) -> Conversation:
     """Return a new conversation."""
-    return await Conversation.create(store, connected())
+    return await Conversation.create(connected(), store=store)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ async def test_first_answer_of_a_tool_loop_is_stored_by_a_later_attempt(
         """Return the weather of a city."""
         return f"sunny in {city}"
 
-    conversation = await Conversation.create(store, connected(), tools=[weather])
+    conversation = await Conversation.create(connected(), store=store, tools=[weather])
     fail_appends(monkeypatch, store, StoreBusy("locked"), times=1)
     await conversation.send('Call weather with {"city": "Oslo"}')
     kinds = [node.kind for node in await conversation.path()]
@@ -143,7 +143,7 @@ async def test_moved_head_is_retried(
         return await move_head(*args, **options)
 
     monkeypatch.setattr(store, "move_head", fail_once)
-    conversation = await Conversation.create(store, connected(), middleware=[Repeat])
+    conversation = await Conversation.create(connected(), store=store, middleware=[Repeat])
     reply = await conversation.send("What is 2+3?")
     assert not failures
     assert (await store.conversation(conversation.id)).head == reply.node

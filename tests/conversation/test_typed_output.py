@@ -19,7 +19,7 @@ Connect = Callable[..., Engine]
 @pytest.fixture
 async def conversation(store: Store, connected: Connect) -> Conversation:
     """Return a new conversation."""
-    return await Conversation.create(store, connected())
+    return await Conversation.create(connected(), store=store)
 
 
 async def test_typed_reply_is_stored_with_its_correction(

@@ -53,7 +53,7 @@ async def test_objects_that_nothing_continues_are_deleted_after_a_day(store: Sto
     """An object whose stream was left is deleted; those of conversations, forks and others are not."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             left = await leave_stream(engine, conversation)
             await conversation.send("Two")
@@ -76,7 +76,7 @@ async def test_the_objects_of_a_deleted_conversation_are_deleted(store: Store) -
     """Deletion includes the objects of earlier branches; a fork and another conversation retain theirs."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             fork = await conversation.fork()
             await fork.send("Two")
@@ -84,7 +84,7 @@ async def test_the_objects_of_a_deleted_conversation_are_deleted(store: Store) -
             objects = {get_object(conversation)}
             await conversation.regenerate()
             objects.add(get_object(conversation))
-            other = await Conversation.create(store, engine)
+            other = await Conversation.create(engine, store=store)
             await other.send("One")
             assert len(objects) == 2
             await conversation.delete()
@@ -99,7 +99,7 @@ async def test_the_object_of_a_fork_is_not_deleted_with_the_conversation(store: 
     """A fork that continues the same object keeps it, until it is deleted, too."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             fork = await conversation.fork()
             await conversation.delete()
@@ -114,7 +114,7 @@ async def test_an_object_with_a_running_request_is_not_deleted(store: Store) -> 
     """The claim of an unfinished answer protects its object, although its conversation is deleted."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             async with engine.stream(conversation.turn.append(user("Two"))) as stream:
                 async for event in stream:
@@ -146,7 +146,7 @@ async def test_a_deletion_that_the_server_refuses_is_tried_again(store: Store, s
     """The object stays in the list with the error of the server, until the server deletes it."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             objects, object_id = engine.objects, get_object(conversation)
             broken = BrokenTransport(EngineError("not allowed", status=status))
@@ -165,7 +165,7 @@ async def test_an_object_that_the_server_no_longer_has_is_deleted(store: Store) 
     """Another client has deleted the object already, so nothing is left to do."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             await store.delete(conversation.row)
             with OpenAI(base_url=server.base_url, api_key="any") as client:
@@ -178,10 +178,10 @@ async def test_a_conversation_is_deleted_without_its_server(store: Store) -> Non
     """The conversation is deleted although the server cannot be reached, and its object stays in the list."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
     async with open_engine(server, mode="conversation") as engine:
-        await (await Conversation.open(store, conversation.id, engine)).delete()
+        await (await Conversation.open(engine, store=store, id=conversation.id)).delete()
         (problem,) = (await delete_unused_objects(engine, store)).values()
     assert "could not reach the server" in problem
     assert await list_ids(store) == [get_object(conversation)]
@@ -191,7 +191,7 @@ async def test_the_time_of_a_deletion_is_limited(store: Store) -> None:
     """A server that does not answer is left when the time is over, and the object stays in the list."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             await store.delete(conversation.row)
             silent = ConversationObjects(BrokenTransport(None), engine.scope, lambda: store)
@@ -207,7 +207,7 @@ async def test_objects_of_another_server_are_not_deleted(store: Store) -> None:
             open_engine(server, mode="conversation") as engine,
             open_engine(second, mode="conversation") as other,
         ):
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             await store.delete(conversation.row)
             assert await delete_unused_objects(other, store) == {}
@@ -219,7 +219,7 @@ async def test_an_object_that_is_to_be_deleted_cannot_be_claimed(store: Store) -
     """Once a deletion has begun, a line of history that returns sends everything to a new object."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             turn = conversation.turn
             await store.delete(conversation.row)
@@ -241,7 +241,7 @@ async def test_the_object_of_a_killed_process_costs_one_full_send(store: Store) 
     """The next process uses a new object and streams as usual; the old object is deleted a day later."""
     with serve() as server:
         async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(store, engine)
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             left, turn = get_object(conversation), conversation.turn
             await engine.objects.claim(engine.plan(turn.append(user("Never sent"))))

@@ -21,14 +21,14 @@ async def send_items(
     """Send all items, and print the number of conflicts."""
     lost = 0
     engine = connect(f"responses:{server}#practice")
-    async with await open_store(url) as store, engine:
-        common = await Conversation.open(store, shared, engine, lease=300)
+    async with open_store(url) as store, engine:
+        common = await Conversation.open(engine, store=store, id=shared, lease=300)
         reply = await common.send("What is 2+3?", key="once")
         assert reply.text == "2+3 = 5."
         for item in range(items):
             for conversation_id in conversations:
                 while True:
-                    conversation = await Conversation.open(store, conversation_id, engine)
+                    conversation = await Conversation.open(engine, store=store, id=conversation_id)
                     try:
                         await conversation.send(f"worker {name} item {item}")
                     except HeadConflict:

@@ -225,13 +225,13 @@ async def test_a_stored_conversation_keeps_the_id(
 ) -> None:
     """The question is pending, and ``resume`` waits for its answer, also in another process."""
     path = f"sqlite:///{tmp_path}/store.db"
-    async with await open_store(path) as store:
-        conversation = await Conversation.create(store, engine)
+    async with open_store(path) as store:
+        conversation = await Conversation.create(engine, store=store)
         reply = await conversation.send("Say: Hello there.", background=True)
         assert reply.text == ""
         assert len(await conversation.pending()) == 1
-    async with await open_store(path) as store:
-        conversation = await Conversation.open(store, conversation.id, engine)
+    async with open_store(path) as store:
+        conversation = await Conversation.open(engine, store=store, id=conversation.id)
         finished = await conversation.resume()
         assert (finished.text, finished.response_id) == ("Hello there.", reply.response_id)
         assert await conversation.pending() == []
@@ -244,13 +244,13 @@ async def test_an_interrupted_conversation_keeps_the_id(
     engine: ResponsesEngine, server: TestServer, tmp_path: Any
 ) -> None:
     """A run that is left while it streams has stored the id, so that its answer is not paid for twice."""
-    async with await open_store(f"sqlite:///{tmp_path}/store.db") as store:
-        conversation = await Conversation.create(store, engine)
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        conversation = await Conversation.create(engine, store=store)
         async with conversation.stream("Say: Hello there.", background=True) as stream:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     break
-        conversation = await Conversation.open(store, conversation.id, engine)
+        conversation = await Conversation.open(engine, store=store, id=conversation.id)
         assert (await conversation.resume()).text == "Hello there."
         assert await conversation.pending() == []
         assert conversation.turn.blocks == (user("Say: Hello there."), assistant("Hello there."))

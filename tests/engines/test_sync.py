@@ -55,13 +55,13 @@ def test_a_chat_continues_with_its_state(engine: Engine) -> None:
 def test_sync_conversation(engine: Engine) -> None:
     """A stream that is closed early ends its run, and the question can be resumed."""
     store = run_sync(open_store("sqlite://:memory:"))
-    conversation = run_sync(Conversation.create(store, engine))
+    conversation = run_sync(Conversation.create(engine, store=store))
     reply = conversation.sync.send("My name is Ada.")
     assert_type(reply, Reply)
     with conversation.sync.stream("What is my name?") as stream:
         next(stream)
     assert conversation.sync.resume().text == "Your name is Ada."
-    assert conversation.sync.undo() is conversation
+    assert conversation.sync.undo().head == conversation.head
     assert len(conversation.turn) == 2
     conversation.sync.close()
     run_sync(store.aclose())

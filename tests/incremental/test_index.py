@@ -157,7 +157,7 @@ def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
 async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
     """An open store can be used by an asynchronous client and is not closed with it."""
     with serve() as server:
-        async with await open_store(store_url) as store:
+        async with open_store(store_url) as store:
             for _ in range(2):
                 async with AsyncOpenAI(
                     base_url=server.base_url, api_key="k", max_retries=0

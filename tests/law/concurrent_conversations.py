@@ -101,7 +101,9 @@ class ConcurrentRun:
         return engine
 
     async def _converse(self, store: Store, engine: Engine, number: int) -> None:
-        conversation = await Conversation.create(store, engine, title=f"Conversation {number}")
+        conversation = await Conversation.create(
+            engine, store=store, title=f"Conversation {number}"
+        )
         for text in self._list_questions(number):
             await self._ask(conversation, text)
 

@@ -56,7 +56,7 @@ class ConversationFuzzer:
         self.server = self.stack.enter_context(serve())
         self.store = await self._open_store()
         conversation = await Conversation.create(
-            self.store, self._build_engine(), **self._choose_settings()
+            self._build_engine(), store=self.store, **self._choose_settings()
         )
         self.conversations.append(conversation)
         return self
@@ -184,13 +184,15 @@ class ConversationFuzzer:
         """Open the conversation with another store and engine, as another process would."""
         opened = await self._open_store()
         conversation = await Conversation.open(
-            opened, self.conversation.id, self._build_engine(), **self._choose_settings()
+            self._build_engine(), store=opened, id=self.conversation.id, **self._choose_settings()
         )
         self.conversations[-1] = conversation
 
     async def do_concurrent_send(self) -> None:
         """Send a message by another object of the same conversation, which may cause a conflict."""
-        other = await Conversation.open(self.store, self.conversation.id, self._build_engine())
+        other = await Conversation.open(
+            self._build_engine(), store=self.store, id=self.conversation.id
+        )
         await self._run_stream(other.stream(self._next_prompt()))
         if self.rng.random() < 0.5:
             await self.conversation.refresh()
@@ -229,9 +231,11 @@ class ConversationFuzzer:
         """Export the conversation and import it with another id."""
         (row,) = await self.store.import_(await self.conversation.export())
         reopened = await Conversation.open(
-            self.store, row.id, self._build_engine(), **self._choose_settings()
+            self._build_engine(), store=self.store, id=row.id, **self._choose_settings()
         )
-        head = await Conversation.open(self.store, self.conversation.id, self.conversation.engine)
+        head = await Conversation.open(
+            self.conversation.engine, store=self.store, id=self.conversation.id
+        )
         assert normalize_blocks(reopened.turn.blocks) == normalize_blocks(head.turn.blocks)
         self.conversations.append(reopened)
 

@@ -40,8 +40,10 @@ READING = ["search", "list", "show"]
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncGenerator[Store]:
     """Yield a store with one conversation."""
-    async with await open_store(f"sqlite:///{tmp_path}/store.db") as opened:
-        conversation = await Conversation.create(opened, "practice", title="harbour", tags=["sea"])
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
+        conversation = await Conversation.create(
+            "practice", store=opened, title="harbour", tags=["sea"]
+        )
         await conversation.send("My ship is the Erebus.")
         await conversation.aclose()
         yield opened
@@ -120,7 +122,7 @@ async def test_errors_and_output_are_bounded(store: Store) -> None:
     not_json = {"tag": "\ud800"}
     assert "error: The call is invalid: arguments.tag" in await call(server, "list", not_json)
     blocks = ["z" * 20_000 for _ in range(30)]
-    long = await Conversation.create(store, "practice", blocks=blocks)
+    long = await Conversation.create("practice", store=store, blocks=blocks)
     text = await call(server, "show", {"conversation": long.id, "last": 100})
     assert len(text) < MAX_OUTPUT + 200
     assert f"{'z' * MAX_BLOCK_CHARS}\n[truncated: 20,000 characters]" in text

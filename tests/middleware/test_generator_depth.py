@@ -61,8 +61,8 @@ async def test_a_middleware_adds_one_generator_besides_its_own() -> None:
 async def test_a_conversation_with_a_tool_passes_few_generators(key: str) -> None:
     """A conversation with a tool has at most eleven generators, including those of an engine."""
     engine = MeasuringEngine([assistant("hello")])
-    async with await open_store("sqlite://:memory:") as store:
-        conversation = await Conversation.create(store, engine, tools=[add])
+    async with open_store("sqlite://:memory:") as store:
+        conversation = await Conversation.create(engine, store=store, tools=[add])
         await conversation.send("hi", key=key)
     assert 0 < engine.depth <= MAX_CONVERSATION_DEPTH - MAX_ENGINE_DEPTH
 

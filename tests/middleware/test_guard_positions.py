@@ -339,9 +339,9 @@ async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
     rules = guard(redact(PATTERN))
     base = with_middleware(engine, rules) if inside else engine
     middleware = [] if inside else [rules]
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         conversation = await Conversation.create(
-            store, base, blocks=[f"It is {SECRET}"], tools=[read_file], middleware=middleware
+            base, store=store, blocks=[f"It is {SECRET}"], tools=[read_file], middleware=middleware
         )
         await conversation.append(f"And {SECRET}")
         await conversation.edit(conversation.turn.blocks[0].id, f"No, {SECRET}")

@@ -206,8 +206,8 @@ async def test_stored_conversation_is_bound_to_records(
     """Every record of its engine has the conversation id, and the duration of the store is measured."""
     reset()
     log_to_stderr("debug", "json", written)
-    async with await open_store("sqlite://:memory:") as store:
-        conversation = await Conversation.create(store, practice)
+    async with open_store("sqlite://:memory:") as store:
+        conversation = await Conversation.create(practice, store=store)
         await conversation.send("Hello")
     records = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
     assert {each["conversation_id"] for each in records} == {conversation.id}

@@ -100,9 +100,9 @@ async def run_conversation(address: str, key: str) -> None:
 
 async def run_store(address: str, folder: Path) -> None:
     """Store, undo and search a conversation, and open a store that cannot be opened."""
-    async with await open_store(f"sqlite:///{folder}/kept.db") as store:
+    async with open_store(f"sqlite:///{folder}/kept.db") as store:
         engine = connect(f"responses:{address}#practice", api_key=KEY)
-        async with await Conversation.create(store, engine, title=USER_TEXT) as conversation:
+        async with await Conversation.create(engine, store=store, title=USER_TEXT) as conversation:
             await conversation.send(USER_TEXT)
             await conversation.undo()
             await conversation.send(USER_TEXT)

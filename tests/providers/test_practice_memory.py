@@ -18,7 +18,7 @@ from kedge.store import Store, open_store
 
 async def converse(store: Store, *messages: str, mode: str = "chained") -> list[str]:
     """Send messages in a new conversation, and return the ids of the responses."""
-    async with await Conversation.create(store, "practice") as conversation:
+    async with await Conversation.create("practice", store=store) as conversation:
         for message in messages:
             await conversation.send(message, mode=mode)
         return [row.provider_response_id for row in await conversation.responses()]
@@ -26,7 +26,7 @@ async def converse(store: Store, *messages: str, mode: str = "chained") -> list[
 
 def send_messages(*messages: str, mode: str = "chained") -> list[str]:
     async def work() -> list[str]:
-        async with await open_store("sqlite://:memory:") as store:
+        async with open_store("sqlite://:memory:") as store:
             return await converse(store, *messages, mode=mode)
 
     return run_sync(work())
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_reported(
 
 async def erase_nothing() -> None:
     """Call `erase_deleted` without a file, when there is nothing to erase."""
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         await erase_deleted(store)
 
 

@@ -486,7 +486,7 @@ def test_unusable_database_is_reported(url: str) -> None:
 async def test_a_store_can_be_in_the_same_database(url: str) -> None:
     """A store and a server have separate tables, whichever is opened first."""
     with serve(db=url):
-        async with await open_store(url) as store:
+        async with open_store(url) as store:
             assert await store.list_scheduled() == []
     with serve(db=url):
         pass

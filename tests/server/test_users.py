@@ -96,7 +96,7 @@ def gated_users(model: GatedModel) -> Iterator[Users]:
 
 def make_users(**settings: Any) -> Iterator[Users]:
     """Run a server with the users alice and bob and a clock that the test sets."""
-    store = asyncio.run(open_store("sqlite://:memory:"))
+    store = open_store("sqlite://:memory:")
     now = [600.0]
     registry = TokenRegistry(store, lambda: now[0])
     with serve(callers=registry, token=ADMIN, hosts=None, **settings) as server:

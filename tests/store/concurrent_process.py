@@ -72,7 +72,7 @@ class Process:
 
     async def send(self) -> None:
         row, _ = await self._pick()
-        async with await Conversation.open(self.store, row.id, "practice") as conversation:
+        async with await Conversation.open("practice", store=self.store, id=row.id) as conversation:
             await conversation.send("text to send", key=f"s{self.rng.randint(0, 3)}")
 
     async def fork(self) -> None:
@@ -101,7 +101,7 @@ class Process:
 
 async def work(url: str, operations: int, seed: int) -> None:
     """Run the operations of one seed on the store at this address."""
-    async with await open_store(url, wait_seconds=60.0) as store:
+    async with open_store(url, wait_seconds=60.0) as store:
         await Process(store, seed).run(operations)
 
 

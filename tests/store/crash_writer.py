@@ -20,7 +20,7 @@ from kedge.store import open_store
 
 async def write_until_killed(url: str, out: int) -> None:
     """Append, edit, create and delete until killed, and report each durable write."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         row = await store.create("Written")
         node = (await store.load(row)).node
         for number in range(1_000_000):
@@ -36,7 +36,7 @@ async def write_until_killed(url: str, out: int) -> None:
 
 async def check_store(url: str, acknowledged: list[str]) -> None:
     """Check that the store opens, is valid, and contains every acknowledged write."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         damage = await store.verify()
         assert damage == [], damage
         for line in acknowledged:

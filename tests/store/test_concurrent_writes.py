@@ -91,7 +91,7 @@ ALL_SUCCEED: dict[str, Operation] = {
     "create many": lambda store, number: store.create_all(
         [[user("first")], [user("second")]][:: 1 if number % 2 else -1]
     ),
-    "open or create": lambda store, _: Conversation.open_or_create(store, "same", "practice"),
+    "open or create": lambda store, _: Conversation("practice", store=store, id="same"),
     "append equal blocks": lambda store, _: append_same(store),
     "replace tags": lambda store, number: store.update("shared", tags=["a", "b", str(number)]),
     "fork": fork_same,

@@ -110,7 +110,7 @@ def read_files(folder: Path) -> bytes:
 
 async def test_deleted_text_is_not_in_the_files(tmp_path: Path) -> None:
     """Deleted text is overwritten in the database file, its journal and the search index."""
-    async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         row, nodes = await create_conversation(store, 2)
         await store.append(row, nodes[-1], [user("xyzzyplugh is the word")])
         assert len(await store.search("xyzzyplugh")) == 1
@@ -134,7 +134,7 @@ async def test_deletion_rewrites_only_affected_index_groups(
     """A deletion rewrites only the index groups of its blocks; other text is still found."""
     small = replace(SQLITE, texts_per_group=4)
     monkeypatch.setattr("kedge.store.sqlite._SQLiteTx.dialect", small)
-    async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         rows = [await store.create(f"c{number}") for number in range(6)]
         for number, row in enumerate(rows):
             common = "common common" if number == 0 else "common"
@@ -164,7 +164,7 @@ async def test_deletion_rewrites_only_affected_index_groups(
 
 async def test_deleted_text_leaves_the_journal_after_the_last_reader(tmp_path: Path) -> None:
     """A reader prevents SQLite from emptying the journal; the next operation after it empties it."""
-    async with await open_store(f"sqlite:///{tmp_path}/s.db", wait_seconds=0.01) as store:
+    async with open_store(f"sqlite:///{tmp_path}/s.db", wait_seconds=0.01) as store:
         row, nodes = await create_conversation(store, 2)
         await store.append(row, nodes[-1], [user("xyzzyplugh is the word")])
         reader = sqlite3.connect(tmp_path / "s.db", isolation_level=None)

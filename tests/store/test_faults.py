@@ -43,7 +43,7 @@ async def test_killed_writers_lose_nothing_acknowledged(lasting_url: str) -> Non
 async def test_two_processes_write_one_file(tmp_path: Path) -> None:
     """Two processes that write the same file and are killed do not affect each other."""
     url = f"sqlite:///{tmp_path}/shared.db"
-    async with await open_store(url):
+    async with open_store(url):
         pass
     async with anyio.create_task_group() as group:
         for seed in range(2):
@@ -52,7 +52,7 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
 
 async def test_full_disk_writes_nothing(tmp_path: Path) -> None:
     """A transaction that does not fit is rolled back, and the store works again when there is space."""
-    async with await open_store(f"sqlite:///{tmp_path}/full.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/full.db") as store:
         row, nodes = await create_conversation(store, 3)
         before = await count_rows(store, "nodes", "links", "blocks", "responses")
         limit = "PRAGMA max_page_count = 1"  # no pages beyond the existing ones
@@ -102,9 +102,9 @@ async def test_disk_that_fills_while_writing(tmp_path: Path) -> None:
 async def test_read_only_store(tmp_path: Path) -> None:
     """Reading a store opened with `mode=ro` works; writing raises `StoreReadOnly`."""
     path = tmp_path / "read.db"
-    async with await open_store(f"sqlite:///{path}") as store:
+    async with open_store(f"sqlite:///{path}") as store:
         row, nodes = await create_conversation(store, 2)
-    async with await open_store(f"sqlite:///{path}?mode=ro") as store:
+    async with open_store(f"sqlite:///{path}?mode=ro") as store:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4
         for write in (
             store.append(row, nodes[-1], [user("no")], head=nodes[-1].id),
@@ -143,7 +143,7 @@ asyncio.run(main())
 async def test_file_of_another_user(tmp_path: Path) -> None:
     """Missing permissions raise `StoreReadOnly` or `CannotOpenStore`, not an error about damage."""
     path = tmp_path / "theirs.db"
-    async with await open_store(f"sqlite:///{path}") as store:
+    async with open_store(f"sqlite:///{path}") as store:
         await create_conversation(store, 1)
     await anyio.Path(path).chmod(0o444)
     await anyio.Path(tmp_path).chmod(0o755)
@@ -187,7 +187,7 @@ async def test_folder_is_not_a_full_disk(tmp_path: Path) -> None:
 async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:
     """A lock that is not released in time raises a retryable `StoreBusy`, and nothing is written."""
     url = f"sqlite:///{tmp_path}/busy.db"
-    async with await open_store(url) as patient, await open_store(url, wait_seconds=0.0) as store:
+    async with open_store(url) as patient, open_store(url, wait_seconds=0.0) as store:
         await create_conversation(patient, 1)
         connection = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
@@ -210,7 +210,7 @@ async def test_closed_store_raises(store: Store) -> None:
 
 async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:
     """A cancelled write that is still queued is dropped; one that is running is completed."""
-    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/a.db") as store:
         started, release = threading.Event(), threading.Event()
         calls: list[str] = []
 
@@ -235,7 +235,7 @@ async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:
 
 async def test_readers_run_concurrently(tmp_path: Path) -> None:
     """A query waits neither for another query nor for a write."""
-    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/a.db") as store:
         barrier = threading.Barrier(3)
 
         def meet(_: Tx) -> None:
@@ -262,10 +262,10 @@ def test_unreferenced_database_stops_its_threads(tmp_path: Path) -> None:
 
 async def test_copied_file_is_a_store(tmp_path: Path) -> None:
     """A copy of the file of a closed store can be opened."""
-    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/a.db") as store:
         row, _ = await create_conversation(store, 2)
     shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
-    async with await open_store(f"sqlite:///{tmp_path}/b.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/b.db") as store:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4
 
 
@@ -273,7 +273,7 @@ async def test_new_file_is_private(tmp_path: Path) -> None:
     """A new database file and its journal are readable only by their owner."""
     old = os.umask(0)
     try:
-        async with await open_store(f"sqlite:///{tmp_path}/new.db") as store:
+        async with open_store(f"sqlite:///{tmp_path}/new.db") as store:
             await store.create("mine")
             modes = {each.name: each.stat().st_mode & 0o777 for each in os.scandir(tmp_path)}
     finally:

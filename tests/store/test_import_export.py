@@ -49,7 +49,7 @@ async def test_text_may_contain_any_line_separator(store: Store) -> None:
     blocks = [user("a\u2028b\x85c\x0bd\u2029e")]
     await store.append(row, await store.node(row, row.head), blocks)
     lines = await store.export(row)
-    async with await open_store("sqlite://:memory:") as other:
+    async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
         assert copy.title == row.title
         assert await other.export(copy) == lines
@@ -59,7 +59,7 @@ async def test_imported_conversation_exports_the_same_lines(store: Store) -> Non
     """Tree, anchors, telemetry and keys round-trip through another store."""
     row = await create_full_conversation(store)
     lines = await store.export(row)
-    async with await open_store("sqlite://:memory:") as other:
+    async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
         assert copy.id == row.id
         assert await other.export(copy) == lines
@@ -79,7 +79,7 @@ async def test_fork_is_exported_with_shared_history(store: Store) -> None:
     await append_exchange(store, fork, nodes[1], (await store.load(fork)).turn(), "fork")
     fork = await store.conversation(fork.id)
     lines = await store.export(fork)
-    async with await open_store("sqlite://:memory:") as other:
+    async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
         assert (await other.load(copy)).blocks == (await store.load(fork)).blocks
         assert len(await other.tree(copy)) == 3
@@ -91,7 +91,7 @@ async def test_several_conversations_in_one_export(store: Store) -> None:
     one, _ = await create_conversation(store, 1, title="one")
     two, _ = await create_conversation(store, 2, title="two")
     lines = await store.export(one) + "\n" + await store.export(two)
-    async with await open_store("sqlite://:memory:") as other:
+    async with open_store("sqlite://:memory:") as other:
         assert [row.title for row in await other.import_(lines)] == ["one", "two"]
 
 
@@ -187,7 +187,7 @@ async def test_export_of_a_development_version_is_imported(store: Store) -> None
         each for line in lines if "block" in (each := json.loads(line))
     ]
     assert [node.kind for node in await store.tree(row)][-2:] == ["asked", "answered"]
-    conversation = await Conversation.open(store, row.id, "practice")
+    conversation = await Conversation.open("practice", store=store, id=row.id)
     assert len(conversation.turn) == 9
     assert (await conversation.send("What is my name?")).text == "Your name is Ada."
     assert await store.verify() == []

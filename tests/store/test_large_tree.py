@@ -27,7 +27,7 @@ async def large(
 ) -> AsyncIterator[tuple[Store, ConversationRow, dict[str, int]]]:
     """Yield a tree of ten thousand nodes with one deep fork and many short branches."""
     path = tmp_path_factory.mktemp("large") / "large.db"
-    async with await open_store(f"sqlite:///{path}") as store:
+    async with open_store(f"sqlite:///{path}") as store:
         row = await store.create("Large")
 
         def grow(tx: Tx) -> dict[str, int]:

@@ -31,7 +31,7 @@ def url(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
     """Yield two stores on one database; waits of the second one for locks fail."""
-    async with await open_store(url) as first, await open_store(url, wait_seconds=2.0) as second:
+    async with open_store(url) as first, open_store(url, wait_seconds=2.0) as second:
         yield first, second
 
 

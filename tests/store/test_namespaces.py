@@ -124,12 +124,13 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
 
 OTHER_METHODS = {
     # Tested below.
+    "insert",
     "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "export_proxied",
     "save_evidence", "claim_object", "release_object", "delete_object", "mark_lost",
     "use_namespace", "namespaces", "verify",
     # Without content of conversations.
-    "aclose", "database_time",
+    "aclose", "database_time", "get_queue",
 }  # fmt: skip
 
 
@@ -309,7 +310,7 @@ async def test_maintenance_covers_all_namespaces(store: Store, alice: Owner) -> 
 @pytest.mark.parametrize("name", ["", " a", "a\nb", "\0", "x" * 201])
 async def test_invalid_names_are_rejected(name: str) -> None:
     """An empty, overlong or unprintable namespace name raises `InvalidSetting`."""
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         with pytest.raises(InvalidSetting):
             store.use_namespace(name)
     if name:
@@ -319,14 +320,14 @@ async def test_invalid_names_are_rejected(name: str) -> None:
 
 async def test_store_is_opened_in_a_namespace(lasting_url: str) -> None:
     """A conversation belongs to the namespace of the store it was created in."""
-    async with await open_store(lasting_url, namespace="alice") as alice:
-        conversation = await Conversation.create(alice, "practice", title="Mine")
+    async with open_store(lasting_url, namespace="alice") as alice:
+        conversation = await Conversation.create("practice", store=alice, title="Mine")
         await conversation.send("My name is Ada.")
         index = StoreIndex(alice)
         assert index.find("scope", ["sha256:1"]) == []
         index.save_evidence("key", {"n": 1})
         index.close()
-    async with await open_store(lasting_url) as store:
+    async with open_store(lasting_url) as store:
         assert await store.conversations() == []
         assert StoreIndex(store).load_evidence("key") is None
         bound = store.use_namespace("alice")

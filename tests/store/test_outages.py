@@ -111,11 +111,11 @@ async def senders(
 
     monkeypatch.setattr(PostgresPool, "_retry", measure)
     with create_schema(own_server.url) as url:
-        async with await open_store(
+        async with open_store(
             url, wait_seconds=WAIT_SECONDS, statement_seconds=STATEMENT_SECONDS
         ) as store:
             conversations = [
-                await Conversation.create(store, "practice") for _ in range(CONVERSATIONS)
+                await Conversation.create("practice", store=store) for _ in range(CONVERSATIONS)
             ]
             yield Senders(store, conversations)
     assert max(durations) < LIMIT + SCHEDULING_SECONDS

@@ -66,7 +66,7 @@ async def test_no_server_is_unreachable() -> None:
 
 async def test_store_works_again_after_server_restart(own_server: PostgresServer) -> None:
     """Operations raise `StoreUnreachable` while the server is down, and work again afterwards."""
-    async with await open_store(own_server.url, wait_seconds=2.0) as store:
+    async with open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
         for _ in range(2):
@@ -87,7 +87,7 @@ async def test_store_works_again_after_server_restart(own_server: PostgresServer
 
 async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) -> None:
     """A server restart between two operations causes no error."""
-    async with await open_store(own_server.url, wait_seconds=300.0) as store:
+    async with open_store(own_server.url, wait_seconds=300.0) as store:
         row, nodes = await create_conversation(store, 1)
         await anyio.to_thread.run_sync(own_server.stop)
         await anyio.to_thread.run_sync(own_server.start)
@@ -97,7 +97,7 @@ async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) ->
 
 async def test_unconfirmed_commit(empty_url: str) -> None:
     """An unconfirmed commit is not retryable, and the message advises to check whether it was written."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
 
         def work(tx: Tx) -> None:
             ((pid,),) = tx.rows("SELECT pg_backend_pid()")
@@ -112,7 +112,7 @@ async def test_unconfirmed_commit(empty_url: str) -> None:
 
 async def test_every_connection_busy(empty_url: str) -> None:
     """An operation that waits too long raises `StoreBusy`, which is retryable."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         await create_conversation(store, 1)
     database = PostgresDatabase(empty_url, connections=1, wait_seconds=60.0)
     store = Store(database)
@@ -138,9 +138,9 @@ async def test_every_connection_busy(empty_url: str) -> None:
 
 async def test_read_only_database(empty_url: str) -> None:
     """Reading a read-only database works; writing raises `StoreReadOnly`."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         await create_conversation(store, 1)
-    async with await open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
+    async with open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
         assert len(await store.conversations()) == 1
         with pytest.raises(StoreReadOnly, match="nothing was written"):
             await store.create()
@@ -148,7 +148,7 @@ async def test_read_only_database(empty_url: str) -> None:
 
 async def test_server_messages_are_passed_on(empty_url: str) -> None:
     """An error without a message of its own contains the message of PostgreSQL."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
@@ -162,7 +162,7 @@ async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
     """Each of many concurrent appends to one node gets its own branch."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         row, nodes = await create_conversation(store, 1)
         numbers: list[int] = []
 
@@ -181,7 +181,7 @@ async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
 
 async def test_delete_during_concurrent_writes(empty_url: str) -> None:
     """Writers to a deleted conversation get `NotInStore`, no rows remain, and there is no deadlock."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         stopped: list[str] = []
 
         async def write(row: ConversationRow, node: Node, is_writing: anyio.Event) -> None:
@@ -215,7 +215,7 @@ async def test_delete_during_concurrent_writes(empty_url: str) -> None:
 
 async def test_a_value_with_nul_is_invalid_not_an_outage(empty_url: str) -> None:
     """PostgreSQL has no NUL in texts; a lookup with one is not retryable, and the error says why."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
             with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
                 await attempt
@@ -223,7 +223,7 @@ async def test_a_value_with_nul_is_invalid_not_an_outage(empty_url: str) -> None
 
 async def test_a_lock_of_another_program_does_not_block(empty_url: str) -> None:
     """While another session locks the links, a send and a deletion fail after ``wait_seconds``."""
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         row, nodes = await create_conversation(store, 1)
         database = store.database
         assert isinstance(database, PostgresDatabase)
@@ -253,7 +253,7 @@ async def test_long_operations_have_no_limit_for_statements(
         allow(tx)
         calls.append(tx.rows("SHOW statement_timeout")[0][0])
 
-    async with await open_store(empty_url) as store:
+    async with open_store(empty_url) as store:
         row, _ = await create_conversation(store, 1)
         lines = await store.export(row)
         monkeypatch.setattr(PostgresTransaction, "allow_long_statements", record)

@@ -15,7 +15,7 @@ SKEWS = int(os.environ.get("KEDGE_SKEWS", "10"))
 async def test_claim_is_independent_of_clocks(lasting_url: str) -> None:
     """A caller with a wrong clock cannot claim a key that another caller holds."""
     rng = random.Random(5)
-    async with await open_store(lasting_url) as store:
+    async with open_store(lasting_url) as store:
         row = await store.create()
         for number in range(SKEWS):
             skews = [rng.uniform(-1e5, 1e5) for _ in range(3)]

@@ -38,7 +38,7 @@ class StoreModel:
 
 async def run_moves(moves: list[Any]) -> None:
     """Apply the moves to the store and the model, and compare them."""
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         model = StoreModel()
         await add_conversation(store, model)
         for name, *values in moves:

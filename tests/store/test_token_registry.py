@@ -57,7 +57,7 @@ async def test_several_tokens_for_one_user(store: Store) -> None:
 )
 async def test_invalid_tokens_are_rejected(name: str, options: dict[str, Any]) -> None:
     """An invalid name or option raises `InvalidSetting`, and no token is stored."""
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         registry = TokenRegistry(store)
         await registry.add("taken")
         with pytest.raises(InvalidSetting):
@@ -126,7 +126,7 @@ async def test_reservations_are_replaced_by_what_was_used(store: Store) -> None:
 
 async def test_parallel_reservations_exceed_a_limit_by_one(lasting_url: str) -> None:
     """Of concurrent reservations of two stores on one database, only one passes the limit."""
-    async with await open_store(lasting_url) as one, await open_store(lasting_url) as two:
+    async with open_store(lasting_url) as one, open_store(lasting_url) as two:
         registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
         token, _ = await registries[0].add("a", tokens_per_minute=100)
         reserved = await asyncio.gather(*(registries[i % 2].reserve(token, 30) for i in range(20)))
@@ -137,7 +137,7 @@ async def test_parallel_reservations_exceed_a_limit_by_one(lasting_url: str) -> 
 
 async def test_counts_are_shared_by_processes(lasting_url: str) -> None:
     """Concurrent counts of two stores on one database are all included."""
-    async with await open_store(lasting_url) as one, await open_store(lasting_url) as two:
+    async with open_store(lasting_url) as one, open_store(lasting_url) as two:
         registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
         uses = await asyncio.gather(
             *(registries[i % 2].count("a", requests=1, tokens=2) for i in range(20))

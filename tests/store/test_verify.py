@@ -190,7 +190,7 @@ async def test_undecodable_block(store: Store) -> None:
 
 async def test_unreadable_rows_are_damage(tmp_path: Path) -> None:
     """Text that is not valid UTF-8 is reported, and the other checks continue."""
-    async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         await create_conversation(store, 3)
         broken = "UPDATE blocks SET body = CAST(X'ff' AS TEXT) WHERE id = 2"
         await store.database.write(lambda tx: tx.run(broken))

@@ -76,7 +76,7 @@ class PageServer:
 
         async def work(service: ConversationService) -> str:
             conversation = await Conversation.create(
-                service.store, service.models.engine, title=title, **dict(service.settings)
+                service.models.engine, store=service.store, title=title, **dict(service.settings)
             )
             for each in messages:
                 await conversation.send(each)

@@ -60,7 +60,7 @@ def test_attachment_of_a_block_with_any_id_is_served(empty_page: PageServer) -> 
     block = user(["What is this?", image(PNG)], id="a/b?c#d")
 
     async def append(service: ConversationService) -> None:
-        conversation = await Conversation.open(service.store, name, service.models.engine)
+        conversation = await Conversation.open(service.models.engine, store=service.store, id=name)
         await conversation.append(block)
 
     empty_page.run(append)

@@ -17,7 +17,7 @@ def create_in_object(page: PageServer) -> tuple[str, str]:
 
     async def work(service: ConversationService) -> tuple[str, str]:
         conversation = await Conversation.create(
-            service.store, service.models.engine, mode="conversation"
+            service.models.engine, store=service.store, mode="conversation"
         )
         await conversation.send("Hello")
         return conversation.id, get_state(conversation.turn).conversation_id

@@ -32,7 +32,7 @@ def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 async def stores(store_url: str) -> AsyncIterator[Sequence[Store]]:
     """Yield one store, opened by two servers."""
-    async with await open_store(store_url) as first, await open_store(store_url) as second:
+    async with open_store(store_url) as first, open_store(store_url) as second:
         yield first, second
 
 
@@ -76,7 +76,7 @@ async def test_deletion_is_repeated_while_the_store_is_busy(
 ) -> None:
     """A deletion that fails is logged, and tried again until the store is free."""
     path = tmp_path / "busy.db"
-    async with await open_store(f"sqlite:///{path}", wait_seconds=0.01) as opened:
+    async with open_store(f"sqlite:///{path}", wait_seconds=0.01) as opened:
         store, queue = WatchedStore(opened), DeletionQueue()
         row = await store.create("Private")
         await store.schedule_delete(row, 1.0)
@@ -179,7 +179,7 @@ async def test_shutdown_deletes_only_if_no_other_server_can(stores: Sequence[Sto
 async def test_shutdown_with_a_busy_store_leaves_the_deletion(tmp_path: Path) -> None:
     """A shutdown does not wait for a busy store; the next server completes the deletion."""
     path = tmp_path / "busy.db"
-    async with await open_store(f"sqlite:///{path}", wait_seconds=0.01) as store:
+    async with open_store(f"sqlite:///{path}", wait_seconds=0.01) as store:
         queue = DeletionQueue()
         row = await store.create("Private")
         await queue.schedule(store, row, 3600)

@@ -70,7 +70,7 @@ def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
     """An edit made outside the page is detected by comparing the paths before and after it."""
 
     async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(service.store, service.models.engine)
+        conversation = await Conversation.create(service.models.engine, store=service.store)
         await conversation.send("Hello")
         await conversation.edit(conversation.turn.blocks[0].id, "Good morning")
         return conversation.id

@@ -185,7 +185,7 @@ def test_titled_conversation_is_listed_without_messages(page: PageServer) -> Non
     """A conversation with a title is listed before its first message."""
 
     async def work(service: ConversationService) -> str:
-        return (await Conversation.create(service.store, "practice", title="Titled")).id
+        return (await Conversation.create("practice", store=service.store, title="Titled")).id
 
     name = page.run(work)
     assert name in {row["id"] for row in page.get("/api/conversations")["data"]}

@@ -23,7 +23,7 @@ def create_elsewhere(page: PageServer, model: str, *, recorded: str = "") -> str
     async def work(service: ConversationService) -> str:
         async with connect(model) as engine:
             conversation = await Conversation.create(
-                service.store, engine, data={"model": recorded} if recorded else {}
+                engine, store=service.store, data={"model": recorded} if recorded else {}
             )
             await conversation.send("My name is Ada.")
             return conversation.id

@@ -103,7 +103,7 @@ def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
     """After an edit, the plan card shows which response cannot be used and why."""
 
     async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(service.store, service.models.engine)
+        conversation = await Conversation.create(service.models.engine, store=service.store)
         await conversation.send("What is 2+3?")
         await conversation.send("Thanks")
         await conversation.edit(conversation.turn.blocks[0].id, "What is 20+3?")
@@ -132,7 +132,7 @@ def test_stored_images_are_shown_and_remote_ones_linked(page: PageServer) -> Non
     """Stored images are shown; remote images are linked and not loaded."""
 
     async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(service.store, service.models.engine)
+        conversation = await Conversation.create(service.models.engine, store=service.store)
         parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
         await conversation.append(user(parts))
         await conversation.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))

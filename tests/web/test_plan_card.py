@@ -50,8 +50,8 @@ async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> Non
     """The card has the object that the request continued, and the plan is rebuilt on it."""
     with serve() as server:
         engine = connect(f"responses:{server.base_url}#practice", mode="conversation")
-        async with engine, await open_store(f"sqlite:///{tmp_path}/store.db") as store:
-            conversation = await Conversation.create(store, engine)
+        async with engine, open_store(f"sqlite:///{tmp_path}/store.db") as store:
+            conversation = await Conversation.create(engine, store=store)
             await conversation.send("One")
             before = conversation.turn.append(user("Two"))
             await conversation.send("Two")

@@ -282,7 +282,7 @@ def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
 
 async def test_revoked_user_cannot_send() -> None:
     """The token with which the page calls the server is revoked with the user's own token."""
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         registry = TokenRegistry(store)
         erin, secret = await registry.add("erin", requests_per_minute=9, tokens_per_minute=9)
         delegated = DelegatedTokens(registry)

@@ -26,7 +26,7 @@ def store_url(sqlite_url: str) -> str:
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
     """Yield an empty store."""
-    async with await open_store(store_url) as opened:
+    async with open_store(store_url) as opened:
         yield opened
 
 

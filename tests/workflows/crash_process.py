@@ -77,7 +77,7 @@ async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) 
     engines = [connect(f"responses:{server}#practice", max_retries=0) for server in servers]
     options |= {"workflow": "wf_crash", "lease": LEASE}
     try:
-        async with await open_store(url) as store:
+        async with open_store(url) as store:
             match kind:
                 case "refine":
                     result: Any = await refine(

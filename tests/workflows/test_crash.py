@@ -32,7 +32,7 @@ def run_killed(kind: str, url: str, method: str, at: int, servers: list[str]) ->
 
 async def count_answers(url: str) -> int:
     """Return the number of completed answers in the store."""
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         return len([row for row in await store.responses() if row.status == "completed"])
 
 
@@ -75,7 +75,7 @@ async def test_killed_process_is_continued_by_another(
     assert before < crash_process.EXPECTED_REQUESTS[kind]
     await crash_process.run_workflow(kind, url, [server.base_url])
     assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind]
-    async with await open_store(url) as store:
+    async with open_store(url) as store:
         assert (await load_workflow(store, "wf_crash")).status != "running"
 
 

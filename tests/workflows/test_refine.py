@@ -172,7 +172,7 @@ async def test_existing_conversation_is_refined(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Earlier messages are part of the chain, and the conversation can continue afterwards."""
-    conversation = await Conversation.create(store, connected(scripted()), data={"mine": 1})
+    conversation = await Conversation.create(connected(scripted()), store=store, data={"mine": 1})
     await conversation.send("My ship is the Argo.")
     result = await refine(
         "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=conversation
@@ -191,7 +191,7 @@ async def test_conversation_has_several_workflows(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Each workflow has its own record of task, verdicts, status and exchanges."""
-    conversation = await Conversation.create(store, connected(scripted()))
+    conversation = await Conversation.create(connected(scripted()), store=store)
     await conversation.send("My ship is the Argo.")
     first = await refine(
         "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=conversation
@@ -199,7 +199,7 @@ async def test_conversation_has_several_workflows(
     second = await refine(
         "What did I say first?", judge=lambda _: "Longer.", rounds=1, conversation=conversation
     )
-    reopened = await Conversation.open(store, conversation.id, conversation.engine)
+    reopened = await Conversation.open(conversation.engine, store=store, id=conversation.id)
     third = await refine("What is 2+3?", judge=lambda answer: "5" in answer, conversation=reopened)
     for result, task, status in (
         (first, "What is my ship?", "passed"),
@@ -291,14 +291,14 @@ async def test_copies_of_a_conversation_are_not_part_of_the_workflow(
 ) -> None:
     """Forks, imported copies and conversations with the same tag are not listed as the workflow."""
     engine = connected(scripted({"say": "2"}))
-    for own in (None, await Conversation.create(store, engine, title="Mine")):
+    for own in (None, await Conversation.create(engine, store=store, title="Mine")):
         given: dict[str, Any] = {"conversation": own} if own else {"store": store, "engine": engine}
         result = await refine("Please guess.", judge=bool, **given)
-        lead = await Conversation.open(store, result.conversation, engine)
+        lead = await Conversation.open(engine, store=store, id=result.conversation)
         fork = await lead.fork(title="A fork")
         await fork.send("Hello")
         await Conversation.import_(store, await lead.export())
-        tagged = await Conversation.create(store, engine)
+        tagged = await Conversation.create(engine, store=store)
         await tagged.tag("workflow", f"workflow:{result.workflow}")
         (found,) = [each for each in await list_workflows(store) if each.id == result.workflow]
         assert found.title == lead.title
@@ -312,7 +312,7 @@ async def test_data_of_an_application_is_unchanged(
     """A conversation may have data under the name that workflows use."""
     engine = connected(scripted({"say": "2"}))
     for data in ({"workflow": "approval"}, {"workflow": {"stage": 1}}):
-        conversation = await Conversation.create(store, engine, data=data)
+        conversation = await Conversation.create(engine, store=store, data=data)
         result = await refine("Please guess.", judge=bool, conversation=conversation)
         row = await store.conversation(conversation.id)
         assert row.data["workflow"] == data["workflow"]

@@ -124,7 +124,7 @@ async def test_pipeline_can_be_part_of_a_conversation(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Steps of an existing conversation have its earlier messages as context."""
-    conversation = await Conversation.create(store, connected(scripted()))
+    conversation = await Conversation.create(connected(scripted()), store=store)
     await conversation.send("My ship is the Argo.")
     result = await steps([Step("ship", "What is my ship?")], conversation=conversation)
     assert result.value == "Your ship is the Argo."
@@ -145,7 +145,7 @@ async def test_finished_steps_are_read_from_the_store(
     )
     assert len(server.requests) == 3
     assert [each.value for each in repeated.steps] == [each.value for each in first.steps]
-    conversation = await Conversation.open(store, first.conversation, engine)
+    conversation = await Conversation.open(engine, store=store, id=first.conversation)
     with pytest.raises(InvalidWorkflow, match="is a steps workflow, not a refine workflow"):
         await refine("x", judge=bool, workflow=first.workflow, conversation=conversation)
 
@@ -153,7 +153,7 @@ async def test_finished_steps_are_read_from_the_store(
 async def test_an_id_belongs_to_one_kind_of_workflow(store: Store) -> None:
     """The id of a workflow is rejected for another kind, in a store and in a caller's conversation."""
     await steps([Step("a", "Hi")], store=store, engine="practice", workflow="w1")
-    async with await Conversation.create(store, "practice") as conversation:
+    async with await Conversation.create("practice", store=store) as conversation:
         places: list[Any] = [{"store": store, "engine": "practice"}, {"conversation": conversation}]
         for place in places:
             with pytest.raises(InvalidWorkflow, match="w1 is a steps workflow, not a refine"):

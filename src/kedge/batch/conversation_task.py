@@ -112,16 +112,17 @@ class BatchContext:
         engine = self._get_engine(line.model or self.work.model)
         fingerprint = self.work.fingerprint(line)
         data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}
-        conversation = await Conversation.open_or_create(
-            self.store,
-            name,
+        conversation = Conversation(
             engine,
+            store=self.store,
+            id=name,
             title=line.prompts[0][:80],
             tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
             data={BATCH_KEY: data},
             **settings,
         )
-        recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}
+        row = await conversation.require_row()
+        recorded: Mapping[str, Any] = row.data.get(BATCH_KEY) or {}
         if recorded.get("fingerprint") != fingerprint:
             raise KeyReused(CHANGED_LINE_ERROR)
         return conversation

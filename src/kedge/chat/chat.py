@@ -35,8 +35,8 @@ from kedge.engines import (
     unwrap,
 )
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
-from kedge.event_loops import AsyncResource
+from kedge.engines.sync import wrap_stream
+from kedge.event_loops import AsyncResource, SyncFacade, wrap_method
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -410,7 +410,6 @@ class SyncChat(SyncFacade[Chat]):
     stream_with_state = wrap_stream(Chat.stream_with_state)
     compact_pending = wrap_method(Chat.compact_pending)
     probe_and_plan = wrap_method(Chat.probe_and_plan)
-    close = wrap_method(Chat.aclose)
 
 
 def _build_turn(start: ChatState, added: Sequence[Block | str]) -> Turn:

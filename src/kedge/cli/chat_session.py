@@ -157,13 +157,13 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
         row, is_new = await store.create_titled(options.name, data=model_data(model))
     if row is None:
         conversation = await Conversation.create(
-            store, model, ttl=options.ttl, data=model_data(model), **settings
+            model, store=store, ttl=options.ttl, data=model_data(model), **settings
         )
     else:
         if options.ttl is not None:
             await store.update(row.id, ttl=options.ttl)
         try:
-            conversation = await Conversation.open(store, row.id, model, **settings)
+            conversation = await Conversation.open(model, store=store, id=row.id, **settings)
         except BaseException:
             if is_new:
                 await store.delete(row)
@@ -293,9 +293,9 @@ class ChatSession:
 
     async def aclose(self) -> None:
         """Close the engine; a conversation in which nothing was sent is not stored."""
-        await self.conversation.aclose()
         if self.is_saved and self.is_new and len(await self.conversation.tree()) == 1:
             await self.conversation.delete()
+        await self.conversation.aclose()
 
     async def _send(self, text: str) -> None:
         attached, self.attached = self.attached, []
@@ -389,7 +389,9 @@ class ChatSession:
         opened = use_store(self.chat_options.store, make=True, connects=True)
         self.store = await self._stack.enter_async_context(opened)
         (row,) = await self.store.import_(lines)
-        self.conversation = await Conversation.open(self.store, row.id, self.model, **self.settings)
+        self.conversation = await Conversation.open(
+            self.model, store=self.store, id=row.id, **self.settings
+        )
         self.is_saved, self.is_new = True, False
         await old.aclose()
 
@@ -428,12 +430,12 @@ class ChatSession:
             return f"current model: {mask_url(self.model)}"
         remember(model_references(model))
         old = self.conversation
-        self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
+        self.conversation = await Conversation.open(
+            model, store=self.store, id=old.id, **self.settings
+        )
         await old.aclose()
         self.model = model
-        await self.store.update_with(
-            self.conversation.row, lambda row: {"data": {**row.data, **model_data(model)}}
-        )
+        await self.conversation.update_with(lambda row: {"data": {**row.data, **model_data(model)}})
         return f"current model: {mask_url(model)}"
 
     async def help(self, _: str) -> str:

@@ -215,7 +215,7 @@ async def use_store(
         url = IN_MEMORY
     memory = store_practice_responses(url, make=make) if connects else nullcontext()
     with memory:
-        async with await open_store(url) as store:
+        async with open_store(url) as store:
             yield store
 
 

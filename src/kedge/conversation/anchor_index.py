@@ -20,33 +20,35 @@ from kedge.turns import Turn
 
 
 def with_stored_anchors(
-    store: Store, retention: float | None = None
+    store: Store, get_retention: Callable[[], float | None] = lambda: None
 ) -> Callable[[Engine], InnermostMiddleware]:
     """Find anchors by content, in the index of a store.
 
     Args:
         store: The store whose responses may be continued.
-        retention: Seconds for which the provider is assumed to store a response.
+        get_retention: Returns the seconds for which the provider is assumed to store a response.
 
     Returns:
         A middleware; it must be next to the engine.
     """
-    return lambda engine: _StoredAnchors(engine, store, retention)
+    return lambda engine: _StoredAnchors(engine, store, get_retention)
 
 
 class _StoredAnchors(InnermostMiddleware):
     name = "recall"
 
-    def __init__(self, inner: Engine, store: Store, retention: float | None) -> None:
+    def __init__(
+        self, inner: Engine, store: Store, get_retention: Callable[[], float | None]
+    ) -> None:
         super().__init__(inner)
-        self.store, self.retention = store, retention
+        self.store, self.get_retention = store, get_retention
         self.scope = getattr(unwrap(inner), "scope", "")
 
     async def prepare(self, turn: Turn, request: Request) -> Request:
         """Return the request with anchors from the index among its candidates."""
         if request.before_send is not None:
             await request.before_send(turn)
-        anchors = await find_anchors(self.store, turn, self.scope, self.retention)
+        anchors = await find_anchors(self.store, turn, self.scope, self.get_retention())
         candidates = (*request.candidates, *anchors)
         return replace(request, candidates=candidates, before_send=None)
 

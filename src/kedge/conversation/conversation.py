@@ -6,15 +6,17 @@ existing nodes remain. The head moves by compare-and-swap, so any number of proc
 conversation.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, get_args, overload
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation.anchor_index import add_candidates, needs_lookup, with_stored_anchors
-from kedge.conversation.checkpoint import Checkpoint, limit_retention
+from kedge.conversation.checkpoint import Checkpoint
+from kedge.conversation.lazy_conversation import Expected, LazyConversation
 from kedge.conversation.navigation import (
     ResumePoint,
     find_last_question,
@@ -32,6 +34,7 @@ from kedge.conversation.run import (
     ReplyEvents,
     TaskBuilder,
     TurnTask,
+    hold_queue,
 )
 from kedge.engines import (
     ContentFilters,
@@ -47,18 +50,16 @@ from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
-from kedge.event_loops import AsyncResource, SharedLock
-from kedge.frozen_dataclasses import replace_fields
-from kedge.middleware import with_middleware
+from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, UnknownSetting
+from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
 from kedge.store import ConversationRow, Hit, Node, RequestRecord, Store
-from kedge.store.records import NodeKind
+from kedge.store.open import share_store
+from kedge.store.records import NodeKind, new_row
 from kedge.store.search import SearchOrder
-from kedge.text.display import pluralize
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
@@ -68,253 +69,179 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_LOADED_BLOCKS = 2_000
-"""The maximum number of blocks that are loaded when a conversation is opened; more are loaded when needed."""
-
+MEMORY_URL = "sqlite://:memory:"
+SETTING_ADVICE = "instructions are system=…, the first messages blocks=[…], options of one request arguments of send()."
 
 Concurrency = Literal["conflict", "queue"]
-"""The behavior of a turn while another one of the same object runs."""
+"""The behavior of a turn while another one of the same conversation runs."""
 
 
 class ConversationSettings(StackSettings, total=False):
-    """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
+    """The keyword arguments of ``Conversation.open``: those that apply to the requests of one object."""
 
+    mode: Mode | None
+    retention: float | None
     price: CostFunction | None
     lease: float
     concurrent: Concurrency
 
 
-class Conversation(AsyncResource):
-    """A conversation in a store. Make one with ``create``, ``open``, ``open_or_create`` or ``fork``.
+class NewConversationSettings(ConversationSettings, total=False):
+    """The keyword arguments of ``Conversation.create``, in addition to ``store`` and ``id``."""
+
+    title: str
+    tags: Iterable[str]
+    blocks: Block | str | Iterable[Block | str]
+    ttl: float | None
+    data: Mapping[str, Any]
+
+
+class Conversation(LazyConversation):
+    """A conversation with a model, in a store or in memory.
+
+    The first use opens it, or creates it if the store does not have it: the first write creates it, and reading
+    never does. ``await conversation``, ``async with`` and ``with conversation.sync`` open it at once, and raise the
+    errors of the database there. ``async with`` and ``with`` close it at the end.
 
     Args:
-        store: The store of the conversation.
-        row: Its row in the store.
-        node: The node at its head.
-        turn: The Turn at that node.
-        engine: An engine or a model string.
-        system: Instructions that are sent with every request, or a function that returns them for a Turn.
-        tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
-        approve: A function that is called before each tool call and may deny it or change its arguments.
-        middleware: Middleware around the engine, the first one outermost.
-        compactor: Compacts the conversation when it becomes too long.
-        counter: A token counter for the compactor. Whether to compact is decided by the usage that the
-            server reported with its last answer, or by this counter if there is none.
-        resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
-            sent in full again.
-        repair: Whether to complete tool calls that have no result.
+        model: An engine or a model string. Only an engine that is made from a model string is closed with the
+            conversation.
+        store: The store, its address, or the path of a file; by default the conversation is in memory. A store that
+            is opened by its address is shared by the conversations of this process, and closed with the last one.
+        id: Its id, to open it again later. Without one, every run of a program starts a new conversation.
+        title: The title of a new conversation. This and the next four have no effect on one that exists.
+        tags: The tags of a new conversation.
+        blocks: The block or blocks that a new conversation begins with; text is a user block.
+        ttl: Seconds after its last change at which a new conversation expires; see ``Store.delete_expired``.
+        data: Further data to store with a new conversation.
+        mode: The mode of the requests of this object; ``"stateless"`` stores nothing with the provider. A new
+            conversation retains it.
+        retention: Seconds for which the provider is assumed to store a response, likewise.
         price: A function that computes the cost of a response, instead of the current prices (``kedge.prices``).
-        lease: Seconds after which another process may run a turn with an idempotency key if its process
-            does not renew the claim.
-        concurrent: The behavior of a turn while another one of this object runs: ``"conflict"`` starts at once, and
-            the one that ends last raises ``HeadConflict``; ``"queue"`` waits and continues from its answer.
+        lease: Seconds after which another process may run a turn with an idempotency key, or the next one in the
+            queue, if the process of a turn does not renew its claim.
+        concurrent: The behavior of a turn while another one of this conversation runs, in any process:
+            ``"conflict"`` starts at once, and the one that ends last raises ``HeadConflict``; ``"queue"`` waits and
+            continues from its answer.
+        **stack: The settings of the middleware around the engine, see ``StackSettings``: ``system``, ``tools``,
+            ``approve``, ``middleware``, ``compactor``, ``counter``, ``resend_limit`` and ``repair``.
 
     Raises:
-        InvalidSetting: A setting has an invalid value.
+        CannotConnect: The model string is wrong, or its key is missing.
+        CannotOpenStore: The address of the store is wrong, or its folder does not exist.
+        InvalidSetting: A setting has an invalid value; ``UnknownSetting`` if there is none of this name.
+        InvalidTurn: A value in ``blocks`` is not a block.
+
+    Example:
+        ```python
+        with Conversation("openai:gpt-5.1", store="agent.db", id="ada").sync as chat:
+            print(chat.send("What is 2+3?").text)
+        ```
     """
 
     def __init__(
         self,
-        store: Store,
-        row: ConversationRow,
-        node: Node,
-        turn: Turn,
-        engine: Engine | str,
+        model: Engine | str,
         *,
+        store: Store | str | os.PathLike[str] | None = None,
+        id: str | None = None,  # noqa: A002 - the name in the public contract
+        title: str = "",
+        tags: Iterable[str] = (),
+        blocks: Block | str | Iterable[Block | str] = (),
+        ttl: float | None = None,
+        data: Mapping[str, Any] = EMPTY,
+        mode: Mode | None = None,
+        retention: float | None = None,
         price: CostFunction | None = None,
         lease: float = DEFAULT_LEASE,
         concurrent: Concurrency = "conflict",
         **stack: Unpack[StackSettings],
     ) -> None:
-        self.store = store
-        self.row = row
-        self._turn: Turn | None = turn
-        """The Turn at the node; None until a long conversation needs it."""
-        self._node = node
-        self._undone: tuple[Node, ...] = ()
-        """The heads before each ``undo`` since the last other change; the newest last."""
-        self._base_engine = connect(engine) if isinstance(engine, str) else engine
-        anchors = with_stored_anchors(store, row.retention)
-        self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
-        self._inner_engine = unwrap(self.engine)
-        self.price = price
-        self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
+        for name in stack.keys() - StackSettings.__optional_keys__:
+            names = {"store", "id", *NewConversationSettings.__optional_keys__}
+            raise UnknownSetting(name, names, "a conversation", SETTING_ADVICE)
         if concurrent not in get_args(Concurrency):
             choices = ", ".join(get_args(Concurrency))
             raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")
-        self._queue = SharedLock() if concurrent == "queue" else None
-
-    @classmethod
-    async def create(
-        cls,
-        store: Store,
-        engine: Engine | str,
-        *,
-        title: str = "",
-        tags: Iterable[str] = (),
-        blocks: Block | str | Iterable[Block | str] = (),
-        mode: Mode | None = None,
-        retention: float | None = None,
-        ttl: float | None = None,
-        data: Mapping[str, Any] = EMPTY,
-        id: str = "",  # noqa: A002 - the name in the public contract
-        **settings: Unpack[ConversationSettings],
-    ) -> Self:
-        """Create a conversation.
-
-        Args:
-            store: The store to create it in.
-            engine: An engine or a model string.
-            title: Its title.
-            tags: Its tags.
-            blocks: The block or blocks that it starts with; text is a user block.
-            mode: The mode of its requests; ``"stateless"`` stores nothing with the provider.
-            retention: Seconds for which the provider is assumed to store a response.
-            ttl: Seconds after its last change at which it expires; see ``Store.delete_expired``.
-            data: Further data to store with it.
-            id: Its id; generated if empty.
-            **settings: The keyword arguments of ``Conversation``.
-
-        Returns:
-            The conversation, at its head.
-
-        Raises:
-            InvalidSetting: The mode, the retention or another setting has an invalid value, or a conversation
-                with this id exists.
-            TypeError: There is no setting with this name.
-            InvalidTurn: A value in ``blocks`` is not a block.
-            Blocked: A guard rejects one of the blocks.
-        """
-        _check_arguments(store, settings)
-        engine = connect(engine) if isinstance(engine, str) else engine
-        guarded = with_middleware(engine, *settings.get("middleware", ()))
-        messages = [blocks] if isinstance(blocks, str | Block) else blocks
-        row = await store.create(
-            title,
-            tags=tags,
-            mode=mode,
-            retention=retention,
-            ttl=ttl,
-            data=data,
-            id=id,
-            blocks=_filter_blocks(guarded, Turn(map(_as_block, messages))),
+        _check_id(id, ttl, has_store=store is not None)
+        new = new_row(
+            title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id or ""
         )
-        try:
-            return await cls._load(store, row, engine, settings)
-        except InvalidSetting:  # the constructor checks the settings and requires the row
-            await store.delete(row)
-            raise
+        self._given_blocks = _as_blocks(blocks)
+        self.price = price
+        self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
+        self._is_queued = concurrent == "queue"
+        self._base_engine = _to_engine(model)
+        opened = (
+            None
+            if isinstance(store, Store)
+            else share_store(MEMORY_URL if store is None else store)
+        )
+        owned: list[SharedResource[Any]] = [opened] if opened else []
+        if isinstance(model, str):
+            owned.append(SharedResource(self._base_engine))
+        found = opened.resource if opened else cast("Store", store)
+        super().__init__(found, new, "any", owned)
+        anchors = with_stored_anchors(self.store, lambda: self.row.retention)
+        self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
+        self._inner_engine = unwrap(self.engine)
 
     @classmethod
-    async def open(
+    def create(
         cls,
-        store: Store,
-        id: str,  # noqa: A002 - the name in the public contract
-        engine: Engine | str,
-        **settings: Unpack[ConversationSettings],
-    ) -> Self:
-        """Open a conversation at its head.
-
-        Args:
-            store: The store of the conversation.
-            id: Its id.
-            engine: An engine or a model string.
-            **settings: The keyword arguments of ``Conversation``.
-
-        Returns:
-            The conversation, at its head.
-
-        Raises:
-            NotInStore: The store has no conversation with this id.
-            TypeError: There is no setting with this name.
-        """
-        _check_arguments(store, settings)
-        return await cls._load(store, await store.conversation(id), engine, settings)
-
-    @classmethod
-    async def open_or_create(
-        cls,
-        store: Store,
-        id: str,  # noqa: A002 - the name in the public contract
-        engine: Engine | str,
+        model: Engine | str,
         *,
-        title: str = "",
-        tags: Iterable[str] = (),
-        blocks: Block | str | Iterable[Block | str] = (),
-        mode: Mode | None = None,
-        retention: float | None = None,
-        ttl: float | None = None,
-        data: Mapping[str, Any] = EMPTY,
-        **settings: Unpack[ConversationSettings],
+        store: Store | str | os.PathLike[str] | None = None,
+        id: str | None = None,  # noqa: A002 - the name in the public contract
+        **settings: Unpack[NewConversationSettings],
     ) -> Self:
-        """Open a conversation, or create it if the store does not have it.
-
-        Several tasks and processes may do this at the same time: one of them creates the conversation, the others
-        open it. The arguments from ``title`` to ``data`` are those of ``create`` and have no effect on a
-        conversation that exists.
+        """Return a conversation that its first use creates, also if that is ``await``.
 
         Args:
-            store: The store of the conversation.
-            id: Its id, for example that of a session.
-            engine: An engine or a model string.
-            title: The title of a new conversation.
-            tags: Its tags.
-            blocks: The block or blocks that it starts with.
-            mode: The mode of its requests.
-            retention: Seconds for which the provider is assumed to store a response.
-            ttl: Seconds after its last change at which it expires.
-            data: Further data to store with it.
-            **settings: The keyword arguments of ``Conversation``.
-
-        Returns:
-            The conversation, at its head.
+            model: An engine or a model string.
+            store: The store, its address, or the path of a file.
+            id: Its id; generated by default.
+            **settings: The other keyword arguments of ``Conversation``.
 
         Raises:
-            InvalidSetting: The id or a setting has an invalid value.
-            TypeError: There is no setting with this name.
-            Blocked: A guard rejects one of the blocks.
+            InvalidSetting: A setting has an invalid value. When it is opened: there is a conversation with this id.
+            Blocked: When it is opened: a guard rejects one of the blocks.
         """
-        if not id:
-            raise InvalidSetting("the id is empty, so the conversation could not be opened again")
-        with suppress(NotInStore):
-            return await cls.open(store, id, engine, **settings)
-        try:
-            return await cls.create(
-                store,
-                engine,
-                title=title,
-                tags=tags,
-                blocks=blocks,
-                mode=mode,
-                retention=retention,
-                ttl=ttl,
-                data=data,
-                id=id,
-                **settings,
-            )
-        except InvalidSetting:
-            with suppress(NotInStore):  # unless another process created it meanwhile
-                return await cls.open(store, id, engine, **settings)
-            raise
+        return cls(model, store=store, id=id, **settings)._expect("new")  # noqa: SLF001
 
     @classmethod
-    async def _load(
+    def open(
         cls,
-        store: Store,
-        row: ConversationRow,
-        engine: Engine | str,
-        settings: ConversationSettings,
+        model: Engine | str,
+        *,
+        store: Store | str | os.PathLike[str],
+        id: str,  # noqa: A002 - the name in the public contract
+        **settings: Unpack[ConversationSettings],
     ) -> Self:
-        loaded = await store.load_short(row, MAX_LOADED_BLOCKS)
-        if isinstance(loaded, Node):
-            conversation = cls(store, row, loaded, Turn(id=row.id), engine, **settings)
-            conversation._turn = None
-        else:
-            conversation = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
-        inner = conversation._inner_engine
-        if isinstance(inner, ResponsesEngine):
-            await inner.memory.attach(store, inner.model)
-        return conversation
+        """Return a conversation that must exist when it is opened.
+
+        Args:
+            model: An engine or a model string.
+            store: The store, its address, or the path of a file.
+            id: Its id.
+            **settings: The keyword arguments of ``Conversation`` that do not describe a new conversation.
+
+        Raises:
+            NotInStore: When it is opened: the store has no conversation with this id.
+        """
+        return cls(model, store=store, id=id, **settings)._expect("existing")  # noqa: SLF001
+
+    def _expect(self, expected: Expected) -> Self:
+        self._expected = expected
+        return self
+
+    def _first_blocks(self) -> tuple[Block, ...]:
+        return _filter_blocks(self.engine, self._given_blocks)
+
+    async def _load(self) -> None:
+        if isinstance(self._inner_engine, ResponsesEngine):
+            await self._inner_engine.memory.attach(self.store, self._inner_engine.model)
+        await super()._load()
 
     @staticmethod
     async def list(
@@ -399,37 +326,6 @@ class Conversation(AsyncResource):
 
         return SyncConversation(self)
 
-    @property
-    def turn(self) -> Turn:
-        """The conversation up to the last known head.
-
-        A conversation of more than 2,000 blocks is opened without them. They are loaded by the first method that
-        needs them, or by this property, which blocks the calling thread while it reads the store.
-        """
-        if self._turn is None:
-            self._turn = self.store.load_sync(self.row, self.head).turn(self.id)
-        return self._turn
-
-    @property
-    def id(self) -> str:
-        """The id of the conversation, which never changes."""
-        return self.row.id
-
-    @property
-    def title(self) -> str:
-        """Its title."""
-        return self.row.title
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Its tags."""
-        return self.row.tags
-
-    @property
-    def head(self) -> int:
-        """The id of the last known head."""
-        return self._node.id
-
     # Sending
 
     @overload
@@ -437,7 +333,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         output: None = None,
         **options: Any,
     ) -> Reply[None]: ...
@@ -446,7 +342,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         output: type[T] | OutputSchema[T],
         **options: Any,
     ) -> Reply[T]: ...
@@ -455,7 +351,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         output: Any,
         **options: Any,
     ) -> Reply[Any]: ...
@@ -463,7 +359,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         output: Any = None,
         **options: Any,
     ) -> Reply[Any]:
@@ -473,7 +369,8 @@ class Conversation(AsyncResource):
             *messages: Blocks or texts.
             key: An idempotency key: the same request with the same key runs once, in any process; later
                 calls return the stored reply.
-            at: The node to continue from instead of the head; the head moves there with the answer.
+            at: The node, the id of a response, or the id of a block to continue from instead of the head; the head
+                moves there with the answer.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             **options: The options of an engine's ``run``, such as ``model``.
 
@@ -498,7 +395,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         keep: int | None = None,
         output: None = None,
         **options: Any,
@@ -508,7 +405,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         keep: int | None = None,
         output: type[T] | OutputSchema[T],
         **options: Any,
@@ -518,7 +415,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         keep: int | None = None,
         output: Any,
         **options: Any,
@@ -527,7 +424,7 @@ class Conversation(AsyncResource):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | None = None,
+        at: int | str | None = None,
         keep: int | None = None,
         output: Any = None,
         **options: Any,
@@ -582,7 +479,8 @@ class Conversation(AsyncResource):
 
         A run may be interrupted by an error, a cancellation or a crash, while the model answers or a tool runs.
         """
-        return await self.store.pending(self.row)
+        row = await self._find_row()
+        return await self.store.pending(row) if row else ()
 
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:
         """Add blocks without a request.
@@ -637,19 +535,27 @@ class Conversation(AsyncResource):
 
     async def refresh(self) -> Self:
         """Continue from the current head in the store, and return this conversation."""
-        self.row = await self.store.conversation(self.row)
+        await self._open()
         self._undone = ()
-        if self.row.head != self.head:
-            await self._continue_at(await self.store.node(self.row, self.row.head))
+        if not self.row.number:
+            if found := await self._find():
+                await self._adopt(found)
+            return self
+        row = await self.store.conversation(self.row)
+        if row.head != self.head:
+            await self._continue_at(await self.store.node(row, row.head))
+        self._set_row(row)
         return self
 
     async def tree(self) -> Sequence[Node]:
         """Return every node of the conversation's tree in order, including those of its forks."""
-        return await self.store.tree(self.row)
+        row = await self._find_row()
+        return await self.store.tree(row) if row else ()
 
     async def path(self) -> Sequence[Node]:
         """Return the nodes from the root to the head."""
-        return await self.store.path(self.row, self.head)
+        row = await self._find_row()
+        return await self.store.path(row, self.head) if row else ()
 
     async def diff(self, other: "Conversation | int | str") -> TurnDiff:
         """Return how another conversation or branch differs from this one.
@@ -701,8 +607,8 @@ class Conversation(AsyncResource):
         Raises:
             NotInStore: This conversation has no such node, response or block.
         """
-        at = self.head if at is None else at
-        node, length = await self._find_position(at)
+        await self.require_row()
+        node, length = await self._find_position(self.head if at is None else at)
         row = await self.store.fork(self.row, node.id, title or self.title)
         forked = self._clone(row, node, None)
         if self._turn is not None:
@@ -718,6 +624,7 @@ class Conversation(AsyncResource):
             NotInStore: There is nothing to undo.
             HeadConflict: Another process moved the head.
         """
+        await self._open()
         undone = (*self._undone, self._node)
         await self._move_to(await find_undo_target(self.store, self.row, self.head))
         self._undone = undone
@@ -733,6 +640,7 @@ class Conversation(AsyncResource):
             NotInStore: There is nothing to redo.
             HeadConflict: Another process moved the head.
         """
+        await self._open()
         if self._undone:
             *undone, target = self._undone
         else:
@@ -857,6 +765,7 @@ class Conversation(AsyncResource):
         Returns:
             The new node.
         """
+        await self._open()
         if isinstance(other, int):
             loaded = await self.store.load(self.row, other)
             shared = (await self.store.differences(self.row, self.head, other)).shared
@@ -867,7 +776,8 @@ class Conversation(AsyncResource):
         filters = ContentFilters(find_filters(self.engine))
         turn = filters.apply_to_turn(turn, ("input",))
         request = turn.append(user(ask, origin="merge_summary_of"))
-        async with self._base_engine.stream(request, streaming=False) as stream:
+        mode = self.row.mode
+        async with self._base_engine.stream(request, streaming=False, mode=mode) as stream:
             await stream.finish()
         text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()
         summary = build_summary_block(text, turn.blocks[shared:])
@@ -877,23 +787,23 @@ class Conversation(AsyncResource):
 
     async def rename(self, title: str) -> None:
         """Change the title."""
-        self.row = self._with_head(await self.store.update(self.row, title=title))
+        await self.update_with(lambda _: {"title": title})
 
     async def tag(self, *tags: str) -> None:
         """Add tags."""
-        row = await self.store.update_with(self.row, lambda row: {"tags": (*row.tags, *tags)})
-        self.row = self._with_head(row)
+        await self.update_with(lambda row: {"tags": (*row.tags, *tags)})
 
     async def untag(self, *tags: str) -> None:
         """Remove tags."""
-        row = await self.store.update_with(
-            self.row, lambda row: {"tags": [tag for tag in row.tags if tag not in tags]}
-        )
-        self.row = self._with_head(row)
+        await self.update_with(lambda row: {"tags": [tag for tag in row.tags if tag not in tags]})
 
     async def archive(self, archived: bool = True) -> None:
         """Archive the conversation, or restore it with ``archived=False``."""
-        self.row = self._with_head(await self.store.update(self.row, archived=archived))
+        await self.update_with(lambda _: {"archived": archived})
+
+    async def update_with(self, compute: Callable[[ConversationRow], Mapping[str, Any]]) -> None:
+        """Change members of the conversation that depend on their present values; see ``Store.update_with``."""
+        self._set_row(await self.store.update_with(await self.require_row(), compute))
 
     async def delete(self) -> None:
         """Delete the conversation and all blocks that no other conversation uses; this cannot be undone.
@@ -901,27 +811,26 @@ class Conversation(AsyncResource):
         Its conversation objects are deleted at the server of the engine, as far as Kedge made them and no other stored
         conversation continues them. What the server does not delete within 10 seconds is left for ``kedge gc``.
         """
+        await self._open()
         await self.store.delete(self.row)
         await delete_unused_objects(self.engine, self.store)
 
     async def export(self) -> str:
         """Return the complete conversation as lines of JSON, for ``import_``."""
+        await self._open()
         return await self.store.export(self.row)
 
     async def responses(self) -> Sequence[RequestRecord]:
         """Return every response of this conversation, in order."""
-        return await self.store.responses(self.row)
-
-    async def aclose(self) -> None:
-        """Close the engine's connections; the store remains open."""
-        await self.engine.aclose()
-
-    def __repr__(self) -> str:
-        return (
-            f"<Conversation {self.id} at node {self.head}, {pluralize(self._node.length, 'block')}>"
-        )
+        row = await self._find_row()
+        return await self.store.responses(row) if row else ()
 
     # Implementation
+
+    async def _find_row(self) -> ConversationRow | None:
+        """Return the row in the store, if the conversation is there."""
+        await self._open()
+        return self.row if self.row.number else None
 
     def _open_stream(
         self, run: Callable[[dict[str, Any]], ReplyEvents], output: Any, options: dict[str, Any]
@@ -930,17 +839,18 @@ class Conversation(AsyncResource):
         schema = None if output is None else to_output_schema(output)
         options = {**options, "output": schema} if schema else options
         open_events = partial(run, options)
-        if self._queue:
-            open_events = partial(self._wait_in_queue, self._queue, open_events)
+        if self._is_queued:
+            open_events = partial(self._wait_in_queue, open_events)
         return ConversationStream(open_events, schema)
 
-    async def _wait_in_queue(
-        self, queue: SharedLock, open_events: Callable[[], ReplyEvents]
-    ) -> ReplyEvents:
-        """Run a turn after the earlier turns of this object."""
-        async with queue.acquire(), aclosing(open_events()) as events:
-            async for event in events:
-                yield event
+    async def _wait_in_queue(self, open_events: Callable[[], ReplyEvents]) -> ReplyEvents:
+        """Run a turn after the earlier turns of this conversation, from their answer."""
+        row = await self.require_row()
+        async with self.store.get_queue(row.id).acquire(), hold_queue(self.store, row, self.lease):
+            await self._follow_head()
+            async with aclosing(open_events()) as events:
+                async for event in events:
+                    yield event
 
     def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
         run = ConversationRun(
@@ -948,15 +858,23 @@ class Conversation(AsyncResource):
             build_task,
             options,
             price=self.price,
-            on_finish=self._set_position,
+            on_finish=self._finish_at,
         )
         return run.events()
 
+    def _finish_at(self, node: Node, turn: Turn) -> Turn:
+        self._set_position(node, turn)
+        return self.turn
+
     async def _build_task(
-        self, blocks: Sequence[Block], at: int | None, keep: int | None, key: str
+        self, blocks: Sequence[Block], at: int | str | None, keep: int | None, key: str
     ) -> TurnTask:
+        row = await self.require_row()
+        if isinstance(at, str):
+            node, length = await self._find_position(at)
+            at, keep = node.id, length if keep is None else keep
         checkpoint = Checkpoint(
-            self.store, self.row, *await self._load_turn(self.head if at is None else at)
+            self.store, row, *await self._load_turn(self.head if at is None else at)
         )
         before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
         return TurnTask(checkpoint, before.append(*blocks), self.head, key)
@@ -969,7 +887,7 @@ class Conversation(AsyncResource):
         options: dict[str, Any],
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
-        request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
+        request = ClaimRequest(self.store, await self.require_row(), key, new_id("run"), self.lease)
         model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
         claim = await request.acquire(blocks, {**options, "model": model})
         schema = options.get("output")
@@ -991,6 +909,7 @@ class Conversation(AsyncResource):
     async def _resume(
         self, node: int | None, restart: bool, schema: OutputSchema[Any] | None
     ) -> TurnTask | Reply[Any]:
+        await self._open()
         point = await find_resume_point(self.store, self.row, node)
         if restart and node is not None:
             point = ResumePoint(await self.store.node(self.row, node), done=False)
@@ -1082,6 +1001,7 @@ class Conversation(AsyncResource):
 
     async def _change_turn(self, change: Callable[[Turn], Turn], kind: NodeKind = "edited") -> Node:
         """Store a change of the Turn as a new node, and move the head to it."""
+        await self.require_row()
         before = await self._require_turn()
         turn = change(before)
         checkpoint = Checkpoint(self.store, self.row, self._node, before)
@@ -1095,18 +1015,18 @@ class Conversation(AsyncResource):
 
     async def _continue_at(self, node: Node) -> None:
         """Continue from a node, without loading a Turn that is not loaded yet."""
-        if self._turn is None:
-            self._node, self.row, self._undone = node, replace(self.row, head=node.id), ()
-        else:
-            self._set_position(*await self._load_turn(node.id))
+        turn = None if self._turn is None else (await self._load_turn(node.id))[1]
+        self._set_position(node, turn)
 
     async def _find_position(self, at: int | str) -> tuple[Node, int]:
         """Return the node for a node number, response id or block id, and the number of its blocks to use."""
+        await self._open()
         blocks = (await self._require_turn()).blocks if isinstance(at, str) else ()
         return await find_position(self.store, self.row, blocks, at)
 
     async def _require_turn(self) -> Turn:
         """Return the Turn at the head, loading it if necessary."""
+        await self._open()
         while self._turn is None:
             node = self._node
             loaded = await self.store.load(self.row, node.id)
@@ -1121,38 +1041,43 @@ class Conversation(AsyncResource):
             return self._node, turn
         return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
 
-    def _set_position(self, node: Node, turn: Turn) -> Turn:
-        """Continue from a node, and return the Turn with the conversation's retention applied."""
-        self._node, self._turn = node, limit_retention(turn, self.row.retention)
-        self.row = replace_fields(self.row, head=node.id)
-        self._undone = ()
-        return self._turn
-
-    def _with_head(self, row: ConversationRow) -> ConversationRow:
-        """Return the current row with the known head, at which the Turn of this object ends."""
-        return replace(row, head=self.head)
-
     def _clone(self, row: ConversationRow, node: Node, turn: Turn | None) -> Self:
-        """Return another conversation with the same engine."""
+        """Return another conversation with the same engine and store."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.row, other._turn, other._node, other._undone = row, turn, node, ()
-        other._queue = SharedLock() if self._queue else None
+        other._new, other._row = row, self._apply_settings(row)
+        other._turn, other._node, other._undone, other._is_new = turn, node, (), True
+        other._opening = SharedLock()
+        for each in self._owned:
+            each.add_user()
         return other
 
 
-def _check_arguments(store: object, settings: Mapping[str, Any]) -> None:
-    if isinstance(store, str):
+def _to_engine(model: object) -> Engine:
+    if isinstance(model, Store):
         raise InvalidSetting(
-            "the first argument must be a store, not str: "
-            'await kedge.open_store("sqlite:///chat.db")'
+            'the first argument is the model, and the store is store=…: Conversation("openai:gpt-5.1", store=store)'
         )
-    names = ConversationSettings.__optional_keys__
-    for name in settings.keys() - names:
-        raise TypeError(
-            f"a conversation has no setting {name!r}; instructions are system=…, the first messages "
-            f"blocks=[…], options of single requests arguments of send(). Settings: {', '.join(sorted(names))}"
+    if not isinstance(model, Engine | str):
+        raise InvalidSetting(
+            f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {type(model).__name__}"
         )
+    return connect(model) if isinstance(model, str) else model
+
+
+def _check_id(id: object, ttl: object, *, has_store: bool) -> None:  # noqa: A002
+    """Reject an id that cannot be opened again, and settings that need a store."""
+    if id is not None and not isinstance(id, str):
+        raise InvalidSetting(f"id must be text, not {type(id).__name__}; write id=str(…)")
+    if id == "":
+        raise InvalidSetting(
+            "the id is empty, so the conversation could not be opened again; leave id= out for a new one"
+        )
+    for name, value in {"id": id, "ttl": ttl}.items():
+        if value is not None and not has_store:
+            raise InvalidSetting(
+                f'{name}= needs store=: a conversation in memory ends with this program; write store="chat.db"'
+            )
 
 
 def _has_answer(turn: Turn) -> bool:
@@ -1161,6 +1086,11 @@ def _has_answer(turn: Turn) -> bool:
 
 def _as_block(message: Block | str) -> Block:
     return user(message) if isinstance(message, str) else message
+
+
+def _as_blocks(messages: Block | str | Iterable[Block | str]) -> tuple[Block, ...]:
+    listed = [messages] if isinstance(messages, str | Block) else messages
+    return Turn(map(_as_block, listed)).blocks  # which checks them
 
 
 def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ response is ``cancelled``: it is not an anchor, and is sent again only by a mess
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Strea
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
 from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
+from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -39,7 +40,7 @@ from kedge.observe import bind_fields, get_logger
 from kedge.planning import find_problems, find_running
 from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
-from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
+from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
 
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
@@ -59,6 +60,8 @@ ANSWER_NOT_STORED = (
 )
 SAVE_PAUSES = (0.1, 1.0)
 """Seconds before each further attempt to store an answer, if the store is busy or unreachable."""
+QUEUE_KEY = ""
+"""The key of the claim of the running turn of a queue; keys of callers are not empty."""
 POLL_INTERVALS = (0.02, 0.5)
 """Seconds between polls for a turn that another process is running: the first delay, and the maximum."""
 
@@ -167,7 +170,7 @@ class ConversationRun:
             async with stream:
                 async for event in stream:
                     if isinstance(event, TurnFinished):
-                        reply = await _complete(self._finish(stream))
+                        reply = await run_to_end(self._finish(stream))
                         yield TurnFinished(reply.turn)
                         yield reply
                         return
@@ -208,7 +211,7 @@ class ConversationRun:
 
     async def _handle_event(self, event: Event) -> None:
         if isinstance(event, AttemptFailed | Healed):
-            await _complete(self._save_retried())
+            await run_to_end(self._save_retried())
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
@@ -228,7 +231,7 @@ class ConversationRun:
                 self.output = event.value
             case _:
                 if self.pending_answer:
-                    await _complete(self._save_answer())
+                    await run_to_end(self._save_answer())
         if isinstance(event, RequestPlanned):
             self.partial_text = []
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
@@ -370,35 +373,6 @@ class ConversationRun:
         await checkpoint.save(turn, "failed", response=row, telemetry=accounts)
 
 
-async def _complete(work: Coroutine[Any, Any, T]) -> T:
-    """Run work to its end, also if the caller is cancelled meanwhile.
-
-    A cancelled write may be dropped or be under way already. After this the caller knows what is stored.
-    """
-    # Awaiting a future that the task sets takes fewer iterations of the event loop than `asyncio.shield`.
-    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(_report(work, outcome))
-    try:
-        return await outcome
-    except asyncio.CancelledError:
-        with anyio.CancelScope(shield=True):
-            await asyncio.gather(task, return_exceptions=True)
-        raise
-
-
-async def _report(work: Coroutine[Any, Any, T], outcome: asyncio.Future[T]) -> None:
-    """Run work, and set its result or its error, unless the caller was cancelled."""
-    try:
-        result = await work
-    except BaseException as error:
-        if outcome.done():
-            raise
-        outcome.set_exception(error)
-    else:
-        if not outcome.done():
-            outcome.set_result(result)
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """An idempotency key of a conversation, and the owner that claims it."""
@@ -422,9 +396,9 @@ class ClaimRequest:
                 self.row, self.key, request_hash=request_hash, owner=self.owner, lease=self.lease
             )
             try:
-                claim = await _complete(acquired)
+                claim = await run_to_end(acquired)
             except anyio.get_cancelled_exc_class():
-                await self._release()
+                await self.release()
                 raise
             if claim.is_owner or claim.answer:
                 return claim
@@ -438,14 +412,15 @@ class ClaimRequest:
         try:
             yield
         except BaseException:
-            await self._release()
+            await self.release()
             raise
         finally:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
 
-    async def _release(self) -> None:
+    async def release(self) -> None:
+        """End the claim, so that another process may acquire it."""
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await self.store.renew(self.row, self.key, owner=self.owner, lease=0)
 
@@ -456,6 +431,18 @@ class ClaimRequest:
                 StoreError
             ):  # the next renewal is before the claim expires, and may succeed
                 await self.store.renew(self.row, self.key, owner=self.owner, lease=self.lease)
+
+
+@asynccontextmanager
+async def hold_queue(store: Store, row: ConversationRow, lease: float) -> AsyncGenerator[None]:
+    """Wait until no other process runs a turn of this conversation from its queue, and run one."""
+    request = ClaimRequest(store, row, QUEUE_KEY, new_id("run"), lease)
+    await request.acquire((), {})
+    try:
+        async with request.maintain():
+            yield
+    finally:
+        await request.release()
 
 
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})

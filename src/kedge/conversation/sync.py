@@ -1,14 +1,19 @@
 """The methods of a conversation for sync code."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from kedge.conversation.conversation import Conversation
-from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
+from kedge.engines import Engine
+from kedge.engines.sync import wrap_stream
+from kedge.event_loops import SyncFacade, run_sync, wrap_method, wrap_navigation
+from kedge.planning import RequestPlan
+from kedge.store import ConversationRow, Store
+from kedge.turns import Block, Turn
 
 
 class SyncConversation(SyncFacade[Conversation]):
-    """The async methods of ``Conversation`` for sync code; see ``Conversation.sync``.
-
-    Members that are not async, such as ``title``, ``turn`` and ``plan``, are used on the conversation itself.
-    """
+    """The methods and properties of ``Conversation`` for sync code, which open it; see ``Conversation.sync``."""
 
     send = wrap_method(Conversation.send)
     stream = wrap_stream(Conversation.stream)
@@ -20,14 +25,14 @@ class SyncConversation(SyncFacade[Conversation]):
     append = wrap_method(Conversation.append)
     probe_and_plan = wrap_method(Conversation.probe_and_plan)
 
-    refresh = wrap_method(Conversation.refresh)
+    refresh = wrap_navigation(Conversation.refresh)
     tree = wrap_method(Conversation.tree)
     path = wrap_method(Conversation.path)
     diff = wrap_method(Conversation.diff)
-    goto = wrap_method(Conversation.goto)
-    fork = wrap_method(Conversation.fork)
-    undo = wrap_method(Conversation.undo)
-    redo = wrap_method(Conversation.redo)
+    goto = wrap_navigation(Conversation.goto)
+    fork = wrap_navigation(Conversation.fork)
+    undo = wrap_navigation(Conversation.undo)
+    redo = wrap_navigation(Conversation.redo)
 
     insert = wrap_method(Conversation.insert)
     remove = wrap_method(Conversation.remove)
@@ -40,7 +45,62 @@ class SyncConversation(SyncFacade[Conversation]):
     tag = wrap_method(Conversation.tag)
     untag = wrap_method(Conversation.untag)
     archive = wrap_method(Conversation.archive)
+    update_with = wrap_method(Conversation.update_with)
     delete = wrap_method(Conversation.delete)
     export = wrap_method(Conversation.export)
     responses = wrap_method(Conversation.responses)
-    close = wrap_method(Conversation.aclose)
+    require_row = wrap_method(Conversation.require_row)
+
+    def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
+        """Return the plan of the request that ``send`` would send; see ``Conversation.plan``."""
+        return self._open().plan(*messages, **options)
+
+    @property
+    def id(self) -> str:
+        """The id of the conversation."""
+        return self._target.id
+
+    @property
+    def store(self) -> Store:
+        """Its store."""
+        return self._target.store
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine, with the middleware."""
+        return self._target.engine
+
+    @property
+    def row(self) -> ConversationRow:
+        """Its row in the store."""
+        return self._open().row
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the store did not have the conversation when this object opened it."""
+        return self._open().is_new
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        return self._open().title
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """Its tags."""
+        return self._open().tags
+
+    @property
+    def head(self) -> int:
+        """The id of the last known head."""
+        return self._open().head
+
+    @property
+    def turn(self) -> Turn:
+        """The conversation up to the last known head."""
+        return self._open().turn
+
+    def _open(self) -> Conversation:
+        if not self._target.is_open:
+            run_sync(self._target.__aenter__())
+        return self._target

@@ -450,7 +450,7 @@ class Engine(AsyncResource, ABC):
         options.setdefault("streaming", False)
         async with self.stream(turn, output=output, **options) as stream:
             await stream.finish()
-        return stream.build_reply(Reply, text=stream.text, turn=stream.turn)
+        return stream.reply
 
     async def poll(self, turn: Turn, **options: Any) -> Turn:
         """Wait for a response that the server generates in the background, and return the Turn with it.

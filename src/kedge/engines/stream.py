@@ -246,6 +246,11 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         return kind(**{**facts, **members})
 
     @property
+    def reply(self) -> Reply[OutputT]:
+        """The reply; available once the stream has ended."""
+        return self.build_reply(Reply, text=self.text, turn=self.turn)
+
+    @property
     def text(self) -> str:
         """The text of the answer; available once the stream has ended."""
         return answer_text(self.turn, self._sent_turn)

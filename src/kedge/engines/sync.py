@@ -1,13 +1,7 @@
-"""Sync versions of async methods, on the background loop of the process.
-
-A facade lists the methods of a class; each has the signature and the docstring of its async method:
-
-    class SyncEngine(SyncFacade["Engine"]):
-        run = wrap_method(Engine.run)
-"""
+"""Sync versions of the streams and methods of engines."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
@@ -15,46 +9,23 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kedge.engines.base import Engine
 from kedge.engines.stream import RunStream
-from kedge.event_loops import SyncCall, run_sync
+from kedge.event_loops import SyncCall, SyncFacade, wrap_method
+from kedge.event_loops.per_loop import ResourceT
 from kedge.events import Event
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
 T = TypeVar("T")
 _Request = tuple[Callable[[], Awaitable[Any]], "Future[Any]"]
 
 
-class SyncFacade(Generic[S]):
-    """The sync methods of an object.
-
-    Args:
-        target: The object with the async methods.
-    """
-
-    def __init__(self, target: S) -> None:
-        self._target = target
-
-
-def wrap_method(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncFacade[S], P], T]:
-    """Return the sync version of a coroutine method, for a facade."""
-
-    @wraps(method)
-    def call(facade: SyncFacade[S], *args: P.args, **kwargs: P.kwargs) -> T:
-        return run_sync(method(facade._target, *args, **kwargs))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-    return call
-
-
 def wrap_stream(
-    method: Callable[Concatenate[S, P], RunStream[R]],
-) -> "Callable[Concatenate[SyncFacade[S], P], SyncStream[R]]":
+    method: Callable[Concatenate[ResourceT, P], RunStream[R]],
+) -> "Callable[Concatenate[SyncFacade[ResourceT], P], SyncStream[R]]":
     """Return the sync version of a method that returns a stream, for a facade."""
 
     @wraps(method)
-    def call(facade: SyncFacade[S], *args: P.args, **kwargs: P.kwargs) -> SyncStream[R]:
+    def call(facade: SyncFacade[ResourceT], *args: P.args, **kwargs: P.kwargs) -> SyncStream[R]:
         return SyncStream(method(facade._target, *args, **kwargs))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     return call
@@ -74,7 +45,7 @@ class SyncStream(Generic[R]):
         with conversation.sync.stream("Hello") as stream:
             for event in stream:
                 ...
-        print(stream.source.reply.text)
+        print(stream.reply.text)
         ```
     """
 
@@ -98,6 +69,11 @@ class SyncStream(Generic[R]):
         deltas: AsyncIterator[str] = self.source.text_deltas()
         while (delta := self._request(lambda: anext(deltas, None))) is not None:
             yield delta
+
+    @property
+    def reply(self) -> Any:
+        """The reply; available once the stream has ended."""
+        return self.source.reply
 
     def finish(self) -> R:
         """Consume the remaining events and return the result."""
@@ -157,4 +133,3 @@ class SyncEngine(SyncFacade[Engine]):
     poll = wrap_method(Engine.poll)
     cancel = wrap_method(Engine.cancel)
     probe_and_plan = wrap_method(Engine.probe_and_plan)
-    close = wrap_method(Engine.aclose)

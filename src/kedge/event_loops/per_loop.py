@@ -8,11 +8,13 @@ loop, under ``run_sync``, ``asyncio.run`` and servers, even if the program never
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
+
+import anyio
 
 T = TypeVar("T")
 Finalizer = AsyncGenerator[None]
@@ -30,6 +32,48 @@ class AsyncResource:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    if not TYPE_CHECKING:  # a type checker reports that there is no `with`
+
+        def __enter__(self) -> None:
+            """Name the two statements that work."""
+            name = type(self).__name__
+            raise TypeError(
+                f"use `async with {name}(…)` in async code, `with {name}(…).sync` in sync code"
+            )
+
+        def __exit__(self, *_: object) -> None:
+            """Exist, so that `with` calls ``__enter__``."""
+
+
+ResourceT = TypeVar("ResourceT", bound=AsyncResource)
+
+
+class SharedResource(Generic[ResourceT]):
+    """A resource of several users, closed by the last of them.
+
+    Args:
+        resource: The resource; the caller is its first user.
+    """
+
+    def __init__(self, resource: ResourceT) -> None:
+        self.resource = resource
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def add_user(self) -> bool:
+        """Count a further user; return False if the last one has closed the resource."""
+        with self._lock:
+            self._users += self._users > 0
+            return self._users > 0
+
+    async def aclose(self) -> None:
+        """Close the resource, unless it has other users."""
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users
+        if is_last:
+            await self.resource.aclose()
 
 
 class PerLoop(Generic[T]):
@@ -136,3 +180,32 @@ class SharedLock:
     def _admit_first(self) -> None:
         if self._queue and not self._queue[0].done():
             self._queue[0].set_result(None)
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run work to its end, also if the caller is cancelled meanwhile.
+
+    A cancelled write may be dropped or be under way already. After this the caller knows what is stored.
+    """
+    # Awaiting a future that the task sets takes fewer iterations of the event loop than `asyncio.shield`.
+    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_report_result(work, outcome))
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+async def _report_result(work: Coroutine[Any, Any, T], outcome: asyncio.Future[T]) -> None:
+    """Run work, and set its result or its error, unless the caller was cancelled."""
+    try:
+        result = await work
+    except BaseException as error:
+        if outcome.done():
+            raise
+        outcome.set_exception(error)
+    else:
+        if not outcome.done():
+            outcome.set_result(result)

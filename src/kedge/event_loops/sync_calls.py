@@ -4,10 +4,10 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from kedge.errors import KedgeError
 
@@ -187,8 +187,12 @@ class SyncCall(Generic[T]):
             self._result.set_exception(asyncio.CancelledError())
 
 
-def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from sync code: ``run_sync(engine.run(turn))``.
+async def _wait_for(work: Awaitable[T]) -> T:
+    return await work
+
+
+def run_sync(work: Awaitable[T]) -> T:
+    """Run a coroutine, or open a store or a conversation, from sync code: ``run_sync(engine.run(turn))``.
 
     All calls of a process run on one event loop in a background thread, so connections are reused. Context
     variables of the caller are visible to the coroutine. Inside a running event loop the call blocks
@@ -203,4 +207,5 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         KedgeError: If it is called by async code that a sync call runs.
     """
-    return SyncCall(work).run()
+    is_coroutine = asyncio.iscoroutine(work)
+    return SyncCall(cast("Coroutine[Any, Any, T]", work) if is_coroutine else _wait_for(work)).run()

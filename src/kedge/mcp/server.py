@@ -127,15 +127,9 @@ class StoreTools:
         assert self.choose_model is not None  # noqa: S101 - the tool is not offered otherwise
         row = await self.store.conversation(conversation) if conversation else None
         model = await self.choose_model(row)
-        opened = (
-            await Conversation.open(self.store, row.id, model)
-            if row
-            else await Conversation.create(self.store, model, title=title)
-        )
-        try:
+        name = row.id if row else None
+        async with Conversation(model, store=self.store, id=name, title=title) as opened:
             reply = await opened.send(message)
-        finally:
-            await opened.aclose()
         return {"conversation": opened.id, "node": reply.node, "answer": reply.text}
 
     async def fork(

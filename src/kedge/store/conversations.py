@@ -96,7 +96,11 @@ def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
 
 
 def deleted_error(row: ConversationRow) -> NotInStore:
-    """Return the error for the row of a conversation that was deleted."""
+    """Return the error for the row of a conversation that was deleted, or was not created yet."""
+    if not row.number:
+        return NotInStore(
+            f"the conversation {row.id!r} is empty and not stored yet; send a message first"
+        )
     return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
 
 

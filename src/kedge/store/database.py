@@ -5,6 +5,7 @@ them are in `Dialect` and in the two modules that implement `Database`. SQL uses
 """
 
 import asyncio
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -154,12 +155,37 @@ def marks(values: Sized) -> str:
     return ", ".join("?" * len(values))
 
 
+class FirstUse:
+    """Work that is done before the first transaction, once for all threads.
+
+    The thread that needs it first does it, and others wait; after a failure the next one tries again. A caller that
+    is cancelled meanwhile does not interrupt it.
+
+    Args:
+        work: The work.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+        self._lock = threading.Lock()
+
+    def ensure(self) -> None:
+        """Do the work, unless it is done."""
+        if self._work is not None:
+            with self._lock:
+                if self._work is not None:
+                    self._work()
+                    self._work = None
+
+
 class Database(ABC):
-    """An open database."""
+    """A database, which is opened by its first transaction."""
 
     dialect: Dialect
     name = "this store"
     """Its name in errors: the path of a file. An address may contain a password."""
+    first_use = FirstUse(lambda: None)
+    """Creates or upgrades the schema; see `open_store`."""
 
     @abstractmethod
     async def read(self, work: Callable[[Tx], T]) -> T:

@@ -1,25 +1,35 @@
-"""`open_store`: open the store at an address and upgrade its schema."""
+"""`open_store`: the store at an address, opened by its first use."""
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
+from weakref import WeakValueDictionary
 
+from kedge.config import store_url
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
-from kedge.store.database import Database, NamespaceDatabase
+from kedge.event_loops import SharedResource
+from kedge.store.database import Database, FirstUse, NamespaceDatabase
 from kedge.store.migrate import migrate, needs_upgrade, read_schema_version
 from kedge.store.records import validate_namespace
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
 
+if TYPE_CHECKING:
+    from kedge.store.postgres import PostgresDatabase
+
+MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 
 
-async def open_store(
-    url: str,
+def open_store(
+    address: str | os.PathLike[str],
     *,
     wait_seconds: float = 10.0,
     statement_seconds: float = 10.0,
@@ -28,13 +38,14 @@ async def open_store(
     clock: Callable[[], float] = time.time,
     namespace: str = "",
 ) -> Store:
-    """Open a store, and create or upgrade its schema.
+    """Return the store at an address; its first use opens it, and creates or upgrades its schema.
 
     Example:
-        store = await open_store("sqlite:///kedge.db")
+        async with open_store("kedge.db") as store:
+            print(await store.conversations())
 
     Args:
-        url: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://user@host/database``.
+        address: The path of a file, ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://user@host/database``.
         wait_seconds: The maximum time an operation waits for a lock or a connection.
         statement_seconds: The maximum time a statement of PostgreSQL may run besides that. Import, export, `gc`,
             `verify` and upgrades of the schema have no such limit.
@@ -45,32 +56,67 @@ async def open_store(
             The default namespace has no name.
 
     Returns:
-        The store; close it with `aclose`, or use it as an async context manager.
+        The store. ``await store``, ``async with store`` and ``with store.sync`` open it at once, and raise the errors
+        of the database; ``async with``, ``with`` and `aclose` close it.
 
     Raises:
-        CannotOpenStore: The address or the password is wrong, the database is not a store, or
-            another version of Kedge wrote it.
-        StoreUnreachable: The database server does not answer.
+        CannotOpenStore: The address is wrong. When it is opened also: the password is wrong, the database is not a
+            store, or another version of Kedge wrote it.
+        StoreUnreachable: The database server does not answer when it is opened.
         InvalidSetting: ``wait_seconds``, ``statement_seconds`` or the name of the namespace is not valid.
     """
     if namespace:
         validate_namespace(namespace)
-    database = open_database(url, wait_seconds, statement_seconds)
-    try:
-        if await database.read(partial(needs_upgrade, name=database.name)):
-            with _explain_read_only(await database.read(read_schema_version)):
-                await database.write(partial(migrate, name=database.name))
-    except BaseException:
-        await database.aclose()
-        raise
+    url = resolve_address(address)
+    database = _open_when_used(open_database(url, wait_seconds, statement_seconds))
     if namespace:
         database = NamespaceDatabase(database, namespace, is_owner=True)
     return Store(database, keep_bodies=keep_bodies, body_bytes=body_bytes, clock=clock)
 
 
+_shared_stores: WeakValueDictionary[str, SharedResource[Store]] = WeakValueDictionary()
+_shared_stores_lock = threading.Lock()
+
+
+def share_store(address: str | os.PathLike[str]) -> SharedResource[Store]:
+    """Return the store at an address that is shared in this process, opened by the first of its users."""
+    url = resolve_address(address)
+    key = f"{os.getpid()} {url}"
+    with _shared_stores_lock:
+        shared = _shared_stores.get(key)
+        if url in MEMORY_URLS or shared is None or not shared.add_user():
+            shared = _shared_stores[key] = SharedResource(open_store(url))
+    return shared
+
+
+def resolve_address(address: str | os.PathLike[str]) -> str:
+    """Return the URL of a store that is given as a URL or as the path of a file, which is resolved now.
+
+    Raises:
+        CannotOpenStore: It is the name of a database.
+        InvalidSetting: It is not a text or a path.
+    """
+    path = os.fspath(address) if isinstance(address, os.PathLike) else address
+    if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(
+            f"store must be a Store, an address or the path of a file, not {address!r}; without store= a "
+            "conversation is in memory"
+        )
+    if "://" not in path and path.partition(":")[0] in _NOT_FILES:
+        raise CannotOpenStore(
+            f"{path!r} is neither an address nor a file; use one of {URL_FORMATS}, the path of a file such as "
+            "'chat.db', or no store= for a conversation in memory"
+        )
+    return path if "://" in path else store_url(str(Path(path).expanduser().absolute()))
+
+
+_NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
+"""Names of databases, which are not meant as files, also with a colon behind them."""
+
+
 def open_database(
     url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
-) -> Database:
+) -> "SQLiteDatabase | PostgresDatabase":
     """Return the database at an address, without upgrading it."""
     for name, seconds in {
         "wait_seconds": wait_seconds,
@@ -93,14 +139,24 @@ def open_current_database(
     url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
 ) -> Database:
     """Return the database at an address after upgrading it; blocks the calling thread."""
-    database = open_database(url, wait_seconds, statement_seconds)
+    database = _open_when_used(open_database(url, wait_seconds, statement_seconds))
     try:
-        if database.read_sync(partial(needs_upgrade, name=database.name)):
-            with _explain_read_only(database.read_sync(read_schema_version)):
-                database.write_sync(partial(migrate, name=database.name))
+        database.read_sync(lambda _: None)
     except BaseException:
         database.close()
         raise
+    return database
+
+
+def _open_when_used(database: "SQLiteDatabase | PostgresDatabase") -> Database:
+    """Return the database, whose first transaction creates or upgrades its schema."""
+
+    def upgrade() -> None:
+        if database.run_read(partial(needs_upgrade, name=database.name)):
+            with _explain_read_only(database.run_read(read_schema_version)):
+                database.run_write(partial(migrate, name=database.name))
+
+    database.first_use = FirstUse(upgrade)
     return database
 
 
@@ -119,9 +175,9 @@ def _explain_read_only(version: int) -> Generator[None]:
         ) from error
 
 
-def _open_sqlite(url: str, wait_seconds: float) -> Database:
+def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
     """Open ``sqlite:///relative``, ``sqlite:////absolute`` or memory; ``?mode=ro`` for reading only."""
-    if url in ("sqlite://:memory:", "sqlite:///:memory:", "sqlite://"):
+    if url in MEMORY_URLS:
         return SQLiteDatabase(MEMORY, wait_seconds=wait_seconds)
     address, _, query = url.partition("?")
     path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
@@ -137,10 +193,15 @@ def _open_sqlite(url: str, wait_seconds: float) -> Database:
         )
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a folder that may not be searched
         raise CannotOpenStore(f"{path} is a folder; use the path of a file")
+    path = os.path.abspath(path)  # noqa: PTH100 - the working folder may change before the first use
+    if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+        raise CannotOpenStore(
+            f"{path}: the file cannot be opened or created: its folder does not exist; create it"
+        )
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
-def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> Database:
+def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> "PostgresDatabase":
     from kedge.store.postgres import PostgresDatabase
 
     if not urlsplit(url).path.strip("/") and "dbname=" not in url:

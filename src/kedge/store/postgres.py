@@ -159,22 +159,30 @@ class PostgresDatabase(PostgresPool[_PostgresTx], Database):
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
         with OperationTimer("read"):
-            return await self.run_in_thread(self.run_read, work)
+            return await self.run_in_thread(self._read_current, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction."""
         with OperationTimer("write"):
-            return await self.run_in_thread(self.run_write, work)
+            return await self.run_in_thread(self._write_current, work)
 
     def read_sync(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread."""
         with OperationTimer("read"):
-            return self.run_read(work)
+            return self._read_current(work)
 
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread."""
         with OperationTimer("write"):
-            return self.run_write(work)
+            return self._write_current(work)
+
+    def _read_current(self, work: Callable[[_PostgresTx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_read(work)
+
+    def _write_current(self, work: Callable[[_PostgresTx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_write(work)
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Do nothing, because the server reuses space itself."""

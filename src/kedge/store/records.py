@@ -8,8 +8,9 @@ from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
 from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning import AnchorRecord, Mode
-from kedge.planning.state import ConversationState
-from kedge.turns import Block, Turn
+from kedge.planning.anchors import validate_seconds
+from kedge.planning.state import ConversationState, validate_mode
+from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 
 
@@ -107,11 +108,37 @@ class ConversationRow:
     updated_at: float = 0.0
     tree: int = 0
     number: int = 0
-    """The row number in this store, which is never used again; use ``id`` everywhere else."""
+    """The row number in this store, which is never used again; 0 if it is not stored. Use ``id`` everywhere else."""
     ttl: float | None = None
     """Seconds after its last change at which it expires; see `Store.delete_expired`."""
     delete_at: float | None = None
     """When it is deleted; until then it is not in lists, and `Store.schedule_delete` can undo that."""
+
+
+def new_row(
+    title: str = "",
+    *,
+    tags: Iterable[str] = (),
+    mode: Mode | None = None,
+    retention: float | None = None,
+    ttl: float | None = None,
+    data: Mapping[str, Any] = EMPTY,
+    id: str = "",  # noqa: A002 - the name in the public contract
+) -> ConversationRow:
+    """Return the row of a conversation that is not stored yet; its number is 0.
+
+    Raises:
+        InvalidSetting: A value is not allowed.
+    """
+    return ConversationRow(
+        validate_text(id, "id") or new_id("conv"),
+        validate_text(title, "title"),
+        validate_tags(tags),
+        mode=validate_mode(mode),
+        retention=validate_seconds(retention, "retention"),
+        data=validate_data(data),
+        ttl=validate_seconds(ttl, "ttl"),
+    )
 
 
 @with_fast_init

@@ -173,7 +173,7 @@ class SQLiteDatabase(Database):
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread."""
         with OperationTimer("read"):
-            result = await self._readers.run(self._run_read, work)
+            result = await self._readers.run(self._read_current, work)
         if self._journal_is_pending:
             await self._retry_empty_journal()
         return result
@@ -181,7 +181,7 @@ class SQLiteDatabase(Database):
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
         with OperationTimer("write"):
-            result = await self._writer.run(self._run_write, work)
+            result = await self._writer.run(self._write_current, work)
         if self._journal_is_pending:
             await self._retry_empty_journal()
         return result
@@ -189,12 +189,12 @@ class SQLiteDatabase(Database):
     def read_sync(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread, and wait for it."""
         with OperationTimer("read"):
-            return self._readers.run_sync(self._run_read, work)
+            return self._readers.run_sync(self._read_current, work)
 
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread, and wait for it."""
         with OperationTimer("write"):
-            return self._writer.run_sync(self._run_write, work)
+            return self._writer.run_sync(self._write_current, work)
 
     # A thread costs more than the work here: a lookup or an insertion takes 20 to 50 microseconds,
     # switching to a worker thread and back 100 to 200. So small transactions may run in the calling
@@ -224,6 +224,7 @@ class SQLiteDatabase(Database):
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
             raise closed_error()
+        self.first_use.ensure()
 
         def run() -> T:
             if self._inline is None:
@@ -275,12 +276,22 @@ class SQLiteDatabase(Database):
             self._is_closed = True
             self._close_connections()
 
-    def _run_read(self, work: Callable[[Tx], T]) -> T:
+    def _read_current(self, work: Callable[[Tx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_read(work)
+
+    def _write_current(self, work: Callable[[Tx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_write(work)
+
+    def run_read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread, also before the schema is current."""
         return self._translate_errors(
             lambda: _run_transaction(self._get_connection(), "BEGIN", work)
         )
 
-    def _run_write(self, work: Callable[[Tx], T]) -> T:
+    def run_write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread, also before the schema is current."""
         begin = "BEGIN IMMEDIATE"
         try:
             connection = self._get_connection()

@@ -5,11 +5,13 @@ returns. No transaction waits for a model. SQL is in the modules of the tables; 
 transactions and checks that the conversation of a row still exists.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from kedge.errors import (
     HeadConflict,
@@ -18,13 +20,13 @@ from kedge.errors import (
     StoreBusy,
     StoreError,
 )
-from kedge.event_loops import AsyncResource
+from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.memory.object_claims import Claim as ObjectClaim
 from kedge.memory.object_claims import UnusedObject
 from kedge.planning import AnchorRecord, Mode
 from kedge.planning.anchors import validate_seconds
-from kedge.planning.state import ConversationState, validate_mode
+from kedge.planning.state import ConversationState
 from kedge.store import (
     conversations,
     delete,
@@ -64,10 +66,10 @@ from kedge.store.records import (
     Telemetry,
     UnansweredQuestion,
     is_row_number,
+    new_row,
     validate_data,
     validate_namespace,
     validate_page,
-    validate_tags,
     validate_text,
 )
 from kedge.store.stored_blocks import decode_blocks
@@ -93,7 +95,9 @@ def _at_node(
 class Store(AsyncResource):
     """Conversations, each with a head on a tree of nodes, in a database.
 
-    Use `open_store` to open one. Methods that take a `ConversationRow` raise `NotInStore` if that
+    Use `open_store` to make one; its first use opens it, or ``await store``.
+
+    Methods that take a `ConversationRow` raise `NotInStore` if that
     conversation was deleted since the row was read, also if another one has its id now.
 
     A store contains the conversations of one namespace: the default one, or that of `use_namespace`. Those of
@@ -121,15 +125,35 @@ class Store(AsyncResource):
         self._scope_names: dict[int, str] = {}
         self._scope_numbers: dict[str, int] = {}
         self._unsummed = 0
+        self._queues: WeakValueDictionary[str, SharedLock] = WeakValueDictionary()
+        self._queue_lock = threading.Lock()
 
     @property
     def _body_limit(self) -> int:
         """The number of bytes that are stored of each body."""
         return self.body_bytes if self.keep_bodies else 0
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Open the database, if no other use has opened it."""
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        await self.database.read(lambda _: None)
+        return self
+
+    @property
+    def sync(self) -> "SyncStore":
+        """The methods of this store for sync code: ``with open_store("chat.db").sync as store``."""
+        return SyncStore(self)
+
     async def aclose(self) -> None:
-        """Close the database: its threads and its connections."""
+        """Close the database: its threads and its connections; this store cannot be used again."""
         await self.database.aclose()
+
+    def get_queue(self, name: str) -> SharedLock:
+        """Return the lock for which the queued turns of a conversation wait in this process."""
+        with self._queue_lock:
+            return self._queues.setdefault(name, SharedLock())
 
     # Namespaces
 
@@ -144,7 +168,7 @@ class Store(AsyncResource):
 
         Example:
             alice = store.use_namespace("alice")
-            conversation = await Conversation.create(alice, "practice")
+            conversation = Conversation("practice", store=alice)
 
         Args:
             name: The name of the namespace; it exists as soon as it has a conversation.
@@ -345,25 +369,36 @@ class Store(AsyncResource):
         Raises:
             InvalidSetting: A value is not allowed, or there is a conversation with this id already.
         """
-        name = validate_text(id, "id") or new_id("conv")
-        title, labels = validate_text(title, "title"), validate_tags(tags)
-        mode, retention = validate_mode(mode), validate_seconds(retention, "retention")
-        ttl = validate_seconds(ttl, "ttl")
-        members = validate_data(data)
+        row = new_row(title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id)
+        return await self.insert(row, blocks)
+
+    async def insert(self, new: ConversationRow, blocks: Sequence[Block] = ()) -> ConversationRow:
+        """Create the conversation of a new row, with its first node and the blocks that it begins with.
+
+        Args:
+            new: The row of `new_row`.
+            blocks: Blocks that it begins with, written in the same transaction.
+
+        Returns:
+            The row of the new conversation.
+
+        Raises:
+            InvalidSetting: There is a conversation with this id already.
+        """
         bodies = [encode_block(block) for block in Turn(blocks)]  # which checks them
 
         def work(tx: Tx) -> ConversationRow:
             now = self.clock()
             row = nodes.create_conversation(
                 tx,
-                name,
-                title=title,
-                tags=labels,
-                mode=mode,
-                retention=retention,
-                data=members,
+                new.id,
+                title=new.title,
+                tags=new.tags,
+                mode=new.mode,
+                retention=new.retention,
+                data=new.data,
                 now=now,
-                ttl=ttl,
+                ttl=new.ttl,
             )
             return _insert_first_blocks(tx, row, bodies, now)
 
@@ -1252,6 +1287,33 @@ class Store(AsyncResource):
             number = await self.database.write(lambda tx: responses.intern_scope(tx, name))
             self._scope_numbers[name] = number
         return number
+
+
+class SyncStore(SyncFacade[Store]):
+    """The methods of ``Store`` for sync code; see ``Store.sync``."""
+
+    namespaces = wrap_method(Store.namespaces)
+    create = wrap_method(Store.create)
+    conversation = wrap_method(Store.conversation)
+    conversations = wrap_method(Store.conversations)
+    search = wrap_method(Store.search)
+    update = wrap_method(Store.update)
+    update_with = wrap_method(Store.update_with)
+    fork = wrap_method(Store.fork)
+    delete = wrap_method(Store.delete)
+    delete_expired = wrap_method(Store.delete_expired)
+    delete_older = wrap_method(Store.delete_older)
+    append = wrap_method(Store.append)
+    load = wrap_method(Store.load)
+    tree = wrap_method(Store.tree)
+    path = wrap_method(Store.path)
+    pending = wrap_method(Store.pending)
+    responses = wrap_method(Store.responses)
+    exchanges = wrap_method(Store.exchanges)
+    export = wrap_method(Store.export)
+    import_ = wrap_method(Store.import_)
+    gc = wrap_method(Store.gc)
+    verify = wrap_method(Store.verify)
 
 
 def _insert_first_blocks(

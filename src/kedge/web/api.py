@@ -89,8 +89,8 @@ async def create_conversation(call: ApiCall) -> BaseModel:
     service = call.service
     service.models.check_name(body.model)
     conversation = await Conversation.create(
-        service.store,
         service.models.engine,
+        store=service.store,
         title=body.title,
         tags=body.tags,
         blocks=[system(body.system)] if body.system else [],
@@ -302,7 +302,9 @@ async def fork_conversation(call: ApiCall) -> BaseModel:
     """Create a conversation that continues from a position in this one."""
     body: schemas.NewFork = call.body
     service = call.service
-    opened = await Conversation.open(service.store, call.path_text("id"), service.models.engine)
+    opened = await Conversation.open(
+        service.models.engine, store=service.store, id=call.path_text("id")
+    )
     forked = await opened.fork(body.previous_response_id or body.block or body.at, title=body.title)
     return shape_conversation(forked.row)
 

@@ -168,7 +168,7 @@ async def open_page_server(
 ) -> AsyncGenerator[UvicornServer]:
     """Create a server with a page, ready to ``serve``; ``url`` is the address of both."""
     async with (
-        await open_store(page.store, keep_bodies=page.keep_bodies) as store,
+        open_store(page.store, keep_bodies=page.keep_bodies) as store,
         connect_own_server(settings, url) as engine,
         AsyncExitStack() as stack,
     ):

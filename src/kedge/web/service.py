@@ -167,7 +167,7 @@ class ConversationService:
         choice = self.models.select(row, await self.store.newest_response(row, node), model)
         settings = dict(self.settings)
         settings["middleware"] = (*middleware, *settings.get("middleware", ()))
-        opened = await Conversation.open(self.store, row.id, choice.engine, **settings)
+        opened = await Conversation.open(choice.engine, store=self.store, id=row.id, **settings)
         return OpenConversation(opened, tree, node, choice)
 
     async def load_view(

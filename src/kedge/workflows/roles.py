@@ -8,7 +8,7 @@ per workflow, because several workflows may use a caller's conversation one afte
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
@@ -203,9 +203,8 @@ class Role:
         return {"data": {**row.data, FURTHER_WORKFLOWS_KEY: further}}
 
     async def _save_notes(self, compute: Callable[[ConversationRow], dict[str, Any]]) -> None:
-        row = await self.conversation.store.update_with(self.conversation.row, compute)
-        self.notes = find_notes(row, self.workflow)
-        self.conversation.row = replace(row, head=self.conversation.head)
+        await self.conversation.update_with(compute)
+        self.notes = find_notes(self.conversation.row, self.workflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +236,17 @@ class WorkflowRun:
         """
         if lead:
             await self._check_kind(store)
-        conversation = await Conversation.open_or_create(
-            store,
-            role_conversation_id(self.workflow, role),
+        conversation = Conversation(
             engine,
+            store=store,
+            id=role_conversation_id(self.workflow, role),
             title=title,
             tags=self._build_tags(lead=lead),
             data={WORKFLOW_KEY: self._build_notes(role, lead=lead)},
             **cast("ConversationSettings", dict(self.settings)),
         )
-        if isinstance(engine, str):
-            self.stack.push_async_callback(conversation.aclose)
-        return self._check_role(role, conversation, conversation.row)
+        self.stack.push_async_callback(conversation.aclose)
+        return self._check_role(role, conversation, await conversation.require_row())
 
     async def open_lead(
         self,
@@ -267,7 +265,7 @@ class WorkflowRun:
             if store is None or engine is None:
                 raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
             return await self.open_role(role, store, engine, title, lead=True)
-        row = await conversation.store.conversation(conversation.row)
+        row = await conversation.store.conversation(await conversation.require_row())
         if find_notes(row, self.workflow):
             return self._check_role(role, conversation, row)
         await self._check_kind(conversation.store)

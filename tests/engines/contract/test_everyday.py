@@ -47,8 +47,8 @@ async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:
 
 async def test_edited_conversation_obeys_the_law(engine: Engine, server: TestServer) -> None:
     """After each edit, the server's context is exactly the path to the head."""
-    async with await open_store("sqlite://:memory:") as store:
-        conversation = await Conversation.create(store, engine)
+    async with open_store("sqlite://:memory:") as store:
+        conversation = await Conversation.create(engine, store=store)
         await conversation.send("My ship is the Erebus.")
         await conversation.send("What is 2+3?")
         first, _, question, answer = conversation.turn.blocks

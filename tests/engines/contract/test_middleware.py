@@ -166,12 +166,12 @@ async def test_a_stored_conversation_continues_in_another_process(
 ) -> None:
     """Encrypted reasoning, calls and results survive being stored, and the law holds afterwards."""
     options: dict[str, Any] = {"reasoning": {"effort": "low"}}
-    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
-        conversation = await Conversation.create(store, engine, tools=[add])
+    async with open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        conversation = await Conversation.create(engine, store=store, tools=[add])
         await conversation.send("Call add with 2 and 3", **options)
         id = conversation.row.id  # noqa: A001 - the word of the contract
-    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
-        reopened = await Conversation.open(store, id, engine, tools=[add])
+    async with open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        reopened = await Conversation.open(engine, store=store, id=id, tools=[add])
         reply = await reopened.send("What did I say first?", **options)
         check_law(server, reopened.turn)
         rows = await reopened.responses()

@@ -85,7 +85,7 @@ def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServ
 
 async def _create_with_anthropic(service: ConversationService) -> str:
     """Create a conversation with another provider than this server and return its id."""
-    async with await Conversation.create(service.store, "anthropic:practice") as conversation:
+    async with await Conversation.create("anthropic:practice", store=service.store) as conversation:
         await conversation.send("My name is Ada.")
         return conversation.id
 

@@ -212,7 +212,7 @@ def test_dark_theme_is_remembered(page: PageServer, watched: WatchedTab) -> None
 
 
 async def _call_tool_with_long_name(service: ConversationService, name: str) -> None:
-    conversation = await Conversation.open(service.store, name, service.models.engine)
+    conversation = await Conversation.open(service.models.engine, store=service.store, id=name)
     await conversation.append(
         tool_call("n" * 64, "{}", call_id="call_1"), tool_result("call_1", "done")
     )
@@ -270,14 +270,14 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 async def _create_hostile(service: ConversationService) -> tuple[str, str]:
     """Create a conversation that can be continued, and one that a strict server would reject."""
     conversation = await Conversation.create(
-        service.store, service.models.engine, title=HOSTILE, tags=[HOSTILE]
+        service.models.engine, store=service.store, title=HOSTILE, tags=[HOSTILE]
     )
     called = tool_call("add", HOSTILE, call_id="call_1")
     reasoning_block = reasoning(summary=[HOSTILE])
     text = [system(HOSTILE), user(HOSTILE), reasoning_block, called, tool_result("call_1", HOSTILE)]
     await conversation.append(*text, assistant(HOSTILE))
     await conversation.send(HOSTILE)
-    worse = await Conversation.create(service.store, service.models.engine, title=HOSTILE)
+    worse = await Conversation.create(service.models.engine, store=service.store, title=HOSTILE)
     named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
     odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
     await worse.append(user([HOSTILE, image("javascript:alert(1)")]), named, odd)

@@ -1,0 +1,425 @@
+"""The constructor of a conversation: what it checks, when it opens and creates, and what it closes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kedge import Conversation, assistant, connect, open_store, run_sync, system
+from kedge.conversation.sync import SyncConversation
+from kedge.engines import Engine
+from kedge.errors import (
+    CannotConnect,
+    CannotOpenStore,
+    HeadConflict,
+    InvalidSetting,
+    InvalidTurn,
+    KedgeError,
+    NotInStore,
+    StoreBusy,
+    StoreError,
+    UnknownSetting,
+)
+from kedge.middleware import block, guard
+from kedge.store import Store
+from kedge.testing import TestServer
+
+Connect = Callable[..., Engine]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"model": "opnai:gpt-5.1"}, CannotConnect, "did you mean 'openai'"),
+        ({"model": 5}, InvalidSetting, "model string such as 'openai:gpt-5.1'"),
+        ({"tols": [add]}, UnknownSetting, "did you mean 'tools'"),
+        ({"instructions": "x"}, UnknownSetting, "system="),
+        ({"id": "ada"}, InvalidSetting, "id= needs store="),
+        ({"ttl": 60.0}, InvalidSetting, "ttl= needs store="),
+        ({"store": "x.db", "id": ""}, InvalidSetting, "the id is empty"),
+        ({"store": "x.db", "id": 5}, InvalidSetting, "id must be text"),
+        ({"store": "x.db", "title": "\0"}, InvalidSetting, "NUL"),
+        ({"tags": "one"}, InvalidSetting, "list of texts"),
+        ({"blocks": [3]}, InvalidTurn, "int"),
+        ({"tools": [3]}, KedgeError, "int"),
+        ({"mode": "statless"}, InvalidSetting, "statless"),
+        ({"retention": -1}, InvalidSetting, "retention"),
+        ({"lease": 0}, InvalidSetting, "lease"),
+        ({"concurrent": "wait"}, InvalidSetting, "conflict, queue"),
+        ({"store": "postgres"}, CannotOpenStore, "postgresql://user@host"),
+        ({"store": ":memory:"}, CannotOpenStore, "no store= for a conversation in memory"),
+        ({"store": False}, InvalidSetting, "without store= a conversation is in memory"),
+        ({"store": "nowhere/x.db"}, CannotOpenStore, "its folder does not exist"),
+        ({"store": "mysql://x"}, CannotOpenStore, "unknown store address"),
+        ({"store": "."}, CannotOpenStore, "is a folder"),
+    ],
+)
+def test_constructor_checks_all_that_needs_no_store(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A wrong argument raises at once, with what to write, and creates no file."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        Conversation(**{"model": "practice", **settings})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_constructor_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the constructor names the variable and ``api_key=``."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(CannotConnect, match=r"set OPENAI_API_KEY .* or pass api_key="):
+        Conversation("openai:gpt-5.1")
+
+
+async def test_store_as_the_model_names_store(store: Store) -> None:
+    """Arguments of the older order raise an error that names ``store=``."""
+    model: Any = store
+    with pytest.raises(InvalidSetting, match=r"store=…: Conversation\("):
+        Conversation(model)
+    with pytest.raises(InvalidSetting, match="store="):
+        Conversation.create(model)
+    with pytest.raises(TypeError):
+        Conversation(store, "practice")  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def test_reading_never_creates(store: Store) -> None:
+    """A new conversation is stored by its first write, with its first blocks; reading and planning do not."""
+    first = [system("Be brief."), "Hello"]
+    conversation = Conversation(
+        "practice", store=store, id="a", title="T", tags=["x"], blocks=first
+    )
+    assert conversation.id == "a"
+    await conversation
+    assert conversation.is_new
+    assert (conversation.title, conversation.tags, conversation.head) == ("T", ("x",), 0)
+    assert [block.text for block in conversation.turn] == ["Be brief.", "Hello"]
+    assert conversation.plan("Hi").full_blocks == 2
+    assert [
+        *await conversation.tree(),
+        *await conversation.path(),
+        *await conversation.pending(),
+    ] == []
+    assert [*await conversation.responses()] == []
+    await (await conversation.refresh()).probe_and_plan("Hi")
+    with pytest.raises(NotInStore, match="send a message first"):
+        await conversation.undo()
+    assert await store.conversations() == []
+    await conversation.append(assistant("Hello!"))
+    (row,) = await store.conversations()
+    assert (row.id, row.title, row.tags) == ("a", "T", ("x",))
+    assert [node.kind for node in await store.tree(row)] == ["root", "added", "added"]
+    assert conversation.is_new
+    again = await Conversation("practice", store=store, id="a", title="Other", blocks="Other")
+    assert (again.is_new, again.title, len(again.turn)) == (False, "T", 3)
+
+
+@pytest.mark.parametrize("verb", ["send", "append", "rename", "tag", "fork", "insert"])
+async def test_every_write_creates(store: Store, verb: str) -> None:
+    """The first write of any kind opens and creates the conversation."""
+    conversation = Conversation("practice", store=store, id="a", blocks="Hello")
+    call = {"insert": (0, "Hi"), "fork": ()}.get(verb, ("Hi",))
+    await getattr(conversation, verb)(*call)
+    assert (await store.conversation("a")).id == "a"
+
+
+async def test_a_rejected_first_block_creates_nothing(store: Store) -> None:
+    """A guard that rejects the first blocks leaves no conversation."""
+    rule = guard(block("secret"))
+    with pytest.raises(KedgeError):
+        await Conversation.create("practice", store=store, blocks="a secret", middleware=[rule])
+    assert await store.conversations() == []
+
+
+async def test_create_must_be_new_and_open_must_exist(store: Store) -> None:
+    """`create` and `open` are lazy, and raise when they are opened."""
+    missing = Conversation.open("practice", store=store, id="a")
+    with pytest.raises(NotInStore):
+        await missing.send("Hello")
+    created = await Conversation.create("practice", store=store, id="a")
+    assert (await store.conversation("a")).id == created.id
+    with pytest.raises(InvalidSetting, match="already a conversation 'a'"):
+        await Conversation.create("practice", store=store, id="a")
+    assert not (await missing).is_new  # a failure is not remembered
+
+
+@pytest.mark.parametrize("name", ["turn", "title", "tags", "head", "row", "is_new"])
+async def test_properties_before_the_first_use(store: Store, name: str) -> None:
+    """Properties of a conversation that is not open say ``await conversation``; those of ``.sync`` open it."""
+    conversation = Conversation("practice", store=store, id="a")
+    with pytest.raises(KedgeError, match="`await conversation`"):
+        getattr(conversation, name)
+    with pytest.raises(KedgeError, match="`await conversation`"):
+        conversation.plan("Hi")
+    assert "not open" in repr(conversation)
+    await anyio.to_thread.run_sync(getattr, conversation.sync, name)
+    getattr(conversation, name)
+
+
+def test_with_needs_sync(tmp_path: Path) -> None:
+    """`with` without ``.sync`` names both forms, for conversations, engines and stores."""
+    for resource in (Conversation("practice"), connect("practice"), open_store(tmp_path / "x.db")):
+        with pytest.raises(TypeError, match=r"async with .*with .*\.sync"), resource:  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
+            pass
+
+
+def test_three_lines(tmp_path: Path) -> None:
+    """A file and an id continue a conversation in the next run, in sync code."""
+    for question, answer in (("My name is Ada.", "Ada"), ("What is my name?", "Your name is Ada.")):
+        path = tmp_path / "agent.db"
+        with Conversation("practice", store=path, id="ada", tools=[add]).sync as chat:
+            assert isinstance(chat, SyncConversation)
+            assert answer in chat.send(question).text
+            assert isinstance(chat.fork(), SyncConversation)
+            with chat.stream("What is 2+3?") as stream:
+                assert "".join(stream.text_deltas()) == stream.reply.text
+            chat.undo()
+
+
+async def test_sync_in_a_running_loop(tmp_path: Path) -> None:
+    """A sync call inside of a running event loop works, and blocks the loop."""
+    with Conversation("practice", store=tmp_path / "x.db").sync as chat:
+        assert chat.send("What is 2+3?").text == "2+3 = 5."
+
+
+async def test_file_is_resolved_when_constructed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path is that of the working folder when the conversation was made."""
+    monkeypatch.chdir(tmp_path)
+    conversation = Conversation("practice", store="a.db", id="a")
+    plain = open_store("sqlite:///b.db")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    async with conversation, plain:
+        await conversation.append("Hello")
+    assert {*os.listdir(tmp_path)} >= {"a.db", "b.db", "other"}  # noqa: PTH208
+
+
+async def test_store_of_an_address_is_shared_and_counted(tmp_path: Path) -> None:
+    """Conversations with one address have one store, which the last one closes; a fork is one of them."""
+    first = Conversation("practice", store=tmp_path / "x.db", id="a")
+    second = Conversation("practice", store=str(tmp_path / "x.db"), id="b")
+    assert first.store is second.store
+    fork = await first.fork()
+    await first.aclose()
+    await second.aclose()
+    await fork.send("Hello")
+    await fork.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await fork.store.conversations()
+    async with Conversation("practice", store=tmp_path / "x.db", id="a") as again:
+        assert (again.store is not fork.store, again.is_new) == (True, False)
+    assert Conversation("practice").store is not Conversation("practice").store
+
+
+async def test_closing_leaves_what_was_given(store: Store, kedge_server: TestServer) -> None:
+    """A conversation closes neither a given engine, whose streams continue, nor a given store."""
+    async with connect(f"responses:{kedge_server.base_url}#practice") as engine:
+        other = Conversation(engine, store=store)
+        async with other.stream("Count to 5") as stream:
+            await anext(stream)
+            async with Conversation(engine, store=store) as conversation:
+                await conversation.send("Hello")
+            assert (await stream.finish()).text == "1 2 3 4 5"
+    assert len(await store.conversations()) == 2
+
+
+async def test_closing_is_final(store: Store) -> None:
+    """A closed conversation says that it is closed; its Turn can still be read."""
+    conversation = Conversation("practice", store=store)
+    await conversation.send("Hello")
+    await conversation.aclose()
+    await conversation.aclose()
+    with pytest.raises(KedgeError, match="this conversation is closed; make another Conversation"):
+        await conversation.send("Hello")
+    assert len(conversation.turn) == 2
+
+
+class SlowStore:
+    """Counts how often conversations are read and created, and waits in between."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = 0
+        self.started, self.proceed = anyio.Event(), anyio.Event()
+        self.failures = [0]
+        find = store.conversation
+
+        async def slow(name: Any) -> Any:
+            self.reads += 1
+            self.started.set()
+            await self.proceed.wait()
+            if self.failures[0]:
+                self.failures[0] -= 1
+                raise StoreBusy("busy")
+            return await find(name)
+
+        monkeypatch.setattr(store, "conversation", slow)
+
+
+async def test_opened_once_for_all_tasks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tasks open a conversation once; one that is cancelled does not cancel the opening."""
+    await Conversation.create("practice", store=store, id="a")
+    slow = SlowStore(store, monkeypatch)
+    conversation = Conversation("practice", store=store, id="a")
+    tasks = [asyncio.ensure_future(conversation) for _ in range(10)]
+    await slow.started.wait()
+    tasks[0].cancel()
+    tasks[5].cancel()
+    slow.proceed.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (slow.reads, results.count(conversation)) == (1, 8)
+
+
+async def test_failed_opening_is_not_remembered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error of the database, the next use opens the conversation."""
+    slow = SlowStore(store, monkeypatch)
+    slow.failures[0] = 1
+    slow.proceed.set()
+    conversation = Conversation("practice", store=store, id="a")
+    with pytest.raises(StoreBusy):
+        async with conversation:
+            pass
+    async with conversation:
+        await conversation.send("Hello")
+
+
+def test_opened_once_for_all_threads_and_loops(sqlite_url: str) -> None:
+    """Threads with their own loops, and repeated ``asyncio.run``, use one conversation."""
+    conversation = Conversation("practice", store=sqlite_url, id="a", concurrent="queue")
+
+    async def send(number: int) -> str:
+        return (await conversation.send(f"What is {number}+1?")).text
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda number: asyncio.run(send(number)), range(4)))
+    assert answers == [f"{number}+1 = {number + 1}." for number in range(4)]
+    assert asyncio.run(send(5)) == "5+1 = 6."
+    assert len(conversation.sync.turn) == 10
+    conversation.sync.close()
+
+
+async def test_two_objects_may_create_one_conversation(store: Store) -> None:
+    """Both begin with an empty conversation: the first write creates it, and the other one continues it."""
+    first, second = (Conversation("practice", store=store, id="a", blocks="Hi") for _ in range(2))
+    await first
+    await second
+    await first.append("one")
+    await second.append("two")
+    assert [block.text for block in second.turn] == ["Hi", "one", "two"]
+    assert (first.is_new, second.is_new) == (True, False)
+
+
+OPENER = """
+import sys
+from kedge import Conversation
+with Conversation("practice", store=sys.argv[1], id="one", concurrent="queue").sync as chat:
+    print(chat.send(f"What is {sys.argv[2]}+1?").text)
+"""
+
+
+async def test_processes_share_one_new_id(store: Store, store_url: str) -> None:
+    """Processes that start with one new id queue their turns in one conversation."""
+    done: list[str] = []
+
+    async def run(number: int) -> None:
+        command = [sys.executable, "-c", OPENER, store_url, str(number)]
+        done.append((await anyio.run_process(command)).stdout.decode().strip())
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(run, number)
+    assert sorted(done) == ["0+1 = 1.", "1+1 = 2.", "2+1 = 3."]
+    conversation = await Conversation.open("practice", store=store, id="one")
+    assert len(conversation.turn) == 6
+
+
+async def test_queue_is_that_of_the_conversation(store: Store) -> None:
+    """Two objects of one conversation wait for each other with ``queue``, and conflict without."""
+    await Conversation.create("practice", store=store, id="a")
+
+    async def send(number: int) -> str:
+        made = Conversation("practice", store=store, id="a", concurrent="queue")
+        return (await made.send(f"What is {number}+1?")).text
+
+    answers = await asyncio.gather(*map(send, range(5)))
+    assert answers == [f"{number}+1 = {number + 1}." for number in range(5)]
+    assert len((await Conversation.open("practice", store=store, id="a")).turn) == 10
+    both = [await Conversation("practice", store=store, id="a") for _ in range(2)]
+    results = await asyncio.gather(*(each.send("Hello") for each in both), return_exceptions=True)
+    assert [type(each) for each in results].count(HeadConflict) == 1
+
+
+async def test_mode_and_retention_apply_to_an_existing_conversation(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """``mode="stateless"`` stores nothing at the provider, also in a conversation that was made without it."""
+    first = await Conversation.create(connected(), store=store, id="a")
+    await first.send("My name is Ada.")
+    again = Conversation(connected(), store=store, id="a", mode="stateless", retention=30.0)
+    assert (await again.send("What is my name?")).text == "Your name is Ada."
+    assert kedge_server.requests[-1].body["store"] is False
+    assert again.row.retention == 30.0
+    fork = await again.fork()
+    await fork.send("Hello")
+    assert kedge_server.requests[-1].body["store"] is False
+    await again.merge_summary_of(first)
+    assert kedge_server.requests[-1].body["store"] is False
+    row = await store.conversation("a")
+    assert (row.mode, row.retention) == (None, None)
+    assert (await first.refresh()).plan("Hi").mode == "chained"
+
+
+async def test_first_use_of_a_store(tmp_path: Path) -> None:
+    """A store is opened by its first use, ``await``, ``async with`` or ``with store.sync``."""
+    assert await open_store(tmp_path / "a.db").conversations() == []
+    store = open_store(tmp_path / "b.db")
+    assert not (tmp_path / "b.db").exists()
+    assert await store is store
+    assert (tmp_path / "b.db").exists()
+    await store.aclose()
+    with pytest.raises(StoreError, match="the store is closed"):
+        await store.conversations()
+    never_used = open_store(tmp_path / "c.db")
+    await never_used.aclose()
+    with pytest.raises(StoreError, match="the store is closed"):
+        await never_used
+
+
+def test_sync_store(tmp_path: Path) -> None:
+    """`with store.sync` opens and closes a store in sync code."""
+    with open_store(tmp_path / "a.db").sync as store:
+        row = store.create("A title")
+        assert [each.id for each in store.conversations()] == [row.id]
+    with pytest.raises(StoreError, match="closed"):
+        store.conversations()
+    (tmp_path / "bad.db").write_text(
+        "not a database at all, and long enough to be recognized as such"
+    )
+    with pytest.raises(CannotOpenStore), open_store(tmp_path / "bad.db").sync:
+        pass
+    with pytest.raises(CannotOpenStore):
+        run_sync(open_store(tmp_path / "bad.db"))
+
+
+async def test_position_of_a_message(store: Store) -> None:
+    """``at=`` of `send` accepts a node, a response and a block, as `fork` and `goto` do."""
+    conversation = Conversation("practice", store=store)
+    first = await conversation.send("My name is Ada.")
+    for at in (first.node, first.response_id, first.turn[-1].id):
+        await conversation.send("My name is Bob.")
+        reply = await conversation.send("What is my name?", at=at)
+        assert reply.text == "Your name is Ada."
+        assert [block.text for block in reply.turn[:1]] == ["My name is Ada."]
