@@ -29,7 +29,7 @@ def count_lists(server: TestServer) -> int:
 
 async def open_attached(engine: ResponsesEngine, store: Store) -> None:
     """Let an engine use a store, as a conversation in it does."""
-    await engine.memory.attach(store, engine.model)
+    await engine.attach_evidence(store)
 
 
 async def test_a_process_with_the_same_store_continues_the_object(store: Store) -> None:

@@ -413,7 +413,7 @@ async def test_evidence_is_saved_only_until_it_is_complete() -> None:
     """Evidence that decides nothing new is not stored: the number of writes does not grow with the conversation."""
     store, server = BrokenStore(), MemoryServer()
     async with open_memory_engine(server) as engine:
-        await engine.memory.attach(store, engine.model)
+        await engine.attach_evidence(store)
         await send_messages(server, engine, 12)
     [evidence] = store.saved.values()
     assert evidence["matched"] == MIN_MATCHED_TOKENS
@@ -438,11 +438,11 @@ async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     """A closed store does not prevent an answer, and the next attached store replaces it."""
     first, second = BrokenStore(), BrokenStore()
     async with open_memory_engine(MemoryServer()) as engine:
-        await engine.memory.attach(first, engine.model)
+        await engine.attach_evidence(first)
         first.is_closed = True
         turn, _ = await send(engine, Turn(), ORDINARY.format(1))
         assert (len(turn), first.saved) == (2, {})
-        await engine.memory.attach(second, engine.model)
+        await engine.attach_evidence(second)
         await send(engine, turn, ORDINARY.format(2))
     assert second.saved
 
@@ -452,12 +452,12 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
 
     class SlowStore(BrokenStore):
         async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-            engine.memory.check("another", streaming=True)
+            engine.memory.check(engine.scope, "another", streaming=True)
             await super().save_evidence(key, form)
 
     store = SlowStore()
     async with open_memory_engine(MemoryServer()) as engine:
-        await engine.memory.attach(store, engine.model)
+        await engine.attach_evidence(store)
         turn, _ = await send(engine, Turn(), ORDINARY.format(1))
     assert len(turn) == 2
     assert store.saved

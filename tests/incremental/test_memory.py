@@ -27,7 +27,7 @@ class Program:
         self.server, self.client, self.clock = server, client, clock
         chainer = _get_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
         assert isinstance(chainer, Chainer)
-        chainer.clock = chainer.memories.clock = clock
+        chainer.clock = chainer.memory.clock = clock
         self.history: list[Any] = []
         self.wrong = 0
         """The number of answers whose context differs from the history that the program sent."""

@@ -88,7 +88,7 @@ class ObjectFuzzer:
                 stack.push_async_callback(engine.aclose)
                 engine.objects.claims = shared if number < 2 else ObjectClaims()
                 if number < 3:
-                    await engine.memory.attach(store, engine.model)
+                    await engine.attach_evidence(store)
             for _ in range(count):
                 await self._act(self.rng.choice(ACTIONS))
             self.stats.requests += len(self.server.requests)

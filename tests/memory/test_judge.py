@@ -13,8 +13,7 @@ from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import ResponsesEngine
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, ServerForgot
-from kedge.incremental import chain, chain_report
-from kedge.memory import server_memory
+from kedge.incremental import chain, chain_report, exchange
 from kedge.memory.evidence import KnownServer
 from kedge.planning import RequestPlan
 from kedge.providers import connect
@@ -111,7 +110,7 @@ def find_losses(events: list[Event]) -> list[Event]:
 def known_hosts(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Make the servers of chained clients known ones while the set has their host."""
     hosts: set[str] = set()
-    monkeypatch.setattr(server_memory, "find_known_host", lambda _: KNOWN if hosts else None)
+    monkeypatch.setattr(exchange, "find_known_host", lambda _: KNOWN if hosts else None)
     return hosts
 
 

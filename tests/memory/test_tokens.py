@@ -116,7 +116,7 @@ def test_impossible_counts_are_not_compared() -> None:
     outcome = Outcome("completed", (answer,), "resp_1", usage=Usage(10, output_tokens=1))
     for crude in (True, False):
         sent = measure_request(plan.delta, {"model": "m"}, crude=crude)
-        assert count_response(outcome, plan, sent, crude=crude) is None
+        assert count_response(outcome, plan, sent) is None
 
 
 def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -> TokenCounts:
@@ -124,7 +124,7 @@ def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -
     plan = plan_request(Turn([user("Hello")]), scope="s", now=0.0)
     outcome = Outcome("completed", (answer,), "resp_1", usage=usage)
     sent = measure_request(plan.delta, {"model": "m"}, crude=crude)
-    counted = count_response(outcome, plan, sent, crude=crude)
+    counted = count_response(outcome, plan, sent)
     assert counted is not None
     return counted
 

@@ -43,6 +43,7 @@ from kedge.text.display import format_size, pluralize, sanitize_text
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
     from kedge.engines.transport import Client
+    from kedge.memory.evidence import ServerEvidence
     from kedge.store.database import Tx
 
 T = TypeVar("T")
@@ -226,6 +227,13 @@ def check_server_database(db: str) -> Check:
 
 
 MAX_SERVERS = 20
+PROOFS = {
+    "table": "a provider that is known to remember",
+    "identity": "a Kedge server, which remembers",
+    "count": "its token counts show that it remembers",
+    "audit": "it listed what it stored",
+}
+UNPROVEN = "everything is sent until its token counts or an audit show that it remembers"
 
 
 def check_servers(address: str) -> Iterator[Check]:
@@ -245,9 +253,19 @@ def check_servers(address: str) -> Iterator[Check]:
             continue
         evidence = ServerEvidence()
         evidence.restore(form)
-        shown[f"{scope}, {model}: {evidence.describe(time.time())}"] = None
+        shown[f"{scope}, {model}: {_describe_evidence(evidence)}"] = None
     for text in shown:
         yield Check("server", "ok", sanitize_text(text))
+
+
+def _describe_evidence(evidence: "ServerEvidence") -> str:
+    """Return in one sentence whether a server is chained on, and why."""
+    from kedge.planning.explain import MODE_REASONS
+
+    if doubt := evidence.open_doubt(time.time()):
+        return f"not chained on, because {MODE_REASONS[doubt]}"
+    text = f"chained on: {PROOFS[evidence.proof]}" if evidence.proof else UNPROVEN
+    return text + (f"; at most {evidence.max_depth} responses deep" if evidence.max_depth else "")
 
 
 def _read_store(address: str, read: "Callable[[Tx], T]") -> T:

@@ -111,7 +111,7 @@ async def inspect_conversation(
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
         inner = unwrap(engine)
         if isinstance(inner, ResponsesEngine):
-            await inner.memory.attach(store, inner.model)  # the evidence decides what is sent
+            await inner.attach_evidence(store)  # the evidence decides what is sent
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
     last = await store.newest_response(row, node)
@@ -172,7 +172,8 @@ def _plan_next(
 ) -> tuple[Turn, RequestPlan]:
     if getattr(engine, "scope", "") == PRACTICE_SCOPE:
         turn, found = _exclude_missing(turn, found)
-    return turn, engine.plan(turn, candidates=tuple(found))
+    # Commands and the page stream their answers, and evidence about streams is separate.
+    return turn, engine.plan(turn, candidates=tuple(found), streaming=True)
 
 
 def _count(turn: Turn) -> tuple[int, ...]:

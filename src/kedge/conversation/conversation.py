@@ -240,7 +240,7 @@ class Conversation(LazyConversation):
 
     async def _load(self) -> None:
         if isinstance(self._inner_engine, ResponsesEngine):
-            await self._inner_engine.memory.attach(self.store, self._inner_engine.model)
+            await self._inner_engine.attach_evidence(self.store)
         await super()._load()
 
     @staticmethod

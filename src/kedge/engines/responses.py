@@ -185,15 +185,13 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self.verify_every = verify_every
         self.objects = ConversationObjects(self.transport, scope, lambda: self.memory.store)
         self.memory = ServerMemory(
-            scope=scope,
             trust=trust,
             transport=transport,
             clock=clock,
-            known=known_server,
             store=evidence_store,
             believes_probes=verify_every > 0,
         )
-        self._is_known = known_server is not None
+        self._known_server = known_server
         self._chained_count = 0
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
@@ -268,7 +266,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         params = flatten_params(request.resolve_params(self.params))
         unstored = params.get("store", mode != "stateless") is False
         return request.keep_reasoning and check.reasoning.should_request(
-            known=self._is_known, unstored=unstored, heal=request.heal
+            known=self._known_server is not None, unstored=unstored, heal=request.heal
         )
 
     async def _load_check(self, turn: Turn, request: Request) -> MemoryCheck:
@@ -315,7 +313,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         plan = self._build_plan(turn, request, options, check)
         if check.way != "direct" and self.transport.identity is None:
             await identify_server(self.transport)
-            self.memory.identify(self.transport.identity or "")
+            check.identify(self.transport.identity or "")
             plan = self._build_plan(turn, request, options, check)
         if check.way == "probe":
             record = plan.rejected[-1].record
@@ -425,7 +423,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
         if self.transport.identity:
-            self.memory.identify(self.transport.identity)
+            attempt.check.identify(self.transport.identity)
         judgment = attempt.check.judge(outcome)
         is_finished = outcome.status in ("completed", "incomplete")
         if attempt.object_id and is_finished and not judgment.reason:
@@ -484,7 +482,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         known = attempt.running is None and (
             get_state(turn).anchor(outcome.response_id, plan.scope) is not None
         )
-        reused = self.memory.record_issued(outcome.response_id, check.evidence, known=known)
+        reused = self.memory.record_issued(check, outcome.response_id, known=known)
         if reused:
             turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
         if attempt.forgot and not attempt.judgment.resend:
@@ -602,11 +600,18 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     def _open_check(self, turn: Turn, request: Request) -> MemoryCheck:
         return self.memory.check(
+            self.scope,
             request.model or self.model,
             streaming=self._is_streaming(request),
             objects=self._get_mode(turn, request) == "conversation",
             conversation=prefix_digest(turn, 1),
+            known=self._known_server,
         )
+
+    async def attach_evidence(self, store: EvidenceStore) -> None:
+        """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
+        requests = (Request(streaming=True), Request(streaming=False))
+        await self.memory.attach(store, *(self._open_check(Turn(), each) for each in requests))
 
     def _is_streaming(self, request: Request) -> bool:
         return request.streaming or self.transport.always_streams

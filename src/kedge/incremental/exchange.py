@@ -62,9 +62,9 @@ from kedge.incremental.rewrite import (
     parse_request,
     rewrite,
 )
-from kedge.memory.evidence import Trust, read_identity
+from kedge.memory.evidence import Trust, find_known_host, read_identity
 from kedge.memory.judge import Judgment, MemoryCheck, Way, names_other_response
-from kedge.memory.server_memory import ServerMemories
+from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
@@ -142,7 +142,11 @@ class Chainer:
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.clock = clock
-        self.memories = ServerMemories(self.index, trust, clock)
+        # A program's stream cannot be held back. Its server is believed if it lists what it stored and reports no
+        # counts, because there is no option with which the program could request audits.
+        self.memory = ServerMemory(
+            trust=trust, clock=clock, holds_streams=False, believes_probes=True
+        )
         self._hash_key = self.index.hash_key
         self._report = ReportBuilder(on_request)
 
@@ -188,13 +192,15 @@ class Chainer:
         parsed = self._parse(headers, content)
         if not isinstance(parsed, ParsedRequest):
             return Exchange(self, scope, content, None, parsed)
-        check = self.memories.open(
+        check = self.memory.check(
             scope,
-            url,
             parsed.model,
             streaming=parsed.streaming,
             conversation=parsed.prefixes.digest(1),
+            known=find_known_host(url),
         )
+        for key in self.memory.list_unread(check):
+            self.memory.restore(check, key, self.index.load_evidence(key))
         decision = self._decide(parsed, scope, headers, check)
         return Exchange(self, scope, content, parsed, decision, check)
 
@@ -222,7 +228,7 @@ class Chainer:
         # A key belongs to one body, and other attempts of the program may be sent as written.
         if any(headers[name] for name in headers if is_idempotency_key(name)):
             return "idempotency_key"
-        if self.memories.trust == "never":
+        if self.memory.trust == "never":
             return "untrusted"
         if doubt := check.doubt:
             return doubt
@@ -260,6 +266,11 @@ class Chainer:
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
         return "|".join([f"{parts.scheme}://{address}{path}", *owners, account])
+
+    def save_evidence(self, check: MemoryCheck) -> None:
+        """Write the evidence of a check to the index, if it changed."""
+        for key, form in self.memory.take_changes(check):
+            self.index.save_evidence(key, form)
 
     def complete(self, request: ChainedRequest) -> None:
         """Add a finished request to the report."""
@@ -361,13 +372,10 @@ class Exchange:
         if rewritten is None or check is None or parsed is None:
             return
         check.record_probe(found.agrees)
-        self._save_evidence(check)
+        self.chainer.save_evidence(check)
         if _decide_way(rewritten, parsed, check) not in ("direct", "held"):
             log.info("the server is not chained on: %s", found)
             self.decision = "untrusted"
-
-    def _save_evidence(self, check: MemoryCheck) -> None:
-        self.chainer.memories.save(check)
 
     def detach(self) -> None:
         """Record nothing about the response: event hooks of the program sent the request to another account.
@@ -398,7 +406,7 @@ class Exchange:
         self._rejection = _classify_rejection(error, self.rewritten.anchor.record.response_id)
         if self.check and not self._rejection and is_server_error(status):
             self.check.record_error()
-            self._save_evidence(self.check)
+            self.chainer.save_evidence(self.check)
         return bool(self._rejection)
 
     def heal(self) -> bytes:
@@ -421,7 +429,7 @@ class Exchange:
             elif reason == "forgot":
                 if not was_judged:
                     check.record_forgotten()
-                    self._save_evidence(check)
+                    self.chainer.save_evidence(check)
                 self.chainer.index.mark_lost(self.scope, response_id)
         return self.original
 
@@ -435,13 +443,13 @@ class Exchange:
         if rejection == "gone":
             lost += find_shorter(parsed, index, rewritten.anchor)
         check.record_rejection(rejection, rewritten.anchor.record.created_at, now)
-        self._save_evidence(check)
+        self.chainer.save_evidence(check)
         index.mark_lost(self.scope, *lost)
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Return an observer for a successful response with these headers (lower-case names)."""
         if self.check:
-            self.check.memory.identify(read_identity(headers))
+            self.check.identify(read_identity(headers))
         streaming = self.parsed is not None and self.parsed.streaming
         if self.rewritten and self.check:
             self.observer = ResponseObserver(
@@ -462,7 +470,7 @@ class Exchange:
             return Judgment()
         self._judgment = self.check.judge(outcome)
         if self._judgment.reason:
-            self._save_evidence(self.check)
+            self.chainer.save_evidence(self.check)
         return self._judgment
 
     def finish(self, outcome: Outcome | None = None) -> None:
@@ -505,7 +513,7 @@ class Exchange:
             self._record_rejection(rewritten, observer.rejection, self.chainer.clock())
         elif rewritten and observer.has_server_error and self.check:
             self.check.record_error()
-            self._save_evidence(self.check)
+            self.chainer.save_evidence(self.check)
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and evaluate its token counts; return False if its context was lost."""
@@ -537,8 +545,8 @@ class Exchange:
         if entry is not None and index.add(entry):
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
-            check.memory.record_issued(entry.record.response_id, check.evidence, known=True)
-        self._save_evidence(check)
+            self.chainer.memory.record_issued(check, entry.record.response_id, known=True)
+        self.chainer.save_evidence(check)
         return True
 
 

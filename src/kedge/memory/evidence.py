@@ -24,9 +24,8 @@ import msgspec
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
-from kedge.memory.tokens import ORDINARY_EXCESS, UNKNOWN_SHARE, SentTokens, agrees_with_estimate
+from kedge.memory.tokens import ORDINARY_EXCESS, UNBOUNDED, UNKNOWN_SHARE, SentTokens
 from kedge.planning import TokenCounts
-from kedge.planning.explain import MODE_REASONS
 
 IDENTITY_HEADER = "kedge-server"
 """The header by which the local server of Kedge identifies itself."""
@@ -105,15 +104,6 @@ MIN_SHORTFALLS = 2
 """Consecutive counts of a known provider that lack a part of the context before it is treated as forgetting."""
 MAX_ERRORS = 2
 """Consecutive server errors for chained requests after which full ones are tried."""
-
-
-_PROOF_TEXTS: dict[Proof, str] = {
-    "": "",
-    "table": "a provider that is known to remember",
-    "identity": "a Kedge server, which remembers",
-    "count": "its token counts show that it remembers",
-    "audit": "it listed what it stored",
-}
 
 
 def _delay(count: int, seconds: float = BASE_COOLDOWN, maximum: float = MAX_COOLDOWN) -> float:
@@ -219,15 +209,6 @@ class ServerEvidence(Evidence):
             return self.doubt
         return ""
 
-    def describe(self, now: float) -> str:
-        """Return in one sentence whether the server is chained on, and why."""
-        if doubt := self.open_doubt(now):
-            return f"not chained on, because {MODE_REASONS[doubt]}"
-        text = f"chained on: {_PROOF_TEXTS[self.proof]}"
-        if not self.proof:
-            text = "everything is sent until its token counts or an audit show that it remembers"
-        return text + (f"; at most {self.max_depth} responses deep" if self.max_depth else "")
-
     def identify(self, known: KnownServer, proof: Proof) -> None:
         """Record that the server is a known one, unless later evidence contradicts that."""
         if known.remembers and not self.proof and not self.doubt:
@@ -236,10 +217,13 @@ class ServerEvidence(Evidence):
 
     def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
         """Update, from a count that is consistent with memory, whether the server counts as we do."""
-        agrees = agrees_with_estimate(usage, base, sent)
-        if agrees:
+        is_known = sent.tokens and sent.size < UNBOUNDED and base.settings == sent.settings
+        if not is_known or base.reasoning or base.own_reasoning:
+            return
+        growth = usage.input_tokens - base.input - base.output
+        if abs(growth - sent.estimate) <= sent.tolerance:
             self.matched = min(self.matched + sent.estimate, MIN_MATCHED_TOKENS)
-        elif agrees is not None:
+        else:
             self.mismatched = True
 
     def record_success(self, proof: Proof) -> None:

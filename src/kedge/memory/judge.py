@@ -18,20 +18,9 @@ import msgspec
 
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
+from kedge.memory import tokens
 from kedge.memory.evidence import DOUBTS_OF_CHAINING, Doubt, Evidence, ServerEvidence, limit_depth
 from kedge.memory.reasoning_evidence import ReasoningEvidence
-from kedge.memory.tokens import (
-    ORDINARY_EXCESS,
-    SentTokens,
-    bound_visible,
-    can_disprove,
-    can_prove,
-    count_response,
-    has_foreign_tokens,
-    judge_usage,
-    list_sent,
-    measure_request,
-)
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 
 if TYPE_CHECKING:
@@ -65,6 +54,7 @@ class MemoryCheck(msgspec.Struct):
 
     Attributes:
         memory: The evidence about this endpoint and account.
+        scope: The provider, endpoint and account.
         records: Both of the following, by their keys in a store.
         evidence: The evidence for the requested model, with or without streaming.
         reasoning: The evidence about the encrypted reasoning of the model.
@@ -75,6 +65,7 @@ class MemoryCheck(msgspec.Struct):
     """
 
     memory: "ServerMemory"
+    scope: str
     records: Mapping[str, Evidence]
     evidence: ServerEvidence
     reasoning: ReasoningEvidence
@@ -83,7 +74,7 @@ class MemoryCheck(msgspec.Struct):
     way: Way = "direct"
     plan: RequestPlan | None = None
     _body: Mapping[str, Any] = {}
-    _sent: SentTokens | None = None
+    _sent: tokens.SentTokens | None = None
     _visible: int = 0
     """The minimum count of the visible context, known from the anchor that is not used."""
 
@@ -99,6 +90,12 @@ class MemoryCheck(msgspec.Struct):
     def is_always(self) -> bool:
         """Whether the server is chained on whatever the evidence."""
         return self.memory.trust == "always"
+
+    def identify(self, identity: str) -> None:
+        """Record the name by which the server identifies itself; empty if it does not."""
+        if known := self.memory.identify(self.scope, identity):
+            with self.memory.lock:
+                self.evidence.identify(known, "identity")
 
     def get_max_depth(self, configured: int | None) -> int | None:
         """Return the longest chain to rely on: the configured, the known or the observed one."""
@@ -118,7 +115,7 @@ class MemoryCheck(msgspec.Struct):
         self.describe(plan, body)
         self.way = self._choose_way(plan)
         is_used = plan.is_full or self.way in ("direct", "held")
-        self._visible = 0 if is_used else bound_visible(plan, self._measure())
+        self._visible = 0 if is_used else tokens.bound_visible(plan, self._measure())
         return self.way
 
     def _choose_way(self, plan: RequestPlan) -> Way:
@@ -129,22 +126,24 @@ class MemoryCheck(msgspec.Struct):
         if not evidence.must_hold(plan.anchor.depth, now):
             # A server that was proven by its counts may begin to forget at any time, so it is used only where
             # its count would show that.
-            is_safe = evidence.proof != "count" or can_disprove(base, self._measure())
+            is_safe = evidence.proof != "count" or tokens.can_disprove(base, self._measure())
             return "direct" if is_safe else "full"
         sent = self._measure()
-        if (self.can_hold or evidence.stores) and can_prove(base, sent):
+        if (self.can_hold or evidence.stores) and tokens.can_prove(base, sent):
             return "held" if self.can_hold else "direct"
         if evidence.stores or now < evidence.next_probe_at:
             return "full"
         if self.memory.believes_probes and not evidence.reports:
             return "probe"
-        ordinary = sent and sent._replace(excess=ORDINARY_EXCESS)
-        return "probe" if can_prove(base, ordinary) else "full"
+        ordinary = sent and sent._replace(excess=tokens.ORDINARY_EXCESS)
+        return "probe" if tokens.can_prove(base, ordinary) else "full"
 
-    def _measure(self) -> SentTokens | None:
+    def _measure(self) -> tokens.SentTokens | None:
         """Return the tokens of the request, with bounds that follow from the evidence."""
         if self._sent is None and self.plan is not None:
-            self._sent = measure_request(list_sent(self.plan), self._body, crude=self._is_crude)
+            self._sent = tokens.measure_request(
+                tokens.list_sent(self.plan), self._body, crude=self._is_crude
+            )
         return self._sent and self.evidence.bound(self._sent)
 
     @property
@@ -169,12 +168,11 @@ class MemoryCheck(msgspec.Struct):
             named: The conversation object that it names; empty for none, None if the member is missing, which is a
                 loss only for a server that usually names objects.
         """
-        if self.plan is None or not self.plan.conversation_id:
-            return self.plan is not None and names_other_response(
-                response, self.plan.previous_response_id
-            )
+        plan = self.plan
+        if plan is None or not plan.conversation_id:
+            return names_other_response(response, plan.previous_response_id if plan else "")
         is_named = named is not None or self.evidence.names_conversations
-        return is_named and named != self.plan.conversation_id
+        return is_named and named != plan.conversation_id
 
     def judge(self, outcome: Outcome) -> Judgment:
         """Judge an answer, and update the evidence."""
@@ -189,9 +187,7 @@ class MemoryCheck(msgspec.Struct):
                 if judgment.reason:
                     return judgment
             sent = self._measure()
-            counted = count_response(
-                outcome, plan, sent, visible=self._visible, crude=self._is_crude
-            )
+            counted = tokens.count_response(outcome, plan, sent, visible=self._visible)
             if plan.is_full and usage and counted and sent:
                 self.evidence.record_full_send(usage, sent)
             return Judgment(counted=counted)
@@ -200,7 +196,7 @@ class MemoryCheck(msgspec.Struct):
         evidence, sent, usage, base = self.evidence, self._measure(), outcome.usage, anchor.counted
         if self._was_ignored(outcome, plan):
             return self.record_forgotten()
-        verdict = judge_usage(usage, base, sent)
+        verdict = tokens.judge_usage(usage, base, sent)
         if verdict == "partial" and evidence.proof == "table" and not self.is_always:
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):
@@ -233,9 +229,11 @@ class MemoryCheck(msgspec.Struct):
         if not plan.conversation_id:
             return False
         answer = [b for b in plan.source[: plan.start] if b.response_id == anchor.response_id]
-        added = measure_request([*answer, *list_sent(plan)], self._body, crude=self._is_crude)
+        added = tokens.measure_request(
+            [*answer, *tokens.list_sent(plan)], self._body, crude=self._is_crude
+        )
         added = added and self.evidence.bound(added)
-        return has_foreign_tokens(outcome.usage, anchor.counted, added)
+        return tokens.has_foreign_tokens(outcome.usage, anchor.counted, added)
 
     def is_comparable(self, outcome: Outcome) -> bool:
         """Return whether the token count of an answer can be compared with that of its anchor."""

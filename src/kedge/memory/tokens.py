@@ -16,7 +16,6 @@ context may be only a few tokens too low.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from math import inf
 from typing import Any, Literal, NamedTuple, cast
 
@@ -53,34 +52,20 @@ _END_OF_THINKING = "</think>"
 _CRUDE_TOKEN_CHARS = 12
 _TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
-_MAX_CACHED_CHARS = 1_024
-_MAX_CACHED_TEXTS = 4_096
-"""The number of short texts whose counts are cached: at most 4 MB of ASCII."""
 
 _UNCOUNTED_MEMBERS = frozenset(
     {
-        "background",
-        "conversation",
-        "frequency_penalty",
-        "include",
-        "input",
-        "max_output_tokens",
-        "max_tool_calls",
-        "metadata",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "previous_response_id",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_logprobs",
-        "top_p",
-        "user",
+        *("background", "conversation", "include", "input", "metadata", "previous_response_id"),
+        *(
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+        ),
+        *("stream", "stream_options", "user", "max_output_tokens", "max_tool_calls"),
+        *("frequency_penalty", "parallel_tool_calls", "presence_penalty", "temperature"),
+        *("top_logprobs", "top_p"),
     }
 )
 """Body members that do not change the number of tokens of the others."""
@@ -174,9 +159,8 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
         match block:
             case AssistantBlock():
                 # Chat templates drop what a model wrote before this tag, at the next user message at the latest.
-                text = block.text.rpartition(_END_OF_THINKING)[2]
-                has_reasoning |= len(text) < len(block.text)
-                texts.append(text)
+                texts.append(block.text.rpartition(_END_OF_THINKING)[2])
+                has_reasoning |= _END_OF_THINKING in block.text
             case SystemBlock():
                 texts.append(block.text)
             case UserBlock() | ToolResultBlock():
@@ -198,11 +182,6 @@ def _count_crudely(text: str) -> tuple[int, int, int]:
 
 
 def _count_text(text: str) -> tuple[int, int, int]:
-    # The texts of a conversation are measured again with every request that sends it in full.
-    return _count_short(text) if len(text) <= _MAX_CACHED_CHARS else _count_uncached(text)
-
-
-def _count_uncached(text: str) -> tuple[int, int, int]:
     from kedge.tokens import count_text  # loads a vocabulary, which proven servers do not need
 
     # Templates write results and arguments as JSON, which escapes non-ASCII characters.
@@ -210,16 +189,8 @@ def _count_uncached(text: str) -> tuple[int, int, int]:
     return count_text(" ".join(text.split())), count_text(text), upper
 
 
-_count_short = lru_cache(maxsize=_MAX_CACHED_TEXTS)(_count_uncached)
-
-
 def count_response(
-    outcome: Outcome,
-    plan: RequestPlan,
-    sent: SentTokens | None,
-    *,
-    visible: int = 0,
-    crude: bool = False,
+    outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, *, visible: int = 0
 ) -> TokenCounts | None:
     """Return the tokens that the server counted for a response, as the base for the next request.
 
@@ -231,7 +202,6 @@ def count_response(
         plan: The plan of the request.
         sent: The tokens that the request sent.
         visible: A minimum count of what the request sent without reasoning, if one is known.
-        crude: As for ``measure_request``.
 
     Returns:
         The counts, or None where they cannot be compared with later ones.
@@ -239,7 +209,7 @@ def count_response(
     usage = outcome.usage
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
-    answer = measure_blocks(outcome.blocks, crude=crude)
+    answer = measure_blocks(outcome.blocks, crude=not sent.tokens)
     is_constant = plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower
     if is_constant or 0 < usage.output_tokens < int(answer.lower * sent.share):
         return None  # fewer tokens than the text has
@@ -343,16 +313,6 @@ def _find_excess(base: TokenCounts | None, sent: SentTokens) -> int:
     return expected_tokens(base, sent) - sent.overhead
 
 
-def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool | None:
-    """Return whether the server's count grew by our count, within the tolerance; None if that is unknown."""
-    if sent.upper >= UNBOUNDED or base.reasoning or base.own_reasoning:
-        return None
-    if not sent.estimate or base.settings != sent.settings:
-        return None
-    growth = usage.input_tokens - base.input - base.output
-    return abs(growth - sent.estimate) <= sent.tolerance
-
-
 def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> int:
     """Return the maximum that the server can have counted, with or without cached tokens in its input.
 
@@ -390,7 +350,5 @@ def hash_settings(body: Mapping[str, Any]) -> int:
 def _encode_setting(value: Any) -> str:
     if type(value) is list:
         return f"[{', '.join(map(_encode_setting, cast('list[Any]', value)))}]"
-    text: str | None = getattr(
-        value, "settings_text", None
-    )  # a definition of a tool stores its own
-    return encode_settings(value) if text is None else text
+    # A definition of a tool stores its own.
+    return getattr(value, "settings_text", None) or encode_settings(value)
