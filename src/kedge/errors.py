@@ -418,7 +418,19 @@ class Unsendable(KedgeError):
 
 
 class UnsupportedBlock(KedgeError):
-    """A block has no form in the API of this provider."""
+    """A block has no form in the API of this provider.
+
+    Args:
+        message: The problem and the remedy.
+        block_id: The id of the block, if it is known.
+
+    Attributes:
+        block_id: The id of the block, or an empty string.
+    """
+
+    def __init__(self, message: str, block_id: str = "") -> None:
+        super().__init__(message)
+        self.block_id = block_id
 
 
 class UnsupportedParameter(KedgeError, ValueError):

@@ -53,6 +53,44 @@ MESSAGES: list[dict[str, Any]] = [
     {"type": "compaction", "encrypted_content": None},
     {"type": "item_reference", "id": "msg_1"},
 ]
+INPUTS: list[Any] = [
+    "",
+    [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}],
+    [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "file_id": "file_1"}],
+    [{"type": "input_image", "image_url": "data:image/tiff;base64,AAAA"}],
+    [{"type": "input_file", "file_url": "https://a.example/b.pdf"}],
+    [{"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,/w=="}],
+    [{"type": "input_file", "filename": "a.bin", "file_data": "AAAA"}],
+    [{"type": "video_url", "video_url": {"url": "https://a.example/b.mp4"}}],
+]
+EXCHANGES: list[list[dict[str, Any]]] = [
+    *([message] for message in MESSAGES),
+    *([{"role": "user", "content": content}] for content in INPUTS),
+    *(
+        [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c", "output": output},
+        ]
+        for arguments, output in [("[]", "1"), ("{", "1"), *(("{}", each) for each in INPUTS)]
+    ),
+    [
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "a.txt"},
+    ],
+    [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"role": "assistant", "content": "Wait."},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "developer", "content": "Be brief."},
+        {"role": "assistant", "content": "Yes."},
+    ],
+]
+"""Messages of every type, with content that not every API can express."""
+APIS = ("responses", "chat", "anthropic")
 VALUES: list[Any] = [None, 5, "", "x", [], {}, {"type": "x"}, [{"type": "input_text"}], True]
 
 
@@ -90,13 +128,20 @@ async def check_state(chat: Chat, state: bytes) -> bool:
     return answer.discarded is None
 
 
-@pytest.mark.parametrize(
-    "message", MESSAGES, ids=lambda message: message.get("type", message.get("role"))
-)
-async def test_every_message_can_be_continued(open_chat: OpenChat, message: Any) -> None:
-    """A state with a message of any type, known or not, complete or not, does not make a call fail."""
-    chat = open_chat()
-    await check_state(chat, make_state(chat.provider, [message]))
+def open_chat_of(server: TestServer, api: str) -> Chat:
+    """Return a chat with a server through one of its APIs."""
+    if api == "anthropic":
+        address = server.base_url.removesuffix("/v1")
+        return Chat(connect("anthropic:practice", base_url=address, api_key="key"))
+    return Chat(connect(f"{api}:{server.base_url}#practice"))
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_every_message_can_be_continued(server: TestServer, api: str) -> None:
+    """Messages of any type, known or not, complete or not, do not make a call fail, whatever the API."""
+    async with open_chat_of(server, api) as chat:
+        used = [await check_state(chat, make_state(chat.provider, each)) for each in EXCHANGES]
+    assert 0 < sum(used) < len(EXCHANGES)
 
 
 async def test_damaged_states_of_version_1_never_raise(open_chat: OpenChat) -> None:
@@ -115,12 +160,7 @@ async def test_items_of_another_api_are_left_out(
     server: TestServer, api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A state of version 1 with items that an API cannot express is continued without them, with a note."""
-    engine = (
-        connect("anthropic:practice", base_url=server.base_url.removesuffix("/v1"), api_key="key")
-        if api == "anthropic"
-        else connect(f"chat:{server.base_url}#practice")
-    )
-    async with Chat(engine) as chat:
+    async with open_chat_of(server, api) as chat:
         state = make_state(chat.provider, [MESSAGES[0], MESSAGES[9], MESSAGES[10]])
         assert await check_state(chat, state)
     assert "2 blocks of a state cannot be sent" in caplog.text

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 
 from kedge.chat.reply import ChatReply, ChatStream, StateWriter
 from kedge.chat.state import (
+    MESSAGES_VERSION,
     ChatState,
     DiscardedState,
     FernetCipher,
@@ -44,7 +45,7 @@ from kedge.planning.anchor_lookup import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
-from kedge.turns import Block, OpaqueBlock, Turn, UnknownBlock, user
+from kedge.turns import Block, Turn, UnknownBlock, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.turn import count_leading
 
@@ -381,10 +382,19 @@ class Chat(AsyncResource):
             count("states_discarded_total", reason=found.reason)
             log.warning("a state was discarded and a new conversation started: %s", found)
             return ChatState(self.provider), found
-        # Every call would fail with a block of a newer Kedge, or with an item that this API cannot express.
-        has_no_items = isinstance(unwrap(self._base_engine), StatelessEngine)
-        kinds = (UnknownBlock, OpaqueBlock) if found.version == 1 and has_no_items else UnknownBlock
-        return leave_out(found, kinds), None
+        return leave_out(found, self._find_unsendable(found)), None
+
+    def _find_unsendable(self, state: ChatState) -> set[str]:
+        """Return the blocks with which every call would fail: of a newer Kedge, or without a form in this API."""
+        found = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
+        engine = unwrap(self._base_engine)
+        if state.version == MESSAGES_VERSION and isinstance(engine, StatelessEngine):
+            turn, known = state.turn(), {block.id for block in state.blocks}
+            block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
+            while block_id in known - found:
+                found.add(block_id)
+                block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
+        return found
 
     def _make_writer(self, start: ChatState) -> StateWriter:
         """Return a function that writes the states of a call that started with this one."""

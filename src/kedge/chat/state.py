@@ -11,7 +11,7 @@ blocks which the engine cannot send are left out (``leave_out``): a state must n
 import hashlib
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, cast
@@ -401,16 +401,14 @@ def _check_items(items: list[Json]) -> None:
         raise ValueError("a message has a form that is not known") from error
 
 
-def leave_out(state: ChatState, kinds: type[Block] | tuple[type[Block], ...]) -> ChatState:
-    """Return a state without the blocks of these kinds, which cannot be sent; they are noted in the log."""
-    unsendable = [isinstance(block, kinds) for block in state.blocks]
-    if not any(unsendable):
+def leave_out(state: ChatState, block_ids: Collection[str]) -> ChatState:
+    """Return a state without blocks that cannot be sent; this is noted in the log."""
+    if not block_ids:
         return state
-    log.warning("%s of a state cannot be sent, and left out", pluralize(sum(unsendable), "block"))
-    blocks = tuple(
-        block for block, is_out in zip(state.blocks, unsendable, strict=True) if not is_out
-    )
-    length = state.processed_length - sum(unsendable[: state.processed_length])
+    log.warning("%s of a state cannot be sent, and left out", pluralize(len(block_ids), "block"))
+    blocks = tuple(block for block in state.blocks if block.id not in block_ids)
+    read = state.blocks[: state.processed_length]
+    length = len(read) - sum(block.id in block_ids for block in read)
     return replace(state, blocks=blocks, processed_length=length, history=None)
 
 

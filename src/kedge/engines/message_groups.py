@@ -77,7 +77,8 @@ def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
             case UnknownBlock():
                 raise UnsupportedBlock(
                     f"block {block.id} is of a kind that this version of Kedge does not know "
-                    f"({block.form.get('kind')!r}); remove it or upgrade Kedge"
+                    f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
+                    block.id,
                 )
             case _:
                 raise unsupported_block(block, provider, "remove it")
@@ -155,5 +156,6 @@ def unsupported_block(
     kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
     why = f": {detail}" if detail else ""
     return UnsupportedBlock(
-        f"{provider} cannot express block {block.id} ({kind}){why}; {remedy} before sending"
+        f"{provider} cannot express block {block.id} ({kind}){why}; {remedy} before sending",
+        block.id,
     )

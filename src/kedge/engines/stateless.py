@@ -19,7 +19,7 @@ from kedge.engines.request_body import SendOptions, split_extra_body
 from kedge.engines.request_metrics import record_plan
 from kedge.engines.response_reader import record_outcome
 from kedge.engines.transport import RawResponse, Transport, encode_body
-from kedge.errors import EngineError, RequestRefused, Unreachable
+from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.events.decoder import StreamDecoder
 from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, get_state, plan_request
@@ -149,6 +149,16 @@ class StatelessEngine(RequestEngine):
             self._request_caching(body, plan, plan.cache)
         attempt.body = {k: v for k, v in body.items() if v is not None}
         attempt.content = encode_body(attempt.body)
+
+    def find_unsupported(self, plan: RequestPlan) -> str:
+        """Return the id of the first block of a plan that this API cannot express; empty if there is none."""
+        try:
+            self._build_body(plan, Request(), {})
+        except UnsupportedBlock as error:
+            return error.block_id
+        except KedgeError:
+            return ""  # the request itself reports it
+        return ""
 
     async def _post(self, attempt: Attempt, decoder: StreamDecoder) -> RawResponse:
         request = attempt.request
