@@ -53,6 +53,17 @@ def test_conversation_continues_with_its_own_provider(
     assert "<option selected>openai:practice</option><option>practice</option>" in html
 
 
+def test_a_plan_that_depends_on_a_probe_says_so(empty_page: PageServer, openai: TestServer) -> None:
+    """The next plan of the page is a dry run: nothing is sent, and a condition is named."""
+    openai.faults.set("anonymous")
+    name = create_elsewhere(empty_page, "openai:practice")
+    sent = len(openai.requests)
+    plan = empty_page.get(f"/api/conversations/{name}/plan", text="What is my name?")
+    assert plan["conditional"]
+    assert "may change" in plan["explanation"]
+    assert len(openai.requests) == sent
+
+
 def test_missing_api_key_is_reported_before_writing(
     empty_page: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -388,6 +388,10 @@ class PlanShape(ApiModel):
     full_bytes: int = Field(
         description="The size of a request body with the complete conversation."
     )
+    conditional: bool = Field(
+        default=False,
+        description="Whether a probe of the server, which was not made, may change it.",
+    )
     rejected: list[RejectedShape]
     problems: list[str]
     explanation: str

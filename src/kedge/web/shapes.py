@@ -63,6 +63,7 @@ def shape_plan(plan: "RequestPlan") -> PlanShape:
         full_blocks=plan.full_blocks,
         sent_bytes=sent_bytes,
         full_bytes=full_bytes,
+        conditional=plan.conditional,
         rejected=[
             RejectedShape(
                 response_id=each.response_id,
