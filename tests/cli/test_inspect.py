@@ -22,10 +22,10 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestServ
 
     async def create(url: str) -> None:
         async with (
-            await open_store(store_url(str(path))) as store,
+            open_store(store_url(str(path))) as store,
             connect(f"responses:{url}#practice") as engine,
         ):
-            conversation = await Conversation.create(store, engine, title="plan")
+            conversation = await Conversation.create(engine, store=store, title="plan")
             await conversation.send("My name is Ada.")
 
     with serve() as server:
