@@ -28,6 +28,7 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
     assert turn["text"] == "2+3 = 5."
     assert turn["plan"]["sent_blocks"] == 1
     assert turn["usage"]["output_tokens"] > 0
+    assert (turn["model"], turn["status"], turn["healed"]) == ("practice", "completed", [])
     empty_page.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
     listed = empty_page.get("/api/conversations")
     assert listed["total"] == 1

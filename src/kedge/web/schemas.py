@@ -404,7 +404,11 @@ class TurnShape(ApiModel):
     node: int
     response_id: str
     text: str
+    model: str
+    status: str = Field(description="`completed`, or `running` in the background.")
     usage: UsageShape
+    cost: float | None
+    healed: tuple[str, ...] = Field(description="Why requests were sent again in another form.")
     plan: PlanShape | None
     stored: bool = Field(description="Whether the answer was already stored under the same key.")
 

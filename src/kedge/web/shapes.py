@@ -14,7 +14,6 @@ from kedge.web.schemas import (
     RejectedShape,
     ResponseShape,
     TurnShape,
-    UsageShape,
 )
 
 if TYPE_CHECKING:
@@ -79,15 +78,9 @@ def shape_plan(plan: "RequestPlan") -> PlanShape:
 
 def shape_reply(reply: "Reply") -> TurnShape:
     """Return the form of a reply."""
-    return TurnShape(
-        conversation=reply.conversation,
-        node=reply.node,
-        response_id=reply.response_id,
-        text=reply.text,
-        usage=UsageShape.model_validate(reply.usage),
-        plan=shape_plan(reply.plan) if reply.plan else None,
-        stored=reply.stored,
-    )
+    members = {name: getattr(reply, name) for name in TurnShape.model_fields}
+    plan = shape_plan(reply.plan) if reply.plan else None
+    return TurnShape.model_validate({**members, "plan": plan})
 
 
 def overview_status(summary: ConversationSummary, now: float) -> str:
