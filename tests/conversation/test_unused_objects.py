@@ -110,6 +110,21 @@ async def test_the_object_of_a_fork_is_not_deleted_with_the_conversation(store: 
             assert not has_object(server, get_object(fork))
 
 
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+async def test_objects_are_deleted_with_any_client(store: Store, transport: str) -> None:
+    """Kedge's own client and that of the openai package delete objects, also after they were closed."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation", transport=transport) as engine:
+            kept, deleted = [await Conversation.create(store, engine) for _ in range(2)]
+            for each in (kept, deleted):
+                await each.send("One")
+            await deleted.delete()
+            assert not has_object(server, get_object(deleted))
+        await kept.delete()
+        assert not has_object(server, get_object(kept))
+
+
 async def test_an_object_with_a_running_request_is_not_deleted(store: Store) -> None:
     """The claim of an unfinished answer protects its object, although its conversation is deleted."""
     with serve() as server:

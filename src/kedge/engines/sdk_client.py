@@ -100,14 +100,14 @@ class SdkClient:
             **({} if retry else {"max_retries": 0}),
         }
         send = getattr(self.client, method.lower())
+        streamed: Any = {"stream": True, "stream_cls": import_module(self._sdk).AsyncStream[object]}
         try:
             response = await send(
                 # The complete URL: the client is slow at joining it to its base URL.
                 errors.build_url(path),
                 cast_to=httpx2.Response,
                 options=options,
-                stream=True,
-                stream_cls=import_module(self._sdk).AsyncStream[object],
+                **({} if method == "delete" else streamed),
                 **({} if content is None else {"content": content}),
             )
         except Exception as exc:
