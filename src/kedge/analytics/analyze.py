@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from kedge.analytics import queries
 from kedge.analytics.groups import (
-    FALLBACK,
     Model,
     ResponseGroup,
     SqlCondition,
     build_condition,
     count_conversations,
+    group_by,
     measure_latencies,
     measure_model_latencies,
     select_groups,
@@ -29,13 +29,11 @@ from kedge.analytics.results import (
 from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
-from kedge.store.database import Row, Tx
-from kedge.store.records import FAILED_SQL, validate_page
-from kedge.store.response_sums import ANSWERED, read_with_sums
+from kedge.store.database import Tx
+from kedge.store.records import validate_page
+from kedge.store.response_sums import read_with_sums
 
 ALL_RESPONSES = Selection()
-_OUTCOMES = f"{queries.count_where(ANSWERED)}, {queries.count_where(FAILED_SQL)}"
-"""The columns of answered and failed requests."""
 MAX_BUCKETS = 10_000
 MAX_NAMED_ROWS = 500
 """How many conversations a query names; databases limit the number of its values."""
@@ -119,19 +117,19 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
 def _collect_models(
     groups: Sequence[ResponseGroup], costs: dict[Model, Cost], latencies: dict[Model, Latency]
 ) -> tuple[ModelStats, ...]:
-    return tuple(
+    models: dict[Model, list[ResponseGroup]] = {}
+    for each in groups:
+        models.setdefault((each.provider, each.model), []).append(each)
+    found = [
         ModelStats(
-            provider=provider,
-            model=model,
-            requests=requests,
-            succeeded=succeeded,
-            failed=failed,
-            latency=latencies.get((provider, model), Latency()),
-            tokens=tokens,
-            cost=costs.get((provider, model), Cost()),
+            *model,
+            **queries.sum_outcomes(own),
+            latency=latencies.get(model, Latency()),
+            cost=costs.get(model, Cost()),
         )
-        for provider, model, requests, succeeded, failed, tokens in queries.list_models(groups)
-    )
+        for model, own in models.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.requests, each.provider, each.model)))
 
 
 def _collect_buckets(
@@ -154,45 +152,18 @@ def _collect_buckets(
     column = _bucket_sql(tx, start, width, number - 1)
     costs = queries.sum_by(queries.query_costs(tx, where, prices, column), lambda each: each.group)
     latencies = measure_latencies(tx, where, column)
-    for row in _query_counts(tx, where, column):
-        position = row[0]
-        filled[position] = _fill_bucket(
+    for position, groups in group_by(tx, where, column).items():
+        filled[position] = replace(
             filled[position],
-            row[1:],
-            costs.get(position, Cost()),
-            latencies.get(position, Latency()),
+            **queries.sum_outcomes(groups),
+            **queries.sum_sends(groups),
+            fallbacks=sum(each.responses for each in groups if each.is_fallback),
+            healed=sum(each.responses for each in groups if each.healed),
+            cache=queries.sum_cache_use(groups),
+            cost=costs.get(position, Cost()),
+            latency=latencies.get(position, Latency()),
         )
     return tuple(filled[i] for i in range(number))
-
-
-def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
-    requests, succeeded, failed, chained, fallbacks, healed, sent, saved = (
-        int(n or 0) for n in row[:8]
-    )
-    return replace(
-        bucket,
-        requests=requests,
-        succeeded=succeeded,
-        failed=failed,
-        chained=chained,
-        fallbacks=fallbacks,
-        healed=healed,
-        sent_bytes=sent,
-        saved_bytes=saved,
-        tokens=queries.tokens_from_row(row[8:12]),
-        cache=queries.cache_use_from_row(row[12:]),
-        cost=cost,
-        latency=latency,
-    )
-
-
-def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
-    return tx.rows(
-        f"SELECT {column}, COUNT(*), {_OUTCOMES}, COUNT(r.anchor), "  # noqa: S608
-        f"{queries.count_where(FALLBACK)}, COUNT(r.healed), {queries.REQUEST_BYTES}, SUM(r.saved_bytes), "
-        f"{queries.TOKEN_COLUMNS}, {queries.CACHE_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
-        where.values,
-    )
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
@@ -252,17 +223,16 @@ def _collect_conversations(
 ) -> tuple[ConversationStats, ...]:
     where = build_condition(tx, selection)
     rows = tx.rows(
-        f"SELECT r.conversation, COUNT(*), {_OUTCOMES}, COUNT(r.anchor), "  # noqa: S608
-        f"{queries.REQUEST_BYTES}, SUM(r.saved_bytes), {queries.TOKEN_COLUMNS} FROM responses r WHERE {where.sql} "
+        f"SELECT r.conversation FROM responses r WHERE {where.sql} "  # noqa: S608
         "GROUP BY r.conversation ORDER BY COUNT(*) DESC, r.conversation DESC LIMIT ?",
         (*where.values, limit),
     )
     if not rows:
         return ()
+    numbers = [number for (number,) in rows]
     listed, selected = SqlCondition("namespace = ?", (tx.namespace,)), where
     if len(rows) <= MAX_NAMED_ROWS:
         marks = ", ".join("?" * len(rows))
-        numbers = [row[0] for row in rows]
         listed = listed.and_(f"number IN ({marks})", *numbers)
         selected = where.and_(f"r.conversation IN ({marks})", *numbers)
     names = {
@@ -275,18 +245,13 @@ def _collect_conversations(
     costs = queries.sum_by(
         queries.query_costs(tx, selected, prices, "r.conversation"), lambda each: each.group
     )
+    groups = group_by(tx, selected, "r.conversation")
     return tuple(
         ConversationStats(
-            id=names[row[0]][0],
-            title=names[row[0]][1],
-            requests=int(row[1]),
-            succeeded=int(row[2] or 0),
-            failed=int(row[3] or 0),
-            chained=int(row[4]),
-            sent_bytes=int(row[5] or 0),
-            saved_bytes=int(row[6] or 0),
-            tokens=queries.tokens_from_row(row[7:]),
-            cost=costs.get(row[0], Cost()),
+            *names[number],
+            **queries.sum_outcomes(groups[number]),
+            **queries.sum_sends(groups[number]),
+            cost=costs.get(number, Cost()),
         )
-        for row in rows
+        for number in numbers
     )

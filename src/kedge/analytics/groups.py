@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.analytics.results import Latency, Selection
-from kedge.planning.fallback import NOT_FALLBACK_REASONS, name_send
+from kedge.planning.fallback import is_fallback_reason, name_send
 from kedge.store import response_sums
-from kedge.store.database import Tx
+from kedge.store.database import Row, Tx
 from kedge.store.records import ANSWERED_STATUSES, has_failed
 from kedge.store.response_sums import (
     ALL_DAYS,
@@ -24,9 +24,6 @@ from kedge.store.response_sums import (
     SUMS,
     round_seconds,
 )
-
-FALLBACK = f"r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
-"""The condition that a response is a fallback; it has no reason if it was chained."""
 
 OWN_NUMBERS = "(SELECT number FROM conversations WHERE namespace = ?)"
 """The numbers of the conversations of a namespace."""
@@ -129,6 +126,11 @@ class ResponseGroup:
         return self.status in ANSWERED_STATUSES
 
     @property
+    def is_fallback(self) -> bool:
+        """Whether the requests were sent in full although there was an anchor."""
+        return is_fallback_reason(self.reason)
+
+    @property
     def send_name(self) -> str:
         """How the requests were sent."""
         return name_send(self.reason)
@@ -190,28 +192,38 @@ def iter_edges(tx: Tx, selection: Selection, days: DayRange | None) -> Iterator[
 
 def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[ResponseGroup]:
     """Return the groups of the responses of a selection."""
-    rows: list[tuple[Any, ...]] = []
+    groups: list[ResponseGroup] = []
     if days:
         where = days.condition(tx, selection)
-        keys = (*KEYS, "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END")
-        columns = ", ".join(keys)
+        columns = ", ".join((*KEYS, "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END"))
         sums = ", ".join(f"SUM({name})" for name in SUMS)
-        rows += tx.rows(
+        rows = tx.rows(
             f"SELECT {columns}, {sums} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
             where.values,
         )
-    day = f"CASE WHEN {KEYS['pricing']} = 'unknown' THEN {response_sums.day_sql(tx)} ELSE 0 END"
-    columns = ", ".join((*KEYS.values(), day))
+        groups += map(_to_group, rows)
     for where in iter_edges(tx, selection, days):
-        rows += tx.rows(
-            f"SELECT {columns}, {', '.join(SUMS.values())} FROM responses r "  # noqa: S608
-            f"WHERE {where.sql} GROUP BY {columns}",
-            where.values,
-        )
+        groups += [each for found in group_by(tx, where, "r.provider").values() for each in found]
+    return groups
+
+
+def group_by(tx: Tx, where: SqlCondition, column: str) -> dict[Any, list[ResponseGroup]]:
+    """Return the groups of the responses with each value of a column."""
+    day = f"CASE WHEN {KEYS['pricing']} = 'unknown' THEN {response_sums.day_sql(tx)} ELSE 0 END"
+    columns = ", ".join((column, *KEYS.values(), day))
+    found: dict[Any, list[ResponseGroup]] = {}
+    for row in tx.rows(
+        f"SELECT {columns}, {', '.join(SUMS.values())} FROM responses r "  # noqa: S608
+        f"WHERE {where.sql} GROUP BY {columns}",
+        where.values,
+    ):
+        found.setdefault(row[0], []).append(_to_group(row[1:]))
+    return found
+
+
+def _to_group(row: Row) -> ResponseGroup:
     start = len(KEYS) + 1
-    return [
-        ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:])) for row in rows
-    ]
+    return ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:]))
 
 
 def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> int:

@@ -30,31 +30,14 @@ from kedge.analytics.results import (
     Tokens,
 )
 from kedge.events import Usage
-from kedge.planning.fallback import is_fallback_reason
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Row, Tx
-from kedge.store.response_sums import SECONDS_PER_DAY, SUMS
+from kedge.store.response_sums import SECONDS_PER_DAY
 
 ROUND_DIGITS = 9
 """Sums of dollars are rounded, so that the order in which a database adds does not matter."""
 HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 """Reasons for healing without a rejected request."""
-
-REQUEST_BYTES = SUMS["sent_bytes"]
-"""The bytes of complete requests; of their messages alone where the size of the request is not known."""
-TOKEN_COLUMNS = (
-    "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
-)
-
-
-_PREDICTED = "r.predicted_cached_tokens IS NOT NULL AND r.cached_tokens IS NOT NULL"
-CACHE_COLUMNS = (
-    f"SUM(CASE WHEN {_PREDICTED} THEN 1 ELSE 0 END), "
-    f"SUM(CASE WHEN {_PREDICTED} THEN r.predicted_cached_tokens ELSE 0 END), "
-    f"SUM(CASE WHEN {_PREDICTED} THEN r.cached_tokens ELSE 0 END), "
-    "SUM(r.cache_write_tokens), SUM(r.cache_savings)"
-)
-
 
 _SIZES = (
     "sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes",
@@ -66,20 +49,19 @@ def count_requests(
     tx: Tx, selection: Selection, groups: Sequence[ResponseGroup], conversations: int
 ) -> Requests:
     """Count requests by their outcome."""
-    total = sum(each.responses for each in groups)
-    chained = sum(each.responses for each in groups if each.is_chained)
+    outcomes, chained = sum_outcomes(groups), sum_sends(groups)["chained"]
     answered = [each for each in groups if each.is_answered]
     healed = _count_by("healed", (each for each in groups if each.healed))
     healed_count = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
     rejected = sum(each.responses for each in groups if each.status == "refused")
-    fallbacks = (each for each in groups if is_fallback_reason(each.reason))
+    fallbacks = (each for each in groups if each.is_fallback)
     return Requests(
-        total=total,
+        total=outcomes["requests"],
         conversations=conversations,
-        succeeded=sum(each.responses for each in answered),
-        failed=count_failed(groups),
+        succeeded=outcomes["succeeded"],
+        failed=outcomes["failed"],
         chained=chained,
-        full=total - chained,
+        full=outcomes["requests"] - chained,
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
         sends=_count_by("send_name", groups),
@@ -92,9 +74,23 @@ def count_requests(
     )
 
 
-def count_failed(groups: Iterable[ResponseGroup]) -> int:
-    """Return how many requests failed."""
-    return sum(each.responses for each in groups if each.has_failed)
+def sum_outcomes(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
+    """Return the members that the statistics of models, conversations and intervals have in common."""
+    return {
+        "requests": sum(each.responses for each in groups),
+        "succeeded": sum(each.responses for each in groups if each.is_answered),
+        "failed": sum(each.responses for each in groups if each.has_failed),
+        "tokens": sum_tokens(groups),
+    }
+
+
+def sum_sends(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
+    """Return how many requests were chained, and the bytes that were sent and saved."""
+    return {
+        "chained": sum(each.responses for each in groups if each.is_chained),
+        "sent_bytes": sum(each.sent_bytes for each in groups),
+        "saved_bytes": sum(each.saved_bytes for each in groups),
+    }
 
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
@@ -194,11 +190,6 @@ def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
     )
 
 
-def tokens_from_row(row: Row) -> Tokens:
-    """Return the tokens in a row of `TOKEN_COLUMNS`."""
-    return Tokens(*(int(each or 0) for each in row))
-
-
 def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
     """Sum predicted and actual cached tokens, and the dollars that they saved."""
     return CacheUse(
@@ -208,36 +199,6 @@ def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
         sum(each.cache_write_tokens for each in groups),
         round(sum(each.cache_savings for each in groups), ROUND_DIGITS),
     )
-
-
-def cache_use_from_row(row: Row) -> CacheUse:
-    """Return the use of prompt caches in a row of `CACHE_COLUMNS`."""
-    predictions, predicted, cached, written = (int(each or 0) for each in row[:4])
-    saved = round(float(row[4] or 0), ROUND_DIGITS)
-    return CacheUse(predictions, predicted, cached, written, saved)
-
-
-def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, int, int, Tokens]]:
-    """Return each model with its requests, those that were answered and failed, and tokens; most requests first."""
-    models: dict[tuple[str, str], list[ResponseGroup]] = {}
-    for each in groups:
-        models.setdefault((each.provider, each.model), []).append(each)
-    rows = [
-        (
-            *model,
-            sum(each.responses for each in model_groups),
-            sum(each.responses for each in model_groups if each.is_answered),
-            count_failed(model_groups),
-            sum_tokens(model_groups),
-        )
-        for model, model_groups in models.items()
-    ]
-    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
-
-
-def count_where(condition: str) -> str:
-    """Return the SQL for the number of rows that meet a condition."""
-    return f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)"
 
 
 def _count_by(name: str, groups: Iterable[ResponseGroup]) -> tuple[Count, ...]:
