@@ -143,7 +143,8 @@ class ObjectFuzzer:
         """
         if (self.is_unknown and not self.is_audited) or not turn.blocks:
             return self.rng.random() < 0.3
-        return self.has_tools.get(turn.blocks[-1].response_id or "", False)
+        answered = [each.response_id for each in turn.blocks if each.response_id in self.has_tools]
+        return bool(answered) and self.has_tools[answered[-1]]
 
     def _make_question(self, turn: Turn, *, calls: bool = False) -> Turn:
         self.asked += 1
@@ -217,7 +218,8 @@ class ObjectFuzzer:
         except EngineError as error:
             self.stats.failed += 1
             return error.turn or turn
-        self.has_tools[stream.turn.blocks[-1].response_id or ""] = calls
+        if response_id := stream.turn.blocks[-1].response_id:
+            self.has_tools[response_id] = calls
         self._check(stream.turn, events, f"message {number}, streaming {streaming}")
         return stream.turn
 
