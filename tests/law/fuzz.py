@@ -4,7 +4,8 @@ Each round runs a script of 60 actions against two new servers, from its own see
 can be repeated: ``make fuzz N=60 SEED=<seed>``. Rounds alternate between HTTP, WebSocket, and WebSocket
 without stored responses. Each is followed by a conversation with a server whose memory misbehaves
 (``law.memory_fuzzer``), with each level of trust, with encrypted reasoning and with images, with a dry run before
-every request, by the same script through a chained client or the proxy (``law.program_fuzzer``), and by branches in
+every request, by the same script through a chained client or the proxy, whose reports are checked
+(``law.program_fuzzer``), and by branches in
 conversation objects that several processes continue (``law.object_fuzzer``). Several processes run at the same time.
 """
 
@@ -51,15 +52,25 @@ async def run_memory_round(seed: int, stats: MemoryStats) -> int:
     behavior = list(BEHAVIORS)[seed % len(BEHAVIORS)]
     transport = rng.choice(list(MEMORY_TRANSPORTS))
     late = rng.choice(("", *LATE_BEHAVIORS))
-    trust = rng.choices(("earned", "always", "never"), (6, 1, 1))[0]
+    trust = choose_trust(rng)
     fuzzer = MemoryFuzzer(rng, behavior, transport, stats, trust, rng.choice(CONTENTS))
     await fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
-    if trust == "always":  # its answers are shown whatever the server did, and counts only report
-        stats.trusted_wrong, stats.wrong = stats.wrong, 0
-        stats.flagged = 0
-        return stats.unreported + stats.contradicted
     # A stream may show one wrong answer each time a server begins to forget: at its cap, and later.
     in_flight = (bool(late) + behavior.startswith("caps")) if transport != "whole" else 0
+    return count_excess(stats, trust, in_flight)
+
+
+def choose_trust(rng: random.Random) -> str:
+    """Return a level of trust, mostly the default."""
+    return rng.choices(("earned", "always", "never"), (6, 1, 1))[0]
+
+
+def count_excess(stats: MemoryStats, trust: str, in_flight: int) -> int:
+    """Return the number of unacceptable wrong answers, dry runs and missing reports."""
+    if trust == "always":  # its answers are shown whatever the server did, and counts only report
+        stats.trusted_wrong, stats.wrong, stats.flagged = stats.wrong, 0, 0
+        return stats.unreported + stats.contradicted
+    in_flight = 0 if trust == "never" else in_flight
     return max(stats.wrong - in_flight, stats.wrong - stats.flagged) + stats.contradicted
 
 
@@ -69,14 +80,12 @@ def run_program_round(seed: int, stats: MemoryStats) -> int:
     behaviors = [name for name in BEHAVIORS if UNSUITABLE.isdisjoint(BEHAVIORS[name])]
     behavior, streaming = behaviors[seed % len(behaviors)], rng.random() < 0.5
     late = rng.choice(("", *LATE_BEHAVIORS))
-    has_reasoning = rng.random() < 0.3
-    fuzzer = ProgramFuzzer(
-        rng, behavior, DOORS[seed % 2], streaming, reasoning=has_reasoning, stats=stats
-    )
+    has_reasoning, trust = rng.random() < 0.3, choose_trust(rng)
+    fuzzer = ProgramFuzzer(rng, behavior, DOORS[seed % 2], streaming, trust, has_reasoning, stats)
     fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
     # A stream cannot be held back: it may show one wrong answer each time that a server begins to forget.
     in_flight = (bool(late) + bool(BEHAVIORS[behavior])) if streaming else 0
-    return max(stats.wrong - in_flight, stats.wrong - stats.flagged)
+    return count_excess(stats, trust, in_flight)
 
 
 async def run_object_round(seed: int, stats: ObjectStats) -> None:

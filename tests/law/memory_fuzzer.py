@@ -93,6 +93,12 @@ class MemoryStats:
     first_wrong: str = ""
 
 
+def is_visible_loss(behavior: str, read: object, expected: object) -> bool:
+    """Return whether the count of a server shows a loss: half of the context is missing from an honest count."""
+    is_honest = "report_usage" not in str(BEHAVIORS[behavior])
+    return is_honest and 2 * len(str(read)) < len(str(expected)) and len(str(expected)) > 2_000
+
+
 @dataclass
 class MemoryFuzzer:
     """One round: a server with a behavior, and one conversation."""
@@ -171,9 +177,7 @@ class MemoryFuzzer:
             self.stats.wrong += 1
             is_flagged = any(isinstance(event, ServerForgot) for event in events)
             self.stats.flagged += is_flagged
-            # Half of the context is missing from an honest count, which no tolerance explains.
-            is_visible = "report_usage" not in str(BEHAVIORS[self.behavior])
-            is_visible &= 2 * len(str(read)) < len(str(expected)) and len(str(expected)) > 2_000
+            is_visible = is_visible_loss(self.behavior, read, expected)
             self.stats.unreported += is_visible and not is_flagged
             found = f"{self.behavior}, {self.transport}, message {number}: read {read}"
             self.stats.first_wrong = self.stats.first_wrong or found

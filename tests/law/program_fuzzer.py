@@ -4,13 +4,15 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
+import httpx2
 from openai import OpenAI, OpenAIError
 
-from kedge.incremental import ChainReport, chain, chain_report
+from kedge.incremental import chain, chain_report
 from kedge.testing import TestServer, serve
-from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats
+from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats, is_visible_loss
 from normalization import normalize_items
 from proxy.running import serve_proxy
 
@@ -31,6 +33,7 @@ class ProgramFuzzer:
     reasoning: bool = False
     stats: MemoryStats = field(default_factory=MemoryStats)
     history: list[Item] = field(default_factory=list[Item])
+    _sent: int = 0
 
     def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
         """Send messages; from the middle on, the server also has the behavior ``late``."""
@@ -81,6 +84,7 @@ class ProgramFuzzer:
         if self.reasoning:
             body["include"] = [REASONING]
         since, lost = len(server.requests), self._count_lost(client)
+        self._sent += 1
         try:
             answer: Any = client.responses.create(**body)
             if self.streaming:
@@ -95,16 +99,24 @@ class ProgramFuzzer:
         read, expected = normalize_items(posted[-1].context), normalize_items(self.history)
         if read != expected:
             self.stats.wrong += 1
-            # The report of the proxy is not that of this process; a loss shows in the log.
-            is_flagged = self.door == "proxy" or self._count_lost(client) > lost
+            is_flagged = self._count_lost(client) > lost
             self.stats.flagged += is_flagged
+            self.stats.unreported += (
+                is_visible_loss(self.behavior, read, expected) and not is_flagged
+            )
             found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
             self.stats.first_wrong = self.stats.first_wrong or found
         self.history += [_to_input(item.model_dump(exclude_none=True)) for item in answer.output]
 
     def _count_lost(self, client: OpenAI) -> int:
-        report: ChainReport | None = chain_report(client) if self.door == "chain" else None
-        return report.lost if report else 0
+        """Return the losses in the report, once it has all requests: a proxy reports after the end of a stream."""
+        if self.door == "chain":
+            return chain_report(client).lost
+        deadline = monotonic() + 60
+        while True:
+            report: Any = httpx2.get(f"{str(client.base_url).removesuffix('v1/')}report").json()
+            if report["requests"] >= self._sent or monotonic() > deadline:
+                return report["lost"]
 
 
 def _to_input(item: Item) -> Item:

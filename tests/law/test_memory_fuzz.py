@@ -89,6 +89,23 @@ def test_programs_get_no_unreported_wrong_answer(behavior: str, door: str, strea
     assert stats.answers == 12
 
 
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("streaming", [True, False])
+def test_losses_of_a_trusted_server_are_in_the_report(door: str, streaming: bool) -> None:
+    """With ``trust="always"`` a chained client and the proxy report every loss that a count can show."""
+    stats = ProgramFuzzer(random.Random(3), "stores nothing", door, streaming, "always").run(12)
+    assert stats.wrong > 0
+    assert stats.flagged > 0
+    assert stats.unreported == 0, stats.first_wrong
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_server_that_is_never_trusted_is_never_chained_on(door: str) -> None:
+    """With ``trust="never"`` no answer is wrong, whatever the server does."""
+    stats = ProgramFuzzer(random.Random(3), "stores nothing", door, True, "never").run(8)
+    assert (stats.wrong, stats.chained, stats.answers) == (0, 0, 8)
+
+
 @pytest.mark.parametrize("reasoning", [True, False])
 @pytest.mark.parametrize(("trust", "limit"), [("always", 1.02), ("earned", 1.25)])
 async def test_an_honest_server_is_sent_little_more_than_the_best_plan(
