@@ -49,7 +49,7 @@ from kedge.events.fields import read_conversation_id, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
+from kedge.memory.evidence import EvidenceStore, KnownServer, Trust, limit_depth
 from kedge.memory.judge import Judgment, MemoryCheck
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.memory.reasoning_evidence import REJECTION_STATUSES
@@ -313,7 +313,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         plan = self._build_plan(turn, request, options, check)
         if check.way != "direct" and self.transport.identity is None:
             await identify_server(self.transport)
-            check.identify(self.transport.identity or "")
+            self.memory.identify(check, self.transport.identity or "")
             plan = self._build_plan(turn, request, options, check)
         if check.way == "probe":
             record = plan.rejected[-1].record
@@ -423,7 +423,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
         if self.transport.identity:
-            attempt.check.identify(self.transport.identity)
+            self.memory.identify(attempt.check, self.transport.identity)
         judgment = attempt.check.judge(outcome)
         is_finished = outcome.status in ("completed", "incomplete")
         if attempt.object_id and is_finished and not judgment.reason:
@@ -442,7 +442,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Check that the conversation object of an answer has the items of its line of history, and no others."""
         plan, is_stored = attempt.plan, _is_stored(attempt.body, outcome)
         # Where the token count cannot show that items are missing, all of them are compared.
-        is_counted = plan.barrier is not None or attempt.check.is_comparable(outcome)
+        base, counted = plan.anchor and plan.anchor.counted, judgment.counted
+        is_comparable = base and counted and base.settings == counted.settings
+        is_counted = plan.barrier is not None or is_comparable
         complete = plan.anchor is None or not is_counted
         found = await self.objects.check_end(
             attempt.object_id,
@@ -671,7 +673,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             mode=mode,
             now=self._clock(),
             extra=extra,
-            max_depth=check.get_max_depth(self.max_depth),
+            max_depth=limit_depth(self.max_depth, check.evidence.max_depth),
             not_before=check.evidence.not_before,
         )
         return request.add_ephemeral(plan)

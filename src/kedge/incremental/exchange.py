@@ -62,7 +62,7 @@ from kedge.incremental.rewrite import (
     parse_request,
     rewrite,
 )
-from kedge.memory.evidence import Trust, find_known_host, read_identity
+from kedge.memory.evidence import Trust, find_known_host, limit_depth, read_identity
 from kedge.memory.judge import Judgment, MemoryCheck, Way, names_other_response
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger
@@ -237,7 +237,7 @@ class Chainer:
             self.index,
             scope=scope,
             now=self.clock(),
-            max_depth=check.get_max_depth(self.max_depth),
+            max_depth=limit_depth(self.max_depth, check.evidence.max_depth),
             not_before=check.evidence.not_before,
         )
         if not isinstance(rewritten, Rewritten):
@@ -449,7 +449,7 @@ class Exchange:
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Return an observer for a successful response with these headers (lower-case names)."""
         if self.check:
-            self.check.identify(read_identity(headers))
+            self.chainer.memory.identify(self.check, read_identity(headers))
         streaming = self.parsed is not None and self.parsed.streaming
         if self.rewritten and self.check:
             self.observer = ResponseObserver(

@@ -318,15 +318,21 @@ class ServerEvidence(Evidence):
         if self.errors >= MAX_ERRORS and not self.open_doubt(now):
             self.doubt, self.retry_at = "fails", now + _delay(self.errors - MAX_ERRORS)
 
-    def record_probe(self, *, agrees: bool | None, now: float) -> None:
-        """Record whether the server listed what it should have stored; None if it listed nothing."""
+    def record_probe(self, *, agrees: bool | None, now: float, proves: bool = False) -> None:
+        """Record whether the server listed what it should have stored; None if it listed nothing.
+
+        Args:
+            agrees: Whether it did.
+            now: The current Unix time.
+            proves: Whether this proves the memory of a server that reports no token counts.
+        """
         self.stores = bool(agrees)
         self.audits = self.audits or agrees is not None
-        if agrees:
-            self.failed_probes = 0
-            return
-        self.next_probe_at = now + _delay(self.failed_probes)
-        self.failed_probes += 1
+        if not agrees:
+            self.next_probe_at = now + _delay(self.failed_probes)
+        elif proves and not self.reports:
+            self.record_success("audit")
+        self.failed_probes = 0 if agrees else self.failed_probes + 1
 
 
 class EvidenceStore(Protocol):

@@ -11,7 +11,7 @@ The rules are those of ``kedge.memory.evidence`` and ``kedge.memory.tokens``. Wi
 back or probed, and token counts are only reported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -19,9 +19,10 @@ import msgspec
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
 from kedge.memory import tokens
-from kedge.memory.evidence import DOUBTS_OF_CHAINING, Doubt, Evidence, ServerEvidence, limit_depth
+from kedge.memory.evidence import DOUBTS_OF_CHAINING, Doubt, Evidence, ServerEvidence
 from kedge.memory.reasoning_evidence import ReasoningEvidence
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.turns import Block
 
 if TYPE_CHECKING:
     from kedge.memory.server_memory import ServerMemory
@@ -91,16 +92,6 @@ class MemoryCheck(msgspec.Struct):
         """Whether the server is chained on whatever the evidence."""
         return self.memory.trust == "always"
 
-    def identify(self, identity: str) -> None:
-        """Record the name by which the server identifies itself; empty if it does not."""
-        if known := self.memory.identify(self.scope, identity):
-            with self.memory.lock:
-                self.evidence.identify(known, "identity")
-
-    def get_max_depth(self, configured: int | None) -> int | None:
-        """Return the longest chain to rely on: the configured, the known or the observed one."""
-        return limit_depth(configured, self.evidence.max_depth)
-
     def describe(self, plan: RequestPlan, body: Mapping[str, Any]) -> None:
         """Set the request that is sent.
 
@@ -138,13 +129,14 @@ class MemoryCheck(msgspec.Struct):
         ordinary = sent and sent._replace(excess=tokens.ORDINARY_EXCESS)
         return "probe" if tokens.can_prove(base, ordinary) else "full"
 
-    def _measure(self) -> tokens.SentTokens | None:
-        """Return the tokens of the request, with bounds that follow from the evidence."""
-        if self._sent is None and self.plan is not None:
-            self._sent = tokens.measure_request(
-                tokens.list_sent(self.plan), self._body, crude=self._is_crude
-            )
-        return self._sent and self.evidence.bound(self._sent)
+    def _measure(self, before: Sequence[Block] = ()) -> tokens.SentTokens | None:
+        """Return the tokens of the request and of blocks before it, with bounds that follow from the evidence."""
+        sent = self._sent
+        if self.plan and (before or sent is None):
+            blocks = [*before, *tokens.list_sent(self.plan)]
+            sent = tokens.measure_request(blocks, self._body, crude=self._is_crude)
+            self._sent = self._sent if before else sent
+        return sent and self.evidence.bound(sent)
 
     @property
     def _is_crude(self) -> bool:
@@ -154,9 +146,8 @@ class MemoryCheck(msgspec.Struct):
     def record_probe(self, agrees: bool | None) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""
         with self.memory.lock:
-            self.evidence.record_probe(agrees=agrees, now=self.memory.clock())
-            if agrees and self.memory.believes_probes and not self.evidence.reports:
-                self.evidence.record_success("audit")
+            proves = self.memory.believes_probes
+            self.evidence.record_probe(agrees=agrees, proves=proves, now=self.memory.clock())
 
     # After a request
 
@@ -201,8 +192,10 @@ class MemoryCheck(msgspec.Struct):
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):
             return self.record_forgotten(partial=verdict == "partial", counted=True)
-        if self._has_foreign_tokens(outcome, plan, anchor):
-            return Judgment("conversation", resend=not self.is_always)
+        if plan.conversation_id:
+            answer = [b for b in plan.source[: plan.start] if b.response_id == anchor.response_id]
+            if tokens.has_foreign_tokens(usage, base, self._measure(answer)):
+                return Judgment("conversation", resend=not self.is_always)
         evidence.record_chained()
         if verdict == "remembered":
             evidence.record_remembered(anchor.depth)
@@ -221,27 +214,6 @@ class MemoryCheck(msgspec.Struct):
             self.evidence.echoes |= outcome.echoed
             return False
         return self.evidence.echoes and not self.is_always
-
-    def _has_foreign_tokens(
-        self, outcome: Outcome, plan: RequestPlan, anchor: AnchorRecord
-    ) -> bool:
-        """Return whether the server read more than the conversation object should have."""
-        if not plan.conversation_id:
-            return False
-        answer = [b for b in plan.source[: plan.start] if b.response_id == anchor.response_id]
-        added = tokens.measure_request(
-            [*answer, *tokens.list_sent(plan)], self._body, crude=self._is_crude
-        )
-        added = added and self.evidence.bound(added)
-        return tokens.has_foreign_tokens(outcome.usage, anchor.counted, added)
-
-    def is_comparable(self, outcome: Outcome) -> bool:
-        """Return whether the token count of an answer can be compared with that of its anchor."""
-        base = self.plan.anchor.counted if self.plan and self.plan.anchor else None
-        usage, sent = outcome.usage, self._measure()
-        if base is None or sent is None or usage is None:
-            return False
-        return usage.input_tokens > 0 and base.settings == sent.settings
 
     def record_forgotten(self, *, partial: bool = False, counted: bool = False) -> Judgment:
         """Record that the server answered without the context.

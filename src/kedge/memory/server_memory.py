@@ -145,7 +145,7 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
             if form and check.records[key].to_json().keys() <= _INITIAL_MEMBERS:
                 check.records[key].restore(form)
             if check.evidence.proof == "identity":
-                check.identify("kedge")
+                self.identify(check, "kedge")
 
     def take_changes(self, check: MemoryCheck) -> list[tuple[str, dict[str, Any]]]:
         """Return the evidence of a check that is not in the store, to be stored."""
@@ -155,12 +155,12 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
             self._saved.update(changed)
             return list(changed.items())
 
-    def identify(self, scope: str, identity: str) -> KnownServer | None:
-        """Remember the identity of a server; return what is known about it."""
-        known = KNOWN_IDENTITIES.get(identity)
-        if known is not None:
-            self._identified[scope] = known
-        return known
+    def identify(self, check: MemoryCheck, identity: str) -> None:
+        """Record the name by which the server of a check identifies itself; empty if it does not."""
+        if known := KNOWN_IDENTITIES.get(identity):
+            with self.lock:
+                self._identified[check.scope] = known
+                check.evidence.identify(known, "identity")
 
     def record_issued(self, check: MemoryCheck, response_id: str, *, known: bool) -> bool:
         """Remember a response id; return whether the server has issued it before."""
