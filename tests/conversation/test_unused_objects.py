@@ -116,7 +116,7 @@ async def test_objects_are_deleted_with_any_client(store: Store, transport: str)
     """Kedge's own client and that of the openai package delete objects, also after they were closed."""
     with serve() as server:
         async with open_engine(server, mode="conversation", transport=transport) as engine:
-            kept, deleted = [await Conversation.create(store, engine) for _ in range(2)]
+            kept, deleted = [await Conversation.create(engine, store=store) for _ in range(2)]
             for each in (kept, deleted):
                 await each.send("One")
             await deleted.delete()
