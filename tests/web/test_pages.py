@@ -178,7 +178,7 @@ def test_dashboard_has_figures(page: PageServer) -> None:
     for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
         html = page.client.get(f"/dashboard?range={name}").text
         assert "Bytes saved" in html
-        assert html.count("<figure") == 9
+        assert html.count("<figure") == 10
 
 
 def test_dashboard_stream_sends_new_figures(empty_page: PageServer) -> None:
@@ -195,7 +195,7 @@ def test_dashboard_stream_sends_new_figures(empty_page: PageServer) -> None:
         event = next(line for line in lines if line.startswith("event:"))
         assert event == "event: figures"
         html = json.loads(next(lines).removeprefix("data: "))
-        assert html.count("<figure") == 9
+        assert html.count("<figure") == 10
 
 
 def test_healed_and_lost_responses_are_shown(empty_page: PageServer) -> None:

@@ -61,3 +61,22 @@ async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> Non
     card = build_plan_card(plan, row, before, [])
     assert ("Conversation object", object_id) in card.facts
     assert plan.conversation_id == object_id
+
+
+async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Path) -> None:
+    """The reason is that of the request, also where only the engine knew that the server cannot be trusted."""
+    with serve() as server:
+        server.faults.set("report_usage=none")
+        engine = connect(f"responses:{server.base_url}#practice")
+        async with engine, open_store(f"sqlite:///{tmp_path}/store.db") as store:
+            conversation = await Conversation.create(engine, store=store)
+            await conversation.send("One")
+            before = conversation.turn.append(user("Two"))
+            reply = await conversation.send("Two")
+            row = (await conversation.responses())[-1]
+    assert reply.plan is not None
+    expected = [(each.response_id, each.reason) for each in reply.plan.rejected]
+    assert [reason for _, reason in expected] == ["untrusted"]
+    assert [(each.response_id, each.reason) for each in row.rejected] == expected
+    card = build_plan_card(rebuild_plan(before, row, get_state(before).anchors), row, before, [])
+    assert [(each.response_id, each.reason) for each in card.refused] == expected

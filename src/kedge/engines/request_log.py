@@ -10,7 +10,12 @@ from msgspec.structs import replace
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, Usage
-from kedge.events.request_record import RequestRecord, ResponseStatus
+from kedge.events.request_record import (
+    MAX_REJECTED,
+    RejectedCandidate,
+    RequestRecord,
+    ResponseStatus,
+)
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
@@ -24,6 +29,7 @@ from kedge.events.run import (
 from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import count, measure
 from kedge.planning import RequestPlan, get_state
+from kedge.planning.explain import describe_rejection
 from kedge.prices import current_prices
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
@@ -156,6 +162,10 @@ class RequestLog:
             results_by_id=matches["id"],
             results_by_fallback=matches["fallback"],
             results_unmatched=unmatched,
+            rejected=tuple(
+                RejectedCandidate(each.response_id, each.reason, describe_rejection(each, plan))
+                for each in plan.rejected[:MAX_REJECTED]
+            ),
         )
 
     def _describe(self, plan: RequestPlan) -> RequestRecord:

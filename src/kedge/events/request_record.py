@@ -7,7 +7,7 @@ keeps them, and every view shows them.
 from collections.abc import Iterable
 from functools import reduce
 from operator import add
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,18 @@ ResponseStatus = Literal[
 ]
 """The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
 that the user stopped it."""
+
+
+MAX_REJECTED = 8
+"""The maximum number of rejected candidates in a record."""
+
+
+class RejectedCandidate(NamedTuple):
+    """A response that could not be continued, the reason, and a sentence about it."""
+
+    response_id: str
+    reason: str
+    words: str
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +88,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Those that are matched by another id, because the provider sent no usable one."""
     results_unmatched: int = 0
     """Results without a call, which ``repair`` removed before the request."""
+    rejected: tuple[RejectedCandidate, ...] = ()
+    """The first responses that would have saved more and could not be continued."""
     node: int = 0
     parent: int = 0
     conversation: str = ""

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.events.request_record import RequestRecord
+from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
@@ -86,6 +86,7 @@ def response_values(row: RequestRecord, scope: int) -> Row:
         row.results_by_id,
         row.results_by_fallback,
         row.results_unmatched,
+        json.dumps(row.rejected) if row.rejected else None,
     )
     return (*values, hash_response((row.provider, row.scope, *values[2:])))
 
@@ -171,6 +172,8 @@ def _response_from_row(row: Row) -> RequestRecord:
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
     members["counted"] = decode_token_counts(members["counted"])
+    rejected = decode(members["rejected"]) if members["rejected"] else ()
+    members["rejected"] = tuple(RejectedCandidate(*each) for each in rejected)
     members["stored"] = bool(members["stored"])
     return RequestRecord(
         **members, scope=scope, node=node, parent=parent, conversation=conversation

@@ -121,6 +121,7 @@ CREATE TABLE responses (
     results_by_id BIGINT NOT NULL,
     results_by_fallback BIGINT NOT NULL,
     results_unmatched BIGINT NOT NULL,
+    rejected TEXT,
     checksum BYTEA
 );
 

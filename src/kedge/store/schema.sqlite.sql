@@ -122,6 +122,7 @@ CREATE TABLE responses (
     results_by_id INTEGER NOT NULL,
     results_by_fallback INTEGER NOT NULL,
     results_unmatched INTEGER NOT NULL,
+    rejected TEXT,
     checksum BLOB
 );
 

@@ -8,15 +8,15 @@ and the responses at that time. The response's row records the request as it was
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from kedge.events.request_record import MAX_REJECTED, RejectedCandidate
 from kedge.planning import (
     AnchorRecord,
-    RejectedAnchor,
     RequestPlan,
     get_state,
     plan_request,
     set_state,
 )
-from kedge.planning.explain import describe_full_send, describe_rejection
+from kedge.planning.explain import describe_full_send
 from kedge.planning.reusable_items import base_scope, get_conversation_id
 from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import (
@@ -36,8 +36,6 @@ from kedge.web.schemas import RejectedShape
 from kedge.web.transcript import indent_json
 from kedge.web.views import BlockMark, PlanCard, RawExchange
 
-MAX_REJECTED = 8
-"""The maximum number of rejected candidates that are listed."""
 FOLD_ENDS = 4
 """The number of unsent blocks shown at either end of a long run of them."""
 MAX_BODY_CHARS = 200_000
@@ -83,7 +81,7 @@ def build_plan_card(
         _format_headline(row, describe_full_send(plan) if agrees else ""),
         changed,
         _build_strip(turn.body, sent, {block.id for block in plan.left_out}) if agrees else (),
-        tuple(_to_rejected(each, plan) for each in plan.rejected[:MAX_REJECTED]),
+        tuple(map(_to_rejected, row.rejected)),
         tuple(_iter_notes(plan, row)),
         tuple(iter_facts(row)),
         tuple(
@@ -112,8 +110,8 @@ def _format_headline(row: RequestRecord, reason: str) -> str:
     return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
 
 
-def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedShape:
-    text = describe_rejection(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
+def _to_rejected(rejected: RejectedCandidate) -> RejectedShape:
+    text = rejected.words.removeprefix(f"{rejected.response_id}, because ")
     return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
 
 

@@ -507,6 +507,9 @@ class ResponseShape(ApiModel):
     )
     results_by_fallback: int = Field(description="Those that are matched by another id.")
     results_unmatched: int = Field(description="Results without a call, which were removed.")
+    rejected: list[RejectedShape] = Field(
+        description="The first responses that would have saved more and could not be continued."
+    )
     input_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None

@@ -17,7 +17,6 @@ from starlette.requests import HTTPConnection
 from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
-from kedge.planning import RequestPlan
 from kedge.planning.anchors import relied_until
 from kedge.server.access import CALLER_KEY
 from kedge.store import (
@@ -329,16 +328,20 @@ class ConversationService:
         path = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
         records = (each.record for each in path if each)
         plan = rebuild_plan(turn, response, [each for each in records if each])
-        changed = await self._describe_change(row, tree, plan, turn.blocks)
+        changed = await self._describe_change(row, tree, response, turn.blocks)
         exchanges = await load_exchanges(self.store, node)
         return build_plan_card(plan, response, turn, exchanges, changed)
 
     async def _describe_change(
-        self, row: ConversationRow, tree: StoredTree, plan: RequestPlan, blocks: Sequence[Block]
+        self,
+        row: ConversationRow,
+        tree: StoredTree,
+        response: RequestRecord,
+        blocks: Sequence[Block],
     ) -> str:
         """Return a sentence about the change that made a newer response unusable as an anchor."""
         nodes = {each.provider_response_id: node for node, each in tree.responses.items()}
-        changed = (each.response_id for each in plan.rejected if each.reason == "changed")
+        changed = (each.response_id for each in response.rejected if each.reason == "changed")
         node = next((nodes[name] for name in changed if name in nodes), None)
         if node is None:
             return ""
