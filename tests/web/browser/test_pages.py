@@ -193,7 +193,7 @@ def test_dashboard_updates_while_requests_run(page: PageServer, watched: Watched
     tab.evaluate(SET_HIDDEN, False)
     expect(requests).to_have_text(f"{before + 3:,}")
     expect(tab.get_by_text("live", exact=True)).to_be_visible()
-    expect(tab.locator("figure.chart")).to_have_count(9)
+    expect(tab.locator("figure.chart")).to_have_count(10)
 
 
 @pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
