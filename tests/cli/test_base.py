@@ -434,7 +434,7 @@ def test_verbose_prints_log_records() -> None:
     verbose = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
     assert verbose.exit_code == 0
     records = [json.loads(line) for line in verbose.stderr.splitlines()]
-    assert any(each["message"].startswith("request sent") for each in records)
+    assert any(each["message"].startswith("request completed: new chain") for each in records)
     assert all(each["level"] != "debug" for each in records)
 
 

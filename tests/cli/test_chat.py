@@ -337,7 +337,7 @@ def test_conversation_is_usable_after_ctrl_c() -> None:
 def test_ctrl_c_ends_a_chat_with_a_message(options: list[str], shown: str) -> None:
     """A chat of one message ends with the exit code of Ctrl-C, so that a script notices."""
     with subprocess.Popen(
-        [*KEDGE, "-vv", "chat", "Very slowly write 400 words.", *options],
+        [*KEDGE, "-vvv", "chat", "Very slowly write 400 words.", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

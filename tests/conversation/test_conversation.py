@@ -761,8 +761,9 @@ async def test_lost_response_is_marked_and_resent(
     kedge_server.forget()
     reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
-    first, second = await conversation.responses()
+    first, rejected, second = await conversation.responses()
     assert (first.status, first.lost_reason) == ("lost", "gone")
+    assert (rejected.status, rejected.anchor) == ("refused", first.provider_response_id)
     assert (second.healed, second.reason, second.anchor) == ("gone", "lost", "")
     assert (await conversation.send("What is 1+1?")).plan.previous_response_id == (  # type: ignore[union-attr]
         second.provider_response_id

@@ -186,3 +186,17 @@ async def test_rows_in_a_conversation_object_name_the_response_before(
     assert (reply.plan.anchor_id, reply.plan.previous_response_id) == (first.response_id, "")
     assert [row.anchor for row in rows] == ["", first.response_id]
     assert (await analyze(store)).requests.chained == 1
+
+
+async def test_reopened_conversation_knows_all_responses_that_were_lost(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """Responses that count as lost with a newer one do so after a restart, too."""
+    first = await Conversation.create(connected(), store=store)
+    for text in ("My name is Ada.", "What is my name?", "Once more?"):
+        await first.send(text)
+    kedge_server.forget()
+    await first.send("And now?")
+    other = await Conversation.open(connected(), store=store, id=first.id)
+    assert get_state(other.turn) == get_state(first.turn)
+    assert [row.status for row in await other.responses()][:3] == ["lost"] * 3

@@ -445,10 +445,14 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
         path = f"/api/conversations/{name}/turns"
         page.faults.set("forget_all", times=1)
         page.client.post(path, json={"text": "Go on", "stream": True})
-        head = page.get(f"/api/conversations/{name}/chain")["head"]
-        html = page.client.get(f"/conversations/{name}/plans/{head}").text
-        assert html.count("&#34;model&#34;: &#34;practice&#34;") >= 2
+        *_, rejected, answered = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        assert (rejected["kind"], rejected["response"]["status"]) == ("failed", "refused")
+        html = page.client.get(f"/conversations/{name}/plans/{rejected['node']}").text
         assert "previous_response_id" in html
+        assert "status 400" in html
+        head = answered["node"]
+        html = page.client.get(f"/conversations/{name}/plans/{head}").text
+        assert "&#34;model&#34;: &#34;practice&#34;" in html
         assert "event: response.completed" in html
 
         async def measure(service: ConversationService) -> int:

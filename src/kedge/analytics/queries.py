@@ -36,8 +36,6 @@ from kedge.store.response_sums import SECONDS_PER_DAY
 
 ROUND_DIGITS = 9
 """Sums of dollars are rounded, so that the order in which a database adds does not matter."""
-HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
-"""Reasons for healing without a rejected request."""
 
 _SIZES = (
     "sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes",
@@ -52,8 +50,6 @@ def count_requests(
     outcomes, chained = sum_outcomes(groups), sum_sends(groups)["chained"]
     answered = [each for each in groups if each.is_answered]
     healed = _count_by("healed", (each for each in groups if each.healed))
-    healed_count = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
-    rejected = sum(each.responses for each in groups if each.status == "refused")
     fallbacks = (each for each in groups if each.is_fallback)
     return Requests(
         total=outcomes["requests"],
@@ -67,7 +63,7 @@ def count_requests(
         sends=_count_by("send_name", groups),
         fallbacks=_count_by("reason", fallbacks),
         healed=healed,
-        rejections=rejected + healed_count,
+        rejections=sum(each.responses for each in groups if each.status == "refused"),
         forgotten=_count_forgotten(tx, build_condition(tx, selection)),
         without_id=sum(each.responses for each in answered if not each.has_id),
         **{name: sum(getattr(each, name) for each in groups) for name in _SIZES},
@@ -131,7 +127,7 @@ def _find_ends(tx: Tx, selection: Selection) -> list[Row]:
         "r.depth > 0 AND r.provider_response_id IS NOT NULL"
     )
     later = build_time_condition(Selection(until=selection.until), "created_at").and_(
-        f"anchor IS NOT NULL AND conversation IN {OWN_NUMBERS}", tx.namespace
+        f"anchor IS NOT NULL AND depth > 0 AND conversation IN {OWN_NUMBERS}", tx.namespace
     )
     # An anti-join, which both databases run in one pass; they might repeat a subquery.
     return tx.rows(

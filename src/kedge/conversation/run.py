@@ -37,7 +37,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.observe import bind_fields, get_logger
-from kedge.planning import find_problems, find_running
+from kedge.planning import find_problems, find_running, get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
@@ -223,8 +223,9 @@ class ConversationRun:
                 turn = self.stream.reached
                 self.pending_answer = turn, self.log.complete(outcome, turn)
             case Healed(reason, lost) if lost and (plan := self.stream.plan) and plan.anchor:
-                anchor = plan.anchor
-                await self._persist(lambda: self.store.mark_lost(anchor, reason))
+                for each in {plan.anchor, *get_state(cast("Turn", plan.source)).anchors}:
+                    if each.response_id in lost:
+                        await self._persist(partial(self.store.mark_lost, each, reason))
             case TurnCompacted():
                 self.compacted = True
             case OutputAccepted():
@@ -346,9 +347,9 @@ class ConversationRun:
         await self._save_unfinished(turn, texts, row)
 
     async def _save_retried(self) -> None:
-        """Store a request that is sent again, if the provider counted tokens for it."""
+        """Store a request that is sent again."""
         row = self.log.take()
-        if row is not None and row.usage:
+        if row is not None:
             await self._save_answer()
             await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
 

@@ -21,11 +21,11 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_monitor import PromptMonitor
 from kedge.engines.request_body import SendOptions, check_params
 from kedge.engines.request_metrics import (
-    record_completion,
+    log_sending,
+    record_calls,
     record_error,
     record_healing,
     record_mode_change,
-    record_request,
 )
 from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
 from kedge.engines.tool_name_inference import infer_tool_name
@@ -133,7 +133,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
                 record_healing(failure.reason, "".join(lost))
                 await self._before_resend(turn, request, options, failure)
                 answer = failure.error
-                yield Healed(failure.reason, lost, answer.response_id, answer.usage)
+                yield Healed(failure.reason, lost, answer.response_id, answer.usage, answer.status)
                 if options.mode != mode:
                     record_mode_change(options.mode, mode, failure.reason)
                     yield ModeChanged(options.mode, mode, failure.reason)
@@ -149,7 +149,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
             self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
             size = len(attempt.content)
             sent = RequestSent(size, measure_full_body(plan, size))
-            record_request(plan, sent)
+            log_sending(plan, sent)
             yield sent
         decoder = self._make_decoder()
         assembler = Assembler(native_api=decoder.NATIVE_API)
@@ -174,7 +174,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         except StreamCut as error:
             cut = error  # relevant only if the answer had not ended
         outcome = assembler.finish()
-        record_completion(outcome, decoder.calls)
+        record_calls(decoder.calls)
         for event in await self._check_outcome(attempt, outcome):
             yield event
         if request.streaming:

@@ -147,7 +147,7 @@ class FormatSupport:
             raise error
         self.prompted_models.add(self.model)
         record_healing("format", "")
-        return Healed("format")
+        return Healed("format", status=error.status)
 
 
 async def run_until_valid(

@@ -8,8 +8,9 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kedge.engines.content_filter import ContentFilters
+from kedge.engines.request_metrics import record_request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
-from kedge.events import Event, Outcome, Usage
+from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.request_record import (
     MAX_REJECTED,
     RejectedCandidate,
@@ -27,7 +28,7 @@ from kedge.events.run import (
     TurnEdited,
 )
 from kedge.frozen_dataclasses import replace_fields
-from kedge.observe import count, measure
+from kedge.observe import bind_fields, count, measure
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.explain import describe_rejection
 from kedge.prices import current_prices
@@ -67,6 +68,8 @@ class RequestLog:
         """The plan of every request, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
+        self.ids: Mapping[str, str] = {}
+        """The ids of the run, for log records."""
         self._open: RequestRecord | None = None
         self._healed: HealReason | None = None
         self._unmatched = 0
@@ -101,10 +104,14 @@ class RequestLog:
                     _classify_error(event.error),
                     f"{event.error.__name__}; the request was sent again",
                     event.usage,
+                    event.response_id,
                 )
             case Healed(reason):
-                self._fail("failed", HEALING_TEXTS[reason], event.usage)
+                status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
+                self._fail(status, HEALING_TEXTS[reason], event.usage, event.response_id)
                 self._healed = reason
+            case ResponseStarted() if self._open:
+                self._open = replace(self._open, provider_response_id=event.response_id)
             case _ if self._open and isinstance(event, VISIBLE_EVENTS):
                 if self._open.first_token_seconds is None:
                     seconds = time.perf_counter() - self._started_at
@@ -116,14 +123,18 @@ class RequestLog:
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
         message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
-        self._fail(_classify_error(type(error)), message, error.usage)
+        self._fail(_classify_error(type(error)), message, error.usage, error.response_id)
+
+    def stop(self) -> None:
+        """Complete the record of a request whose answer is not read to its end."""
+        self._fail("cancelled", "")
 
     def cancel(self) -> None:
         """Complete the record of a request that the user stopped, or of the next one, which was not sent."""
-        if self._open is None and self.plans:
+        if self._open is None and self.plans and self._taken == len(self.records):
             plan = self.plans[-1]
             self._open = self._describe(plan)
-        self._fail("cancelled", "", None)
+        self.stop()
 
     def take(self) -> RequestRecord | None:
         """Return the record of the last request, if it has ended since the last call."""
@@ -179,13 +190,28 @@ class RequestLog:
             stored=plan.mode != "stateless",
         )
 
-    def _fail(self, status: ResponseStatus, error: str, usage: Usage | None) -> None:
+    def _fail(
+        self,
+        status: ResponseStatus,
+        error: str,
+        usage: Usage | None = None,
+        response_id: str = "",
+    ) -> None:
         if self._open is not None:
-            self._end(replace(self._open, status=status, error=error), usage)
+            response_id = response_id or self._open.provider_response_id
+            record = replace(
+                self._open, status=status, error=error, provider_response_id=response_id
+            )
+            self._end(record, usage)
 
     def _end(self, record: RequestRecord, usage: Usage | None) -> None:
-        self.records.append(self._finish(record, usage))
+        record = self._finish(record, usage)
+        self.records.append(record)
         self._open = None
+        if record.request_bytes is not None:
+            anchor = self.plans[-1].anchor if self.plans else None
+            with bind_fields(**self.ids):
+                record_request(record, anchor.depth if anchor else 0)
 
     def _finish(self, record: RequestRecord, usage: Usage | None) -> RequestRecord:
         """Return the record with its duration, its tokens and their cost."""

@@ -1,11 +1,12 @@
 """Log records and metrics of an engine's requests."""
 
 from kedge.errors import EngineError
-from kedge.events import Outcome, Usage
+from kedge.events.request_record import RequestRecord
 from kedge.events.run import RequestSent
 from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
+from kedge.planning.fallback import is_fallback_reason, name_send
 
 log = get_logger("kedge.engines")
 
@@ -33,6 +34,13 @@ KNOWN_CODES = frozenset(
 """The codes that are counted by name. Servers may send any code, and the number of labels must be small."""
 
 
+_LOGGED_MEMBERS = (
+    "provider", "model", "mode", "anchor", "reason", "healed", "sent_blocks", "input_tokens", "cached_tokens",
+    "output_tokens", "reasoning_tokens", "cost", "status", "seconds",
+)  # fmt: skip
+"""The members of a record that are fields of its log record."""
+
+
 def record_plan(plan: RequestPlan, seconds: float) -> None:
     """Record a plan."""
     measure("responses_anchor_detection_duration_seconds", seconds)
@@ -47,22 +55,39 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
     )
 
 
-def record_request(plan: RequestPlan, sent: RequestSent) -> None:
-    """Record a request that is about to be sent."""
-    kind = "stateless" if plan.anchor is None else "chained"
-    count(f"responses_{kind}_requests_total")
+def log_sending(plan: RequestPlan, sent: RequestSent) -> None:
+    """Log a request that is about to be sent."""
     if plan.fallback:
-        count("responses_fallback_total", reason=plan.fallback)
         log.warning("no valid anchor (%s); sending everything", plan.fallback)
-    measure("responses_delta_blocks_count", plan.delta_blocks)
-    measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
-    count("responses_bytes_sent_total", sent.body_bytes)
-    count("responses_bytes_full_total", sent.full_bytes)
-    form = "in full" if plan.anchor is None else "chained"
+    log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
+
+
+def record_request(record: RequestRecord, chain_depth: int) -> None:
+    """Count a request at its end, and write its log record with all figures.
+
+    Args:
+        record: The record of the request.
+        chain_depth: The number of responses that it continues.
+    """
+    count(f"responses_{'chained' if record.anchor else 'stateless'}_requests_total")
+    if is_fallback_reason(record.reason):
+        count("responses_fallback_total", reason=record.reason)
+    measure("responses_delta_blocks_count", record.sent_blocks)
+    measure("responses_chain_depth", chain_depth)
+    count("responses_bytes_sent_total", record.request_size)
+    count("responses_bytes_full_total", record.full_size)
+    if record.usage:
+        count("tokens_total", record.usage.input_tokens, kind="input")
+        count("tokens_total", record.usage.cached_tokens, kind="cached")
+        count("tokens_total", record.usage.output_tokens, kind="output")
     log.info(
-        "request sent: %s, %d of %d bytes",
-        *(form, sent.body_bytes, sent.full_bytes),
-        response_id=plan.anchor_id,
+        "request %s: %s, %d of %d bytes",
+        *(record.status, name_send(record.reason), record.request_size, record.full_size),
+        **{name: getattr(record, name) for name in _LOGGED_MEMBERS},
+        response_id=record.provider_response_id,
+        full_blocks=record.sent_blocks + record.saved_blocks,
+        sent_bytes=record.request_size,
+        full_bytes=record.full_size,
     )
 
 
@@ -97,10 +122,8 @@ def record_lost_context(response_id: str) -> None:
     )
 
 
-def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
-    """Record a finished response."""
-    log.info("answer %s", outcome.status, response_id=outcome.response_id)
-    record_usage(outcome.usage)
+def record_calls(calls: ToolCallState) -> None:
+    """Count the calls of a finished response by how their ids were determined."""
     for name, number in (
         ("extracted", calls.extracted),
         ("fallen_back", calls.fallen_back),
@@ -110,11 +133,3 @@ def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
             count("tool_call_ids_total", number, outcome=name)
     if calls.inferred:
         count("tool_call_names_inferred_total", calls.inferred)
-
-
-def record_usage(usage: Usage | None) -> None:
-    """Record the tokens of a response, also of one that is discarded."""
-    if usage:
-        count("tokens_total", usage.input_tokens, kind="input")
-        count("tokens_total", usage.cached_tokens, kind="cached")
-        count("tokens_total", usage.output_tokens, kind="output")

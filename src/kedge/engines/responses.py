@@ -38,7 +38,7 @@ from kedge.engines.request_body import (
     flatten_params,
     summarize_request,
 )
-from kedge.engines.request_metrics import record_lost_context, record_plan, record_usage
+from kedge.engines.request_metrics import record_lost_context, record_plan
 from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import identify_server
 from kedge.engines.transport import RawResponse, Transport
@@ -411,7 +411,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
                 usage = read_usage(event.response)
-                record_usage(usage)
                 raise lost_context("forgot", self.name, event.response_id, usage)
             is_start = isinstance(event, ResponseStarted) or not self._is_streaming(attempt.request)
             if is_start and named and named == attempt.body.get("conversation"):

@@ -197,7 +197,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
         """The changes to the Turn by each middleware."""
-        self._log_context = _build_log_context(turn)
+        self._log_context = self.log.ids = _build_log_context(turn)
 
     @property
     def turn(self) -> Turn:
@@ -270,7 +270,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case TurnFinished():
                 self._turn = event.turn
             case ResponseStarted():
-                self._log_context = {**self._log_context, "response_id": event.response_id}
+                ids = {**self._log_context, "response_id": event.response_id}
+                self._log_context = self.log.ids = ids
                 if event.response.get("background") is True and event.response_id:
                     self._keep_running(event.response_id)
             case AnswerFinished():
@@ -300,6 +301,11 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     def _handle_error(self, error: Exception) -> None:
         if isinstance(error, EngineError):
             self.log.record_error(error)
+
+    async def aclose(self) -> None:
+        """Close the run; a request without an end is recorded as stopped."""
+        await super().aclose()
+        self.log.stop()
 
     async def _next_event(self) -> Event:
         """Return the next event; log records written meanwhile have the ids of this run.

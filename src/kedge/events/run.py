@@ -93,14 +93,16 @@ class Healed(Event):
         reason: Why it is sent again.
         lost: The responses that the server no longer has.
         response_id: The id of the response that is discarded, if the server sent one. Events that differ only in
-            this or in the usage are equal.
+            this, the usage or the status are equal.
         usage: Token counts of that response, if the server sent any.
+        status: The HTTP status of the rejection; None if the server answered the request.
     """
 
     reason: HealReason
     lost: tuple[str, ...] = ()
     response_id: str = field(default="", compare=False)
     usage: Usage | None = field(default=None, compare=False)
+    status: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError
-from kedge.events import Event, Outcome, Usage
+from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
@@ -157,17 +157,14 @@ class _RunSpans:
                 )
                 self._close_request("")
             case AttemptFailed():
-                if event.response_id:
-                    self._record_response(event.response_id, event.usage, "error", ())
-                self._close_request("retried")
-            case RequestSent() if self.request_span:
-                self.request_span.set_attribute(otel.SENT_BYTES, event.body_bytes)
-                self.request_span.set_attribute(otel.FULL_BYTES, event.full_bytes)
+                self._discard_response(event, "retried")
+            case RequestSent(sent, full):
+                self._set_attributes({otel.SENT_BYTES: sent, otel.FULL_BYTES: full})
+            case ResponseStarted():
+                self._set_attributes({otel.RESPONSE_ID: event.response_id})
             case Healed(reason):
                 self.run.add_event("kedge.healed", {otel.HEALED: reason})
-                if event.response_id:
-                    self._record_response(event.response_id, event.usage, "error", ())
-                self._close_request(f"healed:{reason}")
+                self._discard_response(event, f"healed:{reason}")
             case ToolStarted():
                 self._start_tool(event)
             case ToolFinished():
@@ -175,13 +172,10 @@ class _RunSpans:
             case TurnFinished(turn):
                 self._record_conversation(turn)
             case _ if (
-                not self.has_output
-                and self.request.streaming
-                and isinstance(event, VISIBLE_EVENTS)
-                and self.request_span
+                not self.has_output and self.request.streaming and isinstance(event, VISIBLE_EVENTS)
             ):
                 self.has_output = True
-                self.request_span.set_attribute(otel.FIRST_CHUNK, self.now() - self.requested_at)
+                self._set_attributes({otel.FIRST_CHUNK: self.now() - self.requested_at})
             case _:
                 pass
 
@@ -240,9 +234,6 @@ class _RunSpans:
         blocks: Iterable[Block],
         model: str = "",
     ) -> None:
-        span = self.request_span
-        if span is None:
-            return
         attributes: dict[str, Any] = {
             otel.RESPONSE_ID: response_id,
             otel.RESPONSE_MODEL: model,
@@ -256,11 +247,21 @@ class _RunSpans:
                 otel.CACHE_WRITE_TOKENS: usage.cache_write_tokens,
                 otel.REASONING_TOKENS: usage.reasoning_tokens,
             }
-        span.set_attributes(_drop_empty(attributes))
-        if self.content:
+        self._set_attributes(attributes)
+        if self.content and (span := self.request_span):
             messages = self._to_messages(blocks)
             finished = [{**message, "finish_reason": finish_reason} for message in messages]
             _set_json(span, otel.OUTPUT_MESSAGES, finished)
+
+    def _discard_response(self, event: AttemptFailed | Healed, error: str) -> None:
+        if event.response_id:
+            self._record_response(event.response_id, event.usage, "error", ())
+        self._close_request(error)
+
+    def _set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Set attributes of the span of the current request, if there is one."""
+        if self.request_span is not None:
+            self.request_span.set_attributes(_drop_empty(attributes))
 
     def _close_request(self, error: str) -> None:
         if self.request_span is not None:

@@ -288,7 +288,7 @@ def _count_chain_links(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
         if name is not None:
             link = totals.setdefault((namespace, scope, name), [0, 0, 0, 0])
             link[:3] = depth or 0, day, link[2] + 1
-        if anchor is not None:
+        if anchor is not None and depth:  # a rejected or stopped request continues no chain
             totals.setdefault((namespace, scope, anchor), [0, 0, 0, 0])[3] += 1
     return totals
 

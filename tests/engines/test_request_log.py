@@ -1,0 +1,108 @@
+"""One record of each request: in the log, in the reply and in the store."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.conftest import open_engine
+from kedge import Conversation, open_store
+from kedge.analytics import analyze
+from kedge.errors import EngineError
+from kedge.events import TextDelta
+from kedge.observe import snapshot
+from kedge.observe.logs import get_fields
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+
+def read_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the fields of the log records of requests."""
+    fields = [dict(get_fields(record)) for record in caplog.records]
+    return [each for each in fields if "sent_bytes" in each]
+
+
+def list_posts(server: TestServer) -> list[Any]:
+    """Return the requests for an answer that the server received."""
+    return [each for each in server.requests if each.path == "/v1/responses"]
+
+
+async def test_each_request_has_one_log_record_with_its_figures(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log record at the end of a request has the sizes on the wire, the anchor and the tokens."""
+    caplog.set_level(logging.INFO, "kedge")
+    async with open_engine(server) as engine:
+        first = engine.stream(Turn([user("My name is Ada.")]))
+        turn = await first.finish()
+        second = engine.stream(turn.append(user("What is my name?")))
+        await second.finish()
+    new, chained = read_requests(caplog)
+    assert [new["sent_bytes"], chained["sent_bytes"]] == [
+        len(each.raw) for each in list_posts(server)
+    ]
+    assert (new["reason"], chained["anchor"]) == ("new", first.log.records[-1].provider_response_id)
+    assert (chained["response_id"], chained["status"]) == (
+        second.log.records[-1].provider_response_id,
+        "completed",
+    )
+    assert (chained["sent_blocks"], chained["full_blocks"]) == (1, 3)
+    assert chained["input_tokens"] == second.usage.input_tokens
+    assert second.plan is not None
+    assert (chained["sent_bytes"], chained["full_bytes"]) == second.plan.sizes
+
+
+async def test_a_rejected_request_has_its_own_row(server: TestServer, tmp_path: Path) -> None:
+    """A request that was healed is stored beside the one that replaced it, with the status and the size on the wire."""
+    async with (
+        open_engine(server) as engine,
+        open_store(f"sqlite:///{tmp_path}/store.db") as store,
+    ):
+        conversation = await Conversation.create(engine, store=store)
+        asked = await conversation.send("My name is Ada.")
+        await engine.transport.request_json("delete", f"/responses/{asked.response_id}")
+        reply = await conversation.send("What is my name?")
+        rows = await conversation.responses()
+        requests = (await analyze(store)).requests
+    assert [row.status for row in rows] == ["lost", "refused", "completed"]
+    assert [row.anchor for row in rows] == ["", asked.response_id, ""]
+    assert [row.healed for row in rows] == ["", "", "gone"]
+    assert [row.request_size for row in rows] == [len(each.raw) for each in list_posts(server)]
+    assert [each.status for each in reply.requests] == ["refused", "completed"]
+    assert (requests.total, requests.rejections) == (3, 1)
+
+
+async def test_a_failed_answer_keeps_its_response_id(server: TestServer, tmp_path: Path) -> None:
+    """The row of a stream that was cut or stopped has the id that the server sent at its start."""
+    async with (
+        open_engine(server) as engine,
+        open_store(f"sqlite:///{tmp_path}/store.db") as store,
+    ):
+        conversation = await Conversation.create(engine, store=store)
+        server.faults.set("cut_after_events=5", times=1)
+        with pytest.raises(EngineError):
+            await conversation.stream("Write 60 words.").finish()
+        async with conversation.stream("Write 60 words.") as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+        rows = await conversation.responses()
+    assert [row.status for row in rows] == ["cut", "cancelled"]
+    assert all(row.provider_response_id.startswith("resp_") for row in rows)
+
+
+async def test_counters_grow_by_the_records_of_a_run_that_was_left(server: TestServer) -> None:
+    """A request whose answer is not read to its end is counted once, as its record is."""
+    before = snapshot().get("responses_bytes_sent_total", {}).get((), (0, 0.0))[1]
+    async with (
+        open_engine(server) as engine,
+        engine.stream(Turn([user("Write 60 words.")])) as stream,
+    ):
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    [record] = stream.log.records
+    assert record.status == "cancelled"
+    grown = snapshot()["responses_bytes_sent_total"][()][1] - before
+    assert grown == record.request_size == len(list_posts(server)[0].raw)

@@ -1,0 +1,277 @@
+"""Runs random scripts in stored conversations, and compares everything that Kedge says about each request.
+
+The second law: every request on the wire has one record, and everything that Kedge says about the request comes from
+it. After every run, the requests that the servers received are compared with the stored rows, the events and the reply
+of the run, its spans, its log records and the growth of the metrics, with ``kedge inspect``, ``tree`` and ``stats``,
+and with the API of the page. A dry run before each message must agree with the first request, unless it is conditional.
+"""
+
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from kedge import Conversation, connect
+from kedge.cli.inspect import inspect_conversation
+from kedge.compaction import MessageLimitCompactor
+from kedge.engines import Engine
+from kedge.errors import EngineError, HeadConflict, NotInStore
+from kedge.events import Event, TextDelta
+from kedge.planning import RequestPlan
+from kedge.store import Store, open_store
+from kedge.testing import TestServer, serve
+from kedge.turns import UserBlock
+from law.record_views import RequestViews, RunResult
+
+PROMPTS = (
+    "Line {n}",
+    "Please call alpha.",
+    "Please call alpha and call beta.",
+    "Think about {n}.",
+    "Line {n} " + "with a longer tail of words " * 20,
+)
+MAX_MESSAGES = 9
+"""The number of messages above which a conversation with a compactor is compacted."""
+DISTURBANCES = (
+    "status=500",
+    "status=429",
+    "cut_after_events=1",
+    "cut_after_events=5",
+    "forget_all",
+    "forget_silently",
+    "forget_silently,echo=no",
+    "fail_after_events=2",
+)
+ENGINES: dict[str, dict[str, Any]] = {
+    "responses": {},
+    "chat": {},
+    "object": {"mode": "conversation"},
+    "stateless": {"mode": "stateless"},
+}
+"""The settings of the engine of each kind."""
+
+
+@dataclass(slots=True)
+class RecordStats:
+    """The results of a campaign."""
+
+    requests: int = 0
+    chained: int = 0
+    healed: int = 0
+    failed: int = 0
+    plans: int = 0
+    """The number of dry runs that were compared with a request."""
+    differences: int = 0
+    first_difference: str = ""
+
+
+async def alpha() -> str:
+    """A tool that works."""
+    return "result of alpha"
+
+
+async def beta() -> str:
+    """A tool that fails."""
+    raise RuntimeError("beta is out of order")
+
+
+@dataclass
+class RecordFuzzer:
+    """Two servers, a store, the conversations in it, and all views of their requests."""
+
+    rng: random.Random
+    path: str
+    stats: RecordStats = field(default_factory=RecordStats)
+    servers: list[TestServer] = field(default_factory=list[TestServer])
+    conversations: list[Conversation] = field(default_factory=list[Conversation])
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    models: dict[str, str] = field(default_factory=dict[str, str])
+    """The model strings of conversations that were opened and not used yet.
+
+    ``kedge inspect`` plans for these as the engine does: later, an engine does not read the evidence that others store.
+    """
+    is_late: bool = False
+    """Whether the clock was advanced, which commands do not know."""
+    prompt_count: int = 0
+    store: Store = field(init=False)
+    views: RequestViews = field(init=False)
+
+    async def __aenter__(self) -> Self:
+        self.servers = [self.stack.enter_context(serve()) for _ in range(2)]
+        if self.rng.random() < 0.5:
+            self.servers[1].faults.set("anonymous")
+        self.store = await self._open_store()
+        self.views = self.stack.enter_context(RequestViews(self.store, self.servers, self.stats))
+        settings = {"tools": [alpha, beta], "middleware": [self.views.trace]}
+        engine, model = self._build_engine()
+        self.conversations.append(await Conversation.create(engine, store=self.store, **settings))
+        self.models[self.conversation.id] = model
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+    async def _open_store(self) -> Store:
+        opened = await open_store(
+            f"sqlite:///{self.path}", keep_bodies=True, clock=self.servers[0].clock
+        )
+        return await self.stack.enter_async_context(opened)
+
+    def _build_engine(self) -> tuple[Engine, str]:
+        """Return an engine, and its model string if that tells everything."""
+        kind = self.rng.choices(list(ENGINES), (6, 1, 2, 1))[0]
+        server = self.servers[self.rng.random() < 0.3]
+        provider = "chat" if kind == "chat" else "responses"
+        model = f"{provider}:{server.base_url}#practice"
+        engine = connect(
+            model,
+            max_retries=0,
+            clock=self.servers[0].clock,
+            **ENGINES[kind],
+        )
+        self.stack.push_async_callback(engine.aclose)
+        return engine, model if not ENGINES[kind] else ""
+
+    @property
+    def conversation(self) -> Conversation:
+        """Return the current conversation."""
+        return self.conversations[-1]
+
+    async def run(self, actions: Sequence[str]) -> None:
+        """Run these actions one after the other."""
+        for name in actions:
+            try:
+                await getattr(self, f"do_{name}")()
+            except HeadConflict:
+                await self.conversation.refresh()
+            except NotInStore:
+                pass  # nothing to undo, to regenerate or to resume
+
+    async def _run(
+        self,
+        stream: Any,
+        plan: RequestPlan | None = None,
+        inspection: dict[str, Any] | None = None,
+        *,
+        leave: bool = False,
+    ) -> None:
+        """Consume a stream, and compare all views of its requests."""
+        self.models.pop(self.conversation.id, None)
+        self.views.start()
+        events: list[Event] = []
+        error: EngineError | None = None
+        try:
+            async with stream:
+                async for event in stream:
+                    events.append(event)
+                    if leave and isinstance(event, TextDelta):
+                        break
+        except EngineError as raised:
+            error = raised
+        reply = None if leave or error else stream.reply
+        result = RunResult(self.conversation, events, reply, error, plan, inspection)
+        await self.views.compare(result)
+
+    async def _send(self, *, leave: bool = False) -> None:
+        self.prompt_count += 1
+        text = self.rng.choice(PROMPTS).format(n=self.prompt_count)
+        text = "Write 60 words." if leave else text
+        streaming = leave or self.rng.random() < 0.5
+        plan = self.conversation.plan(text, streaming=streaming)
+        inspection = await self._inspect(text) if streaming else None  # it plans a stream
+        stream = self.conversation.stream(text, streaming=streaming)
+        await self._run(stream, plan, inspection, leave=leave)
+
+    async def _inspect(self, text: str) -> dict[str, Any] | None:
+        """Return the plan of the next request that ``kedge inspect --json`` shows."""
+        model = self.models.get(self.conversation.id)
+        if not model:
+            return None
+        store, head = self.conversation.store, self.conversation.head
+        row = await store.conversation(self.conversation.id)
+        found = await inspect_conversation(store, row, head, model, text)
+        return found.to_json()["plan"]
+
+    async def do_send(self) -> None:
+        """Send a message, streamed or not."""
+        await self._send()
+
+    async def do_disturb(self) -> None:
+        """Send a message to a server that fails or forgets once."""
+        fault = self.rng.choice(DISTURBANCES)
+        for server in self.servers:
+            server.faults.set(fault, times=1)
+        await self._send()
+        for server in self.servers:
+            server.faults.clear()
+
+    async def do_leave(self) -> None:
+        """Stop an answer at its first text."""
+        await self._send(leave=True)
+
+    async def do_edit(self) -> None:
+        """Replace a user message."""
+        users = [block for block in self.conversation.turn.blocks if isinstance(block, UserBlock)]
+        if users:
+            await self.conversation.edit(self.rng.choice(users).id, f"Edited {self.rng.random()}")
+
+    async def do_undo(self) -> None:
+        """Undo the last exchange."""
+        await self.conversation.undo()
+
+    async def do_fork(self) -> None:
+        """Fork from a node."""
+        nodes = await self.store.tree(self.conversation.row)
+        at = self.rng.choice((None, self.rng.choice(nodes).id))
+        forked = await self.conversation.fork(at)
+        self.conversations.append(forked)
+
+    async def do_switch(self) -> None:
+        """Switch to another conversation."""
+        self.rng.shuffle(self.conversations)
+
+    async def do_reopen(self) -> None:
+        """Open the conversation with another store object and engine, as another process would."""
+        limited = self.rng.random() < 0.3
+        engine, model = self._build_engine()
+        self.models[self.conversation.id] = "" if self.is_late else model
+        self.conversations[-1] = await Conversation.open(
+            engine,
+            store=await self._open_store(),
+            id=self.conversation.id,
+            tools=[alpha, beta],
+            middleware=[self.views.trace],
+            compactor=MessageLimitCompactor(MAX_MESSAGES) if limited else None,
+        )
+
+    async def do_regenerate(self) -> None:
+        """Regenerate the last answer."""
+        await self._run(self.conversation.stream_regenerate())
+
+    async def do_resume(self) -> None:
+        """Resume a pending question."""
+        await self._run(self.conversation.stream_resume())
+
+    async def do_forget(self) -> None:
+        """Delete all responses of a server."""
+        self.rng.choice(self.servers).forget()
+
+    async def do_expire(self) -> None:
+        """Advance the clocks by a month, and delete expired responses."""
+        self.is_late = True
+        self.models.clear()
+        for server in self.servers:
+            server.clock.advance(days=31)
+            server.purge()
+
+
+ACTIONS = tuple(name.removeprefix("do_") for name in vars(RecordFuzzer) if name.startswith("do_"))
+WEIGHTS = [
+    10 if name == "send" else 3 if name in ("disturb", "edit", "reopen") else 1 for name in ACTIONS
+]
+
+
+def choose_actions(rng: random.Random, count: int) -> list[str]:
+    """Return random actions, the first and the last of which send a message."""
+    return ["send", *rng.choices(ACTIONS, WEIGHTS, k=count), "send"]

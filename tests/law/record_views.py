@@ -1,0 +1,452 @@
+"""Reads what every part of Kedge says about the requests of a run, and compares it with the wire."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx2
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from kedge import Conversation, connect
+from kedge.analytics import analyze
+from kedge.cli.tree import load_tree, render_tree
+from kedge.engines import Reply
+from kedge.errors import EngineError
+from kedge.events import Event, Usage
+from kedge.events.run import AnswerFinished, RequestPlanned, RequestSent
+from kedge.middleware import trace
+from kedge.observe import otel, snapshot
+from kedge.observe.logs import get_fields
+from kedge.planning import RequestPlan
+from kedge.planning.fallback import is_fallback_reason
+from kedge.server.request_log import RecordedRequest
+from kedge.store import RequestRecord, Store
+from kedge.store.summaries import load_exchanges
+from kedge.testing import TestServer
+from kedge.text.display import format_size
+from kedge.web.app import create_page
+from kedge.web.models import ModelSelector
+from kedge.web.service import ConversationService
+
+if TYPE_CHECKING:
+    from law.record_fuzzer import RecordStats
+
+PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
+Facts = dict[str, Any]
+TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+PLAN_FACTS = ("mode", "anchor", "reason", "sent_blocks", "full_blocks")
+"""What is known of a request before it is sent."""
+SPAN_FACTS = {
+    "mode": otel.MODE,
+    "anchor": otel.ANCHOR,
+    "sent_blocks": otel.DELTA_BLOCKS,
+    "full_blocks": otel.FULL_BLOCKS,
+    "sent_bytes": otel.SENT_BYTES,
+    "full_bytes": otel.FULL_BYTES,
+    "input_tokens": otel.INPUT_TOKENS,
+    "cached_tokens": otel.CACHE_READ_TOKENS,
+    "output_tokens": otel.OUTPUT_TOKENS,
+    "reasoning_tokens": otel.REASONING_TOKENS,
+    "response_id": otel.RESPONSE_ID,
+}
+"""The attribute of a span with each fact."""
+
+
+def is_create_request(request: RecordedRequest) -> bool:
+    """Return whether a request asks for an answer."""
+    return request.method == "POST" and request.path in PATHS
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: its events, and its reply or its error; without both, it was stopped."""
+
+    conversation: Conversation
+    events: Sequence[Event]
+    reply: Reply[Any] | None
+    error: EngineError | None
+    plan: RequestPlan | None
+    """The dry run before it, if there was one."""
+    inspection: Facts | None = None
+    """What ``kedge inspect`` said about the plan before it, if it can."""
+
+
+class RequestViews:
+    """All views of the requests in a store, and the differences that were found between them."""
+
+    def __init__(self, store: Store, servers: Sequence[TestServer], stats: "RecordStats") -> None:
+        self.store, self.servers, self.stats = store, servers, stats
+        self._spans = InMemorySpanExporter()
+        self._tracing = TracerProvider()
+        self._tracing.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.trace = trace(self._tracing.get_tracer("law"))
+        self._logs = _LogCollector()
+        self._positions = [0] * len(servers)
+        self._metrics: Mapping[str, Any] = {}
+        self._known: set[int] = set()
+        self._history: list[str] = []
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("kedge")
+        self._level = logger.level
+        logger.addHandler(self._logs)
+        logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("kedge")
+        logger.removeHandler(self._logs)
+        logger.setLevel(self._level)
+        self._tracing.shutdown()
+
+    def start(self) -> None:
+        """Forget what earlier runs said."""
+        self._positions = [len(server.requests) for server in self.servers]
+        self._spans.clear()
+        self._logs.records.clear()
+        self._metrics = snapshot()
+
+    async def compare(self, result: RunResult) -> None:
+        """Compare what every place says about the requests of a run."""
+        wire = self._list_wire()
+        row = result.conversation.row
+        rows = [each for each in await self.store.responses() if each.node not in self._known]
+        self._known |= {each.node for each in rows}
+        rows = [
+            each for each in rows if each.request_bytes is not None
+        ]  # of a request that was sent
+        self.stats.requests += len(wire)
+        self.stats.failed += result.error is not None
+        records = [_describe_row(each) for each in rows]
+        self._compare_lists("wire", [_describe_wire(each) for each in wire], records)
+        self._compare_lists("events", _list_sent(result.events), records)
+        self._compare_lists("spans", self._list_spans(), records)
+        self._compare_lists("log", self._list_logged(), records)
+        for raw, each in zip(wire, rows, strict=False):
+            await self._compare_bodies(raw, each)
+        self.stats.chained += sum(bool(each["anchor"]) for each in records)
+        self.stats.healed += sum(bool(each["healed"]) for each in records)
+        self._compare_reply(result, rows)
+        self._compare_plan(result, records)
+        self._compare_metrics(rows)
+        await self._compare_commands(result, rows)
+        await self._compare_api(row.id, rows)
+
+    def _list_wire(self) -> list[RecordedRequest]:
+        pairs = zip(self.servers, self._positions, strict=True)
+        return [
+            request
+            for server, start in pairs
+            for request in server.requests[start:]
+            if is_create_request(request)
+        ]
+
+    def _list_spans(self) -> list[Facts]:
+        spans = [each for each in self._spans.get_finished_spans() if each.name.startswith("chat")]
+        spans.sort(key=lambda each: each.start_time or 0)
+        found: list[Facts] = []
+        for span in spans:
+            attributes: Mapping[str, Any] = span.attributes or {}
+            facts = {name: attributes.get(key) for name, key in SPAN_FACTS.items()}
+            texts = {name: facts[name] or "" for name in ("anchor", "response_id")}
+            fallback = attributes.get(otel.FALLBACK, "")
+            is_error = not span.status.is_ok
+            found.append({**facts, **texts, "fallback": fallback, "is_error": is_error})
+        return found
+
+    def _list_logged(self) -> list[Facts]:
+        return [fields for fields in self._logs.records if "sent_bytes" in fields]
+
+    def _compare_lists(self, place: str, found: Sequence[Facts], records: Sequence[Facts]) -> None:
+        if len(found) != len(records):
+            short = [(each["anchor"][-4:], each["status"], each["healed"]) for each in records]
+            self._report(place, f"{len(found)} requests", f"{len(records)} records {short}")
+        for each, record in zip(found, records, strict=False):
+            self._compare(place, each, record)
+
+    def _compare(self, place: str, found: Facts, record: Facts) -> None:
+        for name, value in found.items():
+            if name == "status" and value == "lost":
+                value = "completed"  # noqa: PLW2901 - the server lost the answer later
+            if name in record and value != record[name]:
+                what = f"{record['status']} {record['mode']} healed={record['healed']!r}"
+                self._report(f"{place} {name} ({what})", value, record[name])
+
+    def _report(self, place: str, found: object, expected: object) -> None:
+        self.stats.differences += 1
+        text = f"{place}: {found!r}, not {expected!r}"
+        self._history.append(text)
+        self.stats.first_difference = self.stats.first_difference or text
+
+    @property
+    def differences(self) -> Sequence[str]:
+        """The differences so far."""
+        return self._history
+
+    async def _compare_bodies(self, raw: RecordedRequest, row: RequestRecord) -> None:
+        """Compare the stored bodies of a request with those on the wire, and the usage with the reply."""
+        exchanges = await load_exchanges(self.store, row.node)
+        if raw.raw not in [each.request for each in exchanges]:
+            self._report("stored body", [len(each.request) for each in exchanges], len(raw.raw))
+        for each in exchanges[-1:]:
+            usage = _find_usage(each.reply)
+            if usage is not None and row.status in ("completed", "lost"):
+                self._compare("reply body", usage, _describe_row(row))
+
+    def _compare_reply(self, result: RunResult, rows: Sequence[RequestRecord]) -> None:
+        reply = result.reply
+        if reply is None or not rows:
+            return
+        record = _describe_row(rows[-1])
+        usage = Usage()
+        for row in rows:
+            usage += _read_usage(row)
+        facts = {
+            "response_id": reply.response_id,
+            "model": reply.model,
+            "status": reply.status,
+        }
+        self._compare("reply", facts, record)
+        found = asdict(reply.usage)
+        self._compare_values("reply usage", {n: found[n] for n in TOKENS}, asdict(usage))
+        healed = tuple(row.healed for row in rows if row.healed)
+        self._compare_values("reply", {"healed": reply.healed}, {"healed": healed})
+        if reply.plan is not None:
+            self._compare("reply.plan", _describe_plan(reply.plan), record)
+
+    def _compare_values(self, place: str, found: Facts, expected: Facts) -> None:
+        for name, value in found.items():
+            if value != expected[name]:
+                self._report(f"{place} {name}", value, expected[name])
+
+    def _compare_plan(self, result: RunResult, records: Sequence[Facts]) -> None:
+        """Compare a dry run with the first request; a conditional one may differ."""
+        if result.plan is None or result.plan.conditional or not records:
+            return
+        planned = [each for each in result.events if isinstance(each, RequestPlanned)]
+        if planned and planned[0].plan.source != result.plan.source:
+            return  # the run compacted or repaired the conversation first
+        self.stats.plans += 1
+        found = _describe_plan(result.plan)
+        if (
+            result.plan.anchor or result.plan.mode != "conversation"
+        ):  # the id of a new object is not known
+            found["sent_bytes"], found["full_bytes"] = result.plan.sizes
+        self._compare("dry run", found, records[0])
+        if result.inspection is not None and not result.inspection["conditional"]:
+            facts = {name: result.inspection[name] for name in PLAN_FACTS}
+            self._compare("inspect", facts, records[0])
+
+    def _compare_metrics(self, rows: Sequence[RequestRecord]) -> None:
+        """Compare the growth of the counters with the sums over the records."""
+        grown = _subtract(snapshot(), self._metrics)
+        sums: Counter[tuple[str, str]] = Counter()
+        for row in rows:
+            kind = "chained" if row.anchor else "stateless"
+            sums[f"responses_{kind}_requests_total", ""] += 1
+            if is_fallback_reason(row.reason):
+                sums["responses_fallback_total", row.reason] += 1
+            if row.healed:
+                sums["responses_healed_total", row.healed] += 1
+            sums["responses_bytes_sent_total", ""] += row.request_size
+            sums["responses_bytes_full_total", ""] += row.full_size
+            sums["responses_delta_blocks_count", ""] += row.sent_blocks
+            for kind, tokens in (
+                ("input", row.input_tokens),
+                ("cached", row.cached_tokens),
+                ("output", row.output_tokens),
+            ):
+                sums["tokens_total", kind] += tokens or 0
+        names = {
+            "responses_chained_requests_total",
+            "responses_stateless_requests_total",
+            *(name for name, _ in sums),
+        }
+        for name, label in sums.keys() | {key for key in grown if key[0] in names}:
+            if grown[name, label] != sums[name, label]:
+                statuses = [(each.status, each.error) for each in rows]
+                self._report(
+                    f"metric {name} {label}",
+                    grown[name, label],
+                    f"{sums[name, label]} of {statuses}",
+                )
+
+    async def _compare_commands(self, result: RunResult, rows: Sequence[RequestRecord]) -> None:
+        """Compare the output of ``kedge tree``, ``inspect`` and ``stats``."""
+        row = await self.store.conversation(result.conversation.id)
+        tree = await load_tree(self.store, row)
+        now = self.store.clock()
+        nodes = {each["node"]: each for each in tree.to_json(now)["nodes"]}
+        lines = "\n".join(render_tree(tree, now))
+        for each in rows:
+            record = _describe_row(each)
+            self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
+            if f"{format_size(each.request_size)} sent" not in lines:
+                self._report("tree", lines, format_size(each.request_size))
+        found = await analyze(self.store)
+        all_rows = await self.store.responses()
+        sums = {
+            "total": len(all_rows),
+            "chained": sum(bool(each.anchor) for each in all_rows),
+            "sent_bytes": sum(each.request_size for each in all_rows),
+            "saved_bytes": sum(each.full_size - each.request_size for each in all_rows),
+            "sent_blocks": sum(each.sent_blocks for each in all_rows),
+            "saved_blocks": sum(each.saved_blocks for each in all_rows),
+        }
+        stats = asdict(found.requests)
+        self._compare_values("stats", {name: stats[name] for name in sums}, sums)
+        fallbacks = Counter(each.reason for each in all_rows if is_fallback_reason(each.reason))
+        counted = {each.name: each.count for each in found.requests.fallbacks}
+        self._compare_values("stats", {"fallbacks": counted}, {"fallbacks": dict(fallbacks)})
+        statuses = Counter(each.status for each in all_rows)
+        counted = {each.name: each.count for each in found.requests.statuses}
+        self._compare_values("stats", {"statuses": counted}, {"statuses": dict(statuses)})
+        tokens = {"input": sum(each.input_tokens or 0 for each in all_rows)}
+        self._compare_values("stats tokens", {"input": found.tokens.input}, tokens)
+
+    async def _compare_api(self, name: str, rows: Sequence[RequestRecord]) -> None:
+        """Compare the API of the page: the chain, and the plan of each request."""
+        async with connect("practice") as engine:
+            service = ConversationService(
+                self.store, ModelSelector(engine, ("practice",)), clock=self.store.clock
+            )
+            transport = httpx2.ASGITransport(create_page(service))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as page:
+                chain = (await page.get(f"/api/conversations/{name}/chain")).json()
+                nodes = {each["node"]: each["response"] for each in chain["nodes"]}
+                for row in rows:
+                    record = _describe_row(row)
+                    if row.node in nodes:
+                        self._compare("API chain", _describe_shape(nodes[row.node]), record)
+                    plan = await page.get(f"/api/conversations/{name}/plans/{row.node}")
+                    self._compare("API plan", _describe_plan_shape(plan.json()), record)
+                    html = (await page.get(f"/conversations/{name}/plans/{row.node}")).text
+                    if format_size(row.request_size) not in html:
+                        self._report("card", html, format_size(row.request_size))
+
+
+class _LogCollector(logging.Handler):
+    """Collects the fields of all log records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Facts] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append({"message": record.getMessage(), **get_fields(record)})
+
+
+def _describe_row(row: RequestRecord) -> Facts:
+    return {
+        "mode": row.mode,
+        "anchor": row.anchor,
+        "reason": row.reason,
+        "fallback": row.reason if is_fallback_reason(row.reason) else "",
+        "healed": row.healed,
+        "sent_blocks": row.sent_blocks,
+        "full_blocks": row.sent_blocks + row.saved_blocks,
+        "sent_bytes": row.request_size,
+        "full_bytes": row.full_size,
+        **{name: getattr(row, name) for name in TOKENS},
+        "response_id": row.provider_response_id,
+        "model": row.model,
+        "status": "completed" if row.status == "lost" else row.status,
+        "is_error": row.status not in ("completed", "lost", "running"),
+    }
+
+
+def _describe_wire(request: RecordedRequest) -> Facts:
+    body = request.body if isinstance(request.body, dict) else {}
+    facts: Facts = {"sent_bytes": len(request.raw)}
+    if request.path == "/v1/responses":
+        if not body.get("conversation"):
+            facts["anchor"] = body.get("previous_response_id", "")
+        facts["sent_blocks"] = len(body.get("input", ()))
+    return facts
+
+
+def _list_sent(events: Sequence[Event]) -> list[Facts]:
+    """Return what the events say about each request that was sent."""
+    found: list[Facts] = []
+    plan: Facts = {}
+    for event in events:
+        match event:
+            case RequestPlanned():
+                plan = _describe_plan(event.plan)
+            case RequestSent():
+                found.append(
+                    {**plan, "sent_bytes": event.body_bytes, "full_bytes": event.full_bytes}
+                )
+            case AnswerFinished(outcome):
+                usage = outcome.usage
+                tokens = {name: getattr(usage, name) if usage else None for name in TOKENS}
+                found[-1] |= {**tokens, "response_id": outcome.response_id, "model": outcome.model}
+            case _:
+                pass
+    return found
+
+
+def _describe_plan(plan: RequestPlan) -> Facts:
+    return {
+        "mode": plan.mode,
+        "anchor": plan.anchor.response_id if plan.anchor else "",
+        "reason": plan.reason,
+        "fallback": plan.fallback or "",
+        "sent_blocks": plan.delta_blocks,
+        "full_blocks": plan.full_blocks,
+    }
+
+
+def _describe_shape(response: Mapping[str, Any]) -> Facts:
+    """Return the facts in the JSON of a response."""
+    same = ("mode", "anchor", "reason", "healed", "sent_blocks", "response_id", "model", "status")
+    return {
+        **{name: response[name] for name in (*same, *TOKENS)},
+        "full_blocks": response["sent_blocks"] + response["saved_blocks"],
+        "sent_bytes": response["request_bytes"],
+        "full_bytes": response["request_bytes"] + response["saved_bytes"],
+    }
+
+
+def _describe_plan_shape(plan: Mapping[str, Any]) -> Facts:
+    return {name: plan[name] for name in (*PLAN_FACTS, "sent_bytes", "full_bytes")}
+
+
+def _read_usage(row: RequestRecord) -> Usage:
+    return Usage(**{name: getattr(row, name) or 0 for name in TOKENS})
+
+
+def _find_usage(reply: bytes) -> Facts | None:
+    """Return the token counts in the bytes of a reply, which are JSON or a stream."""
+    texts = [reply]
+    if not reply.startswith(b"{"):
+        texts = [line[5:].strip() for line in reply.splitlines() if line.startswith(b"data:")]
+    for text in reversed(texts):
+        if b'"usage"' not in text:
+            continue
+        found = json.loads(text)
+        usage = (found.get("response") or found).get("usage")
+        if usage:
+            details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+            return {
+                "input_tokens": usage.get("input_tokens", usage.get("prompt_tokens")),
+                "output_tokens": usage.get("output_tokens", usage.get("completion_tokens")),
+                "cached_tokens": details.get("cached_tokens", 0),
+            }
+    return None
+
+
+def _subtract(now: Mapping[str, Any], before: Mapping[str, Any]) -> Counter[tuple[str, str]]:
+    """Return how much each metric has grown, by its name and the value of its label."""
+    grown: Counter[tuple[str, str]] = Counter()
+    for name, series in now.items():
+        for labels, (_, value) in series.items():
+            earlier = before.get(name, {}).get(labels, (0, 0.0))[1]
+            if value != earlier:
+                grown[name, labels[0][1] if labels else ""] += value - earlier
+    return grown
