@@ -270,6 +270,17 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
         assert (sum(map(is_chained, server.bodies)) == 5) == (stores and usage == "none")
 
 
+async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> None:
+    """A server that lists items without using them is not believed if any response had a count."""
+    server = MemoryServer(cap=0)
+    async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
+        turn, _ = await send(engine, Turn(), ORDINARY.format(1), streaming=False)
+        turn, _ = await send(
+            engine, turn, ORDINARY.format(2), tools=[{"type": "function", "name": "f"}]
+        )
+        assert is_coherent(server, turn)
+
+
 @pytest.mark.parametrize(
     ("usage", "text"),
     [("apart", ORDINARY), ("honest", " " * 4_500), ("honest", "x"), ("llama", " " * 4_500)],

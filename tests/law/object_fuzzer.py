@@ -137,11 +137,10 @@ class ObjectFuzzer:
     def _choose_tools(self, turn: Turn) -> bool:
         """Return whether the request to a forgetting server offers tools.
 
-        A known server is offered the same tools as before, and so is one whose lists are believed (``verify_every``).
-        After a change of the tools the token count cannot be compared, and what a server lists does not show what it
-        read, so there is no evidence of a loss; such servers are then trusted, and others are sent everything.
+        A known server is offered the same tools as before. After a change of the tools the token count cannot be
+        compared, so there is no evidence of a loss; a known server is then trusted, and others are sent everything.
         """
-        if (self.is_unknown and not self.is_audited) or not turn.blocks:
+        if self.is_unknown or not turn.blocks:
             return self.rng.random() < 0.3
         answered = [each.response_id for each in turn.blocks if each.response_id in self.has_tools]
         return bool(answered) and self.has_tools[answered[-1]]

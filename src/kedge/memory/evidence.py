@@ -324,13 +324,13 @@ class ServerEvidence(Evidence):
         Args:
             agrees: Whether it did.
             now: The current Unix time.
-            proves: Whether this proves the memory of a server that reports no token counts.
+            proves: Whether this proves the memory of a server, which it does if that reports no token counts.
         """
         self.stores = bool(agrees)
         self.audits = self.audits or agrees is not None
         if not agrees:
             self.next_probe_at = now + _delay(self.failed_probes)
-        elif proves and not self.reports:
+        elif proves:
             self.record_success("audit")
         self.failed_probes = 0 if agrees else self.failed_probes + 1
 

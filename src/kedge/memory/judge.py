@@ -124,10 +124,14 @@ class MemoryCheck(msgspec.Struct):
             return "held" if self.can_hold else "direct"
         if evidence.stores or now < evidence.next_probe_at:
             return "full"
-        if self.memory.believes_probes and not evidence.reports:
+        if self._believes_lists(base):
             return "probe"
         ordinary = sent and sent._replace(excess=tokens.ORDINARY_EXCESS)
         return "probe" if tokens.can_prove(base, ordinary) else "full"
+
+    def _believes_lists(self, base: TokenCounts | None) -> bool:
+        """Return whether a list of stored items is a proof: counts of any kind of request outweigh it."""
+        return self.memory.believes_probes and not self.evidence.reports and base is None
 
     def _measure(self, before: Sequence[Block] = ()) -> tokens.SentTokens | None:
         """Return the tokens of the request and of blocks before it, with bounds that follow from the evidence."""
@@ -146,7 +150,8 @@ class MemoryCheck(msgspec.Struct):
     def record_probe(self, agrees: bool | None) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""
         with self.memory.lock:
-            proves = self.memory.believes_probes
+            anchor = self.plan.anchor if self.plan else None
+            proves = self._believes_lists(anchor.counted if anchor else None)
             self.evidence.record_probe(agrees=agrees, proves=proves, now=self.memory.clock())
 
     # After a request
