@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import InvalidStatus
 
 from kedge.errors import StoreBusy
-from kedge.proxy.access import ProxyGuard
+from kedge.proxy.access import create_policy
 from kedge.proxy.usage import UsageReader, estimate_tokens
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
 from kedge.server.settings import Limits
@@ -388,11 +388,10 @@ def test_a_failing_store_rejects_tokens(
     assert proxy.post("admin").status_code == 200
     monkeypatch.setattr(TokenRegistry, "is_valid", fail)
     registry = TokenRegistry(proxy.store)
-    guard = ProxyGuard("", registry, any_host=False)
     (token,) = asyncio.run(registry.list())
-    rejected = asyncio.run(guard.check_message(token))
+    rejected = asyncio.run(create_policy("", registry).check_message(token))
     assert rejected is not None
-    assert rejected.status_code == 503
+    assert rejected.status == 503
 
 
 @pytest.mark.parametrize(

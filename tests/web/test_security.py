@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from kedge.errors import InvalidSetting
 from kedge.server.access import LOOPBACK_NAMES
+from kedge.server.request_log import RequestMiddleware
 from kedge.server.settings import Settings
 from kedge.web.app import create_page
 from kedge.web.security import (
@@ -25,7 +26,7 @@ from kedge.web.security import (
     SESSION_COOKIE,
     LoginThrottle,
     PageAuth,
-    PageAuthMiddleware,
+    PageFrontEnd,
 )
 from web.conftest import serve_page
 
@@ -41,7 +42,7 @@ def open_page(**settings: Any) -> TestClient:
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(
         routes=[Route(path, hello, methods=methods) for path in ("/", "/api/x", "/login")],
-        middleware=[Middleware(PageAuthMiddleware, terms=PageAuth(**settings))],
+        middleware=[Middleware(RequestMiddleware, PageFrontEnd(PageAuth(**settings)))],
     )
     return TestClient(app, base_url=BASE_URL, follow_redirects=False)
 
@@ -160,7 +161,8 @@ def test_internal_error_reveals_no_content(
         raise RuntimeError("a private matter")
 
     app = Starlette(
-        routes=[Route("/", broken)], middleware=[Middleware(PageAuthMiddleware, terms=PageAuth())]
+        routes=[Route("/", broken)],
+        middleware=[Middleware(RequestMiddleware, PageFrontEnd(PageAuth()))],
     )
     with caplog.at_level("INFO"):
         answer = TestClient(app, base_url=BASE_URL).get("/")

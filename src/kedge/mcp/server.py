@@ -4,7 +4,7 @@ The tools are a toolbox like any other, so their arguments are validated, their 
 are redacted by ``run_calls``. The server translates between a toolbox and the protocol.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -15,12 +15,19 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
-from kedge.server.access import AccessPolicy, is_compressed, is_same_origin, read_bearer_token
+from kedge.server.access import (
+    AccessPolicy,
+    Credentials,
+    Rejection,
+    is_compressed,
+    read_bearer_token,
+)
+from kedge.server.request_log import FrontEnd, RequestMiddleware
 from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
@@ -236,24 +243,37 @@ def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
         transport_security=security, max_request_body_size=MAX_BODY_BYTES
     )
 
-    async def check_access(scope: Scope, receive: Receive, send: Send) -> None:
-        problem = _find_problem(scope, policy) if scope["type"] == "http" else None
-        if problem is None:
-            await app(scope, receive, send)
+    async def check_encoding(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_compressed(scope):
+            message = "send the body uncompressed, without a Content-Encoding header"
+            await JSONResponse({"error": message}, 415)(scope, receive, send)
         else:
-            status, message = problem
-            await JSONResponse({"error": message}, status)(scope, receive, send)
+            await app(scope, receive, send)
 
-    return check_access
+    return RequestMiddleware(check_encoding, McpFrontEnd(policy))
 
 
-def _find_problem(scope: Scope, policy: AccessPolicy) -> tuple[int, str] | None:
-    if not policy.allows_host(scope):
-        return 403, "this host name is not allowed; use a loopback name, or set a token"
-    if not is_same_origin(scope):
-        return 403, "requests of web pages from elsewhere are not allowed"
-    if policy.token is not None and not policy.matches_token(read_bearer_token(scope)):
-        return 401, "send the token as Authorization: Bearer TOKEN"
-    if is_compressed(scope):
-        return 415, "send the body uncompressed, without a Content-Encoding header"
-    return None
+MESSAGES: Mapping[str, str] = {
+    "headers": "the headers of the request are too large",
+    "host": "this host name is not allowed; use a loopback name, or set a token",
+    "origin": "requests of web pages from elsewhere are not allowed",
+    "missing": "send the token as Authorization: Bearer TOKEN",
+    "invalid": "send the token as Authorization: Bearer TOKEN",
+}
+
+
+class McpFrontEnd(FrontEnd):
+    """The front end of an MCP server."""
+
+    def read_credentials(self, scope: Scope) -> Credentials:
+        """Read the bearer token."""
+        return Credentials(read_bearer_token(scope), checks_origin=True)
+
+    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+        """Return an error with a message."""
+        message = MESSAGES.get(rejection.problem, rejection.message)
+        return JSONResponse({"error": message}, rejection.status)
+
+    def build_failure(self, scope: Scope) -> Response:
+        """Return an internal error."""
+        return JSONResponse({"error": "internal error; the log has the details"}, 500)

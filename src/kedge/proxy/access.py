@@ -6,124 +6,102 @@ named token of a user from the proxy's store.
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.errors import StoreError
-from kedge.observe import get_logger
-from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens, read_member
-from kedge.security.access_tokens import TokenReservation
+from kedge.proxy.usage import UsageReader, estimate_tokens, read_member
 from kedge.server.access import (
-    CALLER_KEY,
     LOOPBACK_NAMES,
     AccessPolicy,
-    TokenCheck,
-    check_counts,
-    is_same_origin,
+    Credentials,
+    Rejection,
     parse_host_name,
     read_header,
 )
 from kedge.server.error_response import EscapedJSONResponse
-from kedge.server.revocation import RevocationWatch
+from kedge.server.request_log import FrontEnd
+from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
 
-log = get_logger("kedge.proxy")
+if TYPE_CHECKING:
+    from kedge.security.access_tokens import TokenReservation
 
 TOKEN_HEADER = "x-kedge-token"
 LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 """The events that end a response on a WebSocket."""
 
 
-class ProxyGuard:
-    """The check of the host name, the origin, the token and the limits of requests.
+PLAN_KEY = "kedge.plan"
+"""The key of a request's scope for what was sent to the upstream."""
+METRICS_PATHS = frozenset({"/metrics", "/report"})
+
+
+class ProxyFrontEnd(FrontEnd):
+    """The front end of a proxy, with errors in the form of OpenAI's API."""
+
+    def read_credentials(self, scope: Scope) -> Credentials | None:
+        """Read the token of the proxy; the health of the proxy is public."""
+        if scope["path"] == "/healthz":
+            return None
+        needed = "metrics" if scope["path"] in METRICS_PATHS else "server"
+        return Credentials(
+            read_header(scope, TOKEN_HEADER.encode()),
+            needed=needed,
+            is_counted=needed == "server" and scope["type"] == "http",
+        )
+
+    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+        """Return an error of the proxy."""
+        return build_rejection(rejection, scope)
+
+    def build_failure(self, scope: Scope) -> Response:
+        """Return an internal error of the proxy."""
+        return build_error(500, "internal error; the log has the details")
+
+    def list_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return no headers: those of the upstream are passed on."""
+        return []
+
+    def describe(self, scope: Scope) -> str:
+        """Return what was sent to the upstream."""
+        return scope.get(PLAN_KEY, "")
+
+
+def create_policy(
+    token: str, registry: TokenRegistry | None, *, any_host: bool = False
+) -> AccessPolicy:
+    """Return the access policy of a proxy.
 
     Args:
         token: The token that the proxy was started with, which is the administrator's; empty for none.
         registry: The named tokens that are accepted as well, or None.
         any_host: Accept any `Host` header while no token is needed.
     """
+    hosts = None if any_host else LOOPBACK_NAMES
+    return AccessPolicy(token or None, hosts, registry, MAX_HEADER_BYTES, frees_hosts=True)
 
-    def __init__(self, token: str, registry: TokenRegistry | None, *, any_host: bool) -> None:
-        self._policy = AccessPolicy(token or None, None if any_host else LOOPBACK_NAMES, registry)
-        self._registry = registry
-        self.watch = RevocationWatch(registry, _reject_revoked)
 
-    async def check(self, scope: Scope, needed: str) -> Response | None:
-        """Find the caller of a request and return an error response if it is rejected, or None.
-
-        Args:
-            scope: The request; its `AccessToken` is added under `CALLER_KEY`.
-            needed: The scope that the token must have.
-        """
-        policy = self._policy
-        if not await policy.needs_token():
-            if not is_same_origin(scope):
-                return build_error(
-                    403, "requests from web pages of another origin are not allowed without a token"
-                )
-            if policy.allows_host(scope):
-                return None
+def build_rejection(rejection: Rejection, scope: Scope) -> Response:
+    """Return a rejection as an error of the proxy."""
+    match rejection.problem:
+        case "headers":
+            message = "the headers of the request are too large"
+        case "host":
             name = parse_host_name(read_header(scope, b"host"))
-            return build_error(
-                403, f"host {name!r} is not allowed; use a loopback name, or set a token"
-            )
-        sent_token = read_header(scope, TOKEN_HEADER.encode())
-        if policy.matches_token(sent_token):
-            return None
-        try:
-            caller = await policy.find_caller(sent_token)
-            if caller is None:
-                return build_error(401, f"send a token of the proxy in the {TOKEN_HEADER} header")
-            is_counted = needed == "server" and scope["type"] == "http"
-            check = await policy.check_caller(caller, needed, is_counted=is_counted)
-        except StoreError as error:
-            return _build_store_error(error)
-        if check.problem != "scope":
-            scope[CALLER_KEY] = caller
-        return _build_rejection(check)
-
-    async def check_message(self, caller: AccessToken | None) -> Response | None:
-        """Check a message of a WebSocket, which counts as one request."""
-        if caller is None or self._registry is None:
-            return None
-        try:
-            if not await self._registry.is_valid(caller):
-                return _reject_revoked()
-            return _build_rejection(
-                await self._policy.check_caller(caller, "server", is_counted=True)
-            )
-        except StoreError as error:
-            return _build_store_error(error)
-
-    async def reserve(
-        self, caller: AccessToken | None, estimate: Estimate
-    ) -> TokenReservation | Response | None:
-        """Reserve the estimated tokens of a request; return None if its caller has no limit, or the rejection."""
-        if caller is None or self._registry is None or caller.tokens_per_minute is None:
-            return None
-        try:
-            reserved = await self._registry.reserve(caller, estimate.input + estimate.output)
-        except StoreError as error:
-            return _build_store_error(error)
-        if isinstance(reserved, TokenReservation):
-            return reserved
-        return _build_rejection(check_counts(caller, reserved))
-
-    async def settle(
-        self, caller: AccessToken | None, reservation: TokenReservation | None, tokens: int
-    ) -> None:
-        """Count tokens that a model used; the response itself is not affected if that fails."""
-        if self._registry is None or caller is None:
-            return
-        try:
-            if reservation is not None:
-                await self._registry.settle(reservation, tokens)
-            elif tokens:
-                await self._registry.count(caller.name, tokens=tokens)
-        except StoreError as error:
-            log.warning("the tokens of a response could not be counted: %s", error)
+            message = f"host {name!r} is not allowed; use a loopback name, or set a token"
+        case "origin":
+            message = "requests from web pages of another origin are not allowed without a token"
+        case "missing" | "invalid":
+            message = rejection.message or f"send a token of the proxy in the {TOKEN_HEADER} header"
+        case _:
+            message = rejection.message
+    code = "rate_limit_exceeded" if rejection.status == 429 else "proxy_error"
+    response = build_error(rejection.status, message, code)
+    response.headers.update(rejection.headers)
+    return response
 
 
 def is_limited(caller: AccessToken | None) -> bool:
@@ -135,23 +113,23 @@ class SocketMeter:
     """The tokens of the responses on one WebSocket: reserved for each request, and counted at its end.
 
     Args:
-        guard: The guard of the proxy.
+        policy: The access policy of the proxy.
         caller: The caller, or None for the administrator.
     """
 
-    def __init__(self, guard: ProxyGuard, caller: AccessToken | None) -> None:
-        self._guard, self._caller = guard, caller
+    def __init__(self, policy: AccessPolicy, caller: AccessToken | None) -> None:
+        self._policy, self._caller = policy, caller
         self._lanes: dict[str | None, deque[tuple[TokenReservation | None, UsageReader]]] = {}
 
-    async def check(self, message: str | bytes) -> Response | None:
+    async def check(self, message: str | bytes) -> Rejection | None:
         """Check a message of the client, and reserve the tokens of its response; return the rejection or None."""
-        if rejection := await self._guard.check_message(self._caller):
+        if rejection := await self._policy.check_message(self._caller):
             return rejection
         if not is_limited(self._caller):
             return None
         estimate = estimate_tokens(message)
-        reserved = await self._guard.reserve(self._caller, estimate)
-        if isinstance(reserved, Response):
+        reserved = await self._policy.reserve(self._caller, estimate.total)
+        if isinstance(reserved, Rejection):
             return reserved
         lane = self._lanes.setdefault(read_member(message, "stream_id"), deque())
         lane.append((reserved, UsageReader("", estimate.input)))
@@ -166,31 +144,13 @@ class SocketMeter:
         reader.read(data)
         if read_member(data, "type") in LAST_EVENTS:
             lane.popleft()
-            await self._guard.settle(self._caller, reservation, reader.finish())
+            await self._policy.settle(reservation, reader.finish(), self._caller)
 
     async def close(self) -> None:
         """Count what passed of the responses that did not end."""
         with CancelScope(shield=True):
             for reservation, reader in [each for lane in self._lanes.values() for each in lane]:
-                await self._guard.settle(self._caller, reservation, reader.finish())
-
-
-def _build_rejection(check: TokenCheck) -> Response | None:
-    if check.problem is None:
-        return None
-    code = "proxy_error" if check.problem == "scope" else "rate_limit_exceeded"
-    rejection = build_error(check.status, check.message, code)
-    rejection.headers.update(check.headers)
-    return rejection
-
-
-def _reject_revoked(_: Scope | None = None) -> Response:
-    return build_error(401, "the token was revoked; send a valid one")
-
-
-def _build_store_error(error: StoreError) -> Response:
-    log.warning("a token could not be checked: %s", error)
-    return build_error(503, "the token could not be checked; try again")
+                await self._policy.settle(reservation, reader.finish(), self._caller)
 
 
 def build_error(status: int, message: str, code: str = "proxy_error") -> Response:

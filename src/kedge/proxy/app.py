@@ -7,7 +7,6 @@ passed on and never stored.
 
 import asyncio
 import json
-import logging
 import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -22,8 +21,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route, WebSocketRoute, request_response, websocket_session
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kedge.engines.response_limit import Inflater, make_inflater
@@ -36,17 +35,20 @@ from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning.fallback import name_send
 from kedge.proxy.access import (
+    PLAN_KEY,
     TOKEN_HEADER,
-    ProxyGuard,
+    ProxyFrontEnd,
     SocketMeter,
     build_error,
+    build_rejection,
+    create_policy,
     is_limited,
 )
 from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens
 from kedge.security.urls import BaseUrl, parse_base_url
-from kedge.server.access import CALLER_KEY
+from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
 from kedge.server.error_response import EscapedJSONResponse
-from kedge.server.request_log import choose_level, record_metrics
+from kedge.server.request_log import RequestMiddleware
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from websockets.http11 import Response as HandshakeResponse
 
 log = get_logger("kedge.proxy")
-access_log = logging.getLogger("kedge.access")
 
 PLAN_HEADER = b"x-kedge-plan"
 HOP_BY_HOP = frozenset(
@@ -142,8 +143,8 @@ def create_proxy_app(
         index = StoreIndex(store)
     recorder = RequestRecorder(store) if store is not None else None
     registry = None if store is None else TokenRegistry(store, required=requires_token)
-    guard = ProxyGuard(token, registry, any_host=any_host)
-    proxy = _Proxy(base, index, trust, client, recorder, guard)
+    policy = create_policy(token, registry, any_host=any_host)
+    proxy = _Proxy(base, index, trust, client, recorder, policy)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -155,57 +156,22 @@ def create_proxy_app(
                 recorder.stop()
         await proxy.aclose()
 
-    forwarding = Route("/v1/{path:path}", _wrap(guard, "server", proxy.forward))
+    forwarding = Route("/v1/{path:path}", proxy.forward)
     forwarding.methods = None  # every method, also those that HTTP does not define
     app = Starlette(
         routes=[
             Route("/healthz", _report_health),
-            Route("/metrics", _wrap(guard, "metrics", _report_metrics)),
-            Route("/report", _wrap(guard, "metrics", proxy.report)),
+            Route("/metrics", _report_metrics),
+            Route("/report", proxy.report),
             forwarding,
-            WebSocketRoute("/v1/{path:path}", _wrap_socket(guard, proxy.forward_socket)),
+            WebSocketRoute("/v1/{path:path}", proxy.forward_socket),
         ],
-        middleware=[Middleware(_AccessLog)],
+        middleware=[Middleware(RequestMiddleware, ProxyFrontEnd(policy))],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.proxy = proxy
     return app
-
-
-class _AccessLog:
-    """Middleware that logs and counts each request: method, path, status and duration, never content."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status, plan = time.perf_counter(), 0, b""
-
-        async def send_observed(message: Message) -> None:
-            nonlocal status, plan
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                plan = dict(message["headers"]).get(PLAN_HEADER, b"")
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_observed)
-        finally:
-            seconds = time.perf_counter() - started
-            record_metrics(scope, status, seconds)
-            access_log.log(
-                choose_level(scope, status),
-                "%s %s %d %.1fms %s",
-                scope["method"],
-                scope["path"],
-                status,
-                seconds * 1000,
-                plan.decode("latin-1"),
-            )
 
 
 async def _report_health(_: Request) -> Response:
@@ -219,32 +185,6 @@ async def _report_metrics(request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-SocketHandler = Callable[[WebSocket], Awaitable[None]]
-
-
-class _Guarded:
-    """An app that is called for requests that the guard accepts, until their token is revoked."""
-
-    def __init__(self, guard: ProxyGuard, needed: str, app: ASGIApp) -> None:
-        self._guard, self._needed, self._app = guard, needed, app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rejection = await self._guard.check(scope, self._needed)
-        if rejection is not None:
-            await rejection(scope, receive, send)
-        else:
-            await self._guard.watch.run(self._app, scope, receive, send)
-
-
-def _wrap(guard: ProxyGuard, needed: str, handler: Handler) -> ASGIApp:
-    return _Guarded(guard, needed, request_response(handler))
-
-
-def _wrap_socket(guard: ProxyGuard, handler: SocketHandler) -> ASGIApp:
-    return _Guarded(guard, "server", websocket_session(handler))
-
-
 class _Proxy:
     """A proxy of one upstream."""
 
@@ -255,7 +195,7 @@ class _Proxy:
         trust: Trust,
         client: "httpx2.AsyncClient | None",
         recorder: RequestRecorder | None,
-        guard: ProxyGuard,
+        policy: AccessPolicy,
     ) -> None:
         import httpx2
 
@@ -264,7 +204,7 @@ class _Proxy:
         self._replaced = {b"authorization"} if upstream.authorization else frozenset[bytes]()
         self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(self._parse_checked)
         self._recorder = recorder
-        self._guard = guard
+        self._policy = policy
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
         self._build_request = client.build_request if client else _build_request
         self._client = chain(client or _create_client(), index=index, trust=trust)
@@ -320,9 +260,9 @@ class _Proxy:
             return Response(status_code=CLIENT_GONE)
         is_new = request.method == "POST"
         estimate = _estimate(request, body) if has_limit and is_new else Estimate(0, 0)
-        reserved = await self._guard.reserve(caller, estimate) if is_new else None
-        if isinstance(reserved, Response):
-            return reserved
+        reserved = await self._policy.reserve(caller, estimate.total) if is_new else None
+        if isinstance(reserved, Rejection):
+            return build_rejection(reserved, request.scope)
         # A body of known length that is only passed on retains its length: some upstreams need it.
         is_chunked = "transfer-encoding" in request.headers  # which overrides a length
         has_length = isinstance(body, AsyncIterator) and not is_chunked
@@ -340,7 +280,7 @@ class _Proxy:
         exchange: Exchange | None = outgoing.extensions[EXCHANGE]
         if isinstance(incoming, Response):
             used = estimate.input if incoming.status_code == CLIENT_GONE else 0
-            await self._guard.settle(caller, reserved, used)
+            await self._policy.settle(reserved, used, caller)
             self._record(exchange, incoming, started, caller)
             return incoming
         # An error whose body was examined is passed on decoded.
@@ -349,14 +289,15 @@ class _Proxy:
         if incoming.is_redirect:
             headers = self._localize_redirect(str(url), headers)
         if exchange is not None and exchange.pending is None:
-            headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
+            request.scope[PLAN_KEY] = _format_plan(exchange)
+            headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
         store = self._recorder.store if self._recorder else None
         response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
         response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
         if has_limit and (is_new or exchange is not None):
             response.usage = UsageReader(incoming.headers.get("content-type", ""), estimate.input)
-            response.on_usage = partial(self._guard.settle, caller, reserved)
+            response.on_usage = partial(self._policy.settle, reserved, caller=caller)
         response.raw_headers = headers
         return response
 
@@ -472,7 +413,7 @@ class _Proxy:
         """Pass messages on in both directions until either side closes its connection."""
         from websockets.exceptions import ConnectionClosed
 
-        meter = SocketMeter(self._guard, socket.scope.get(CALLER_KEY))
+        meter = SocketMeter(self._policy, socket.scope.get(CALLER_KEY))
         code, reason = 1000, ""
 
         async def send_up() -> None:
@@ -487,7 +428,8 @@ class _Proxy:
                     text = message.get("text")
                     data = text if text is not None else message["bytes"]
                     if rejection := await meter.check(data):
-                        await socket.send_text(_format_socket_error(rejection))
+                        response = build_rejection(rejection, socket.scope)
+                        await socket.send_text(_format_socket_error(response))
                         continue
                     await upstream.send(data)
             except ConnectionClosed:  # the loop below passes on the close code

@@ -39,6 +39,11 @@ class Estimate(NamedTuple):
     input: int
     output: int
 
+    @property
+    def total(self) -> int:
+        """The tokens to reserve."""
+        return self.input + self.output
+
 
 def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
     """Estimate the tokens of a request: those of its text, and the largest output that it allows.

@@ -1,4 +1,4 @@
-"""Access control by host name, origin, token and rate limit, shared by the server, the page and the proxy.
+"""Access control by host name, origin, token and rate limit, for the server, the page, the proxy and MCP servers.
 
 A server on loopback needs no token, but any web page in a browser on the same machine can reach it
 through a host name that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback name. A
@@ -11,12 +11,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
 
+from kedge.errors import KedgeError, StoreError
+from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
+
+log = get_logger("kedge.server")
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]*)(?::[0-9]*)?")
 DEFAULT_OUTPUT_TOKENS = 4_096
@@ -60,38 +65,194 @@ class CallerRegistry(Protocol):
         ...
 
 
-class TokenCheck(NamedTuple):
-    """The check of a named token for a request.
+Problem = Literal[
+    "headers", "host", "origin", "missing", "invalid", "scope", "requests", "tokens", "outage"
+]
+STATUSES: Mapping[Problem, int] = {
+    "headers": 431,
+    "host": 403,
+    "origin": 403,
+    "missing": 401,
+    "invalid": 401,
+    "scope": 403,
+    "requests": 429,
+    "tokens": 429,
+    "outage": 503,
+}
+"""The HTTP status of each problem for which a request is rejected."""
 
-    ``problem`` is the reason for which the request is rejected: the missing scope, or the exceeded limit of requests or
-    tokens. The page and the proxy send ``message``, the server the messages of the hosted API. ``headers`` are the rate
-    limit headers of the hosted API.
-    """
 
-    problem: Literal["scope", "requests", "tokens"] | None = None
+class Credentials(NamedTuple):
+    """What a request presents, and what it needs, as its front end reads it."""
+
+    token: bytes = b""
+    session: str = ""
+    needed: str = "server"
+    """The scope that a token must have. A session needs ``page``."""
+    is_counted: bool = True
+    """Whether the request counts for the limit of its token."""
+    is_session_counted: bool = False
+    is_public: bool = False
+    """Whether no token is needed."""
+    checks_origin: bool | None = None
+    """Whether a page of another origin is rejected; None for only as long as no token is needed."""
+
+
+class Rejection(NamedTuple):
+    """Why a request is rejected. Front ends format it."""
+
+    problem: Problem
     message: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
+    """Headers of the response, such as those of the rate limit, as in the hosted API."""
     seconds_left: float = 0.0
+    needed: str = ""
 
     @property
     def status(self) -> int:
-        """The HTTP status of the rejection."""
-        return 403 if self.problem == "scope" else 429
+        """The HTTP status."""
+        return STATUSES[self.problem]
+
+
+REVOKED = Rejection("invalid", "the token was revoked; send a valid one")
+
+
+class Access(NamedTuple):
+    """The decision about a request: its caller, None for the administrator, or why it is rejected.
+
+    ``headers`` are those of its response. A rejection has a caller if it is only about its limits.
+    """
+
+    caller: AccessToken | None = None
+    rejection: Rejection | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+class Identity(NamedTuple):
+    """Who sent a request: a named token, or None for the administrator."""
+
+    caller: AccessToken | None
+    is_session: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """The accepted host names, and the tokens that clients must send.
+    """The one decision about who may send a request, for the server, the page, the proxy and MCP servers.
 
     Args:
         token: The server's own token, which is that of the administrator, or None.
         hosts: The accepted host names, or None for any.
         registry: Named tokens that are accepted as well, or None.
+        header_bytes: The maximum size of all headers.
+        frees_hosts: Whether any host name is accepted while a token is needed.
     """
 
     token: str | None = None
     hosts: frozenset[str] | None = None
     registry: CallerRegistry | None = None
+    header_bytes: int = 32 * 1024
+    frees_hosts: bool = False
+
+    async def authorize(self, scope: Scope, presented: Credentials) -> Access:
+        """Decide about a request.
+
+        Args:
+            scope: The request or the WebSocket.
+            presented: What it presents.
+
+        Returns:
+            Its caller, or why it is rejected.
+        """
+        if sum(map(len, chain.from_iterable(scope["headers"]))) > self.header_bytes:
+            return Access(rejection=Rejection("headers"))
+        is_allowed_host = self.allows_host(scope)
+        if not is_allowed_host and not self.frees_hosts:
+            return Access(rejection=Rejection("host"))
+        try:
+            needs_token = await self.needs_token()
+            if not is_allowed_host and not needs_token:
+                return Access(rejection=Rejection("host"))
+            checks_origin = presented.checks_origin
+            if (not needs_token if checks_origin is None else checks_origin) and not is_same_origin(
+                scope
+            ):
+                return Access(rejection=Rejection("origin"))
+            if presented.is_public or not needs_token:
+                return Access()
+            return await self._identify(presented)
+        except StoreError as error:
+            return Access(rejection=reject_outage(error))
+
+    async def _identify(self, presented: Credentials) -> Access:
+        identity = await self.find_identity(presented)
+        if identity is None:
+            return Access(rejection=Rejection("invalid" if presented.token else "missing"))
+        if identity.caller is None:
+            return Access()
+        if identity.is_session:
+            return await self._check_caller(identity.caller, "page", presented.is_session_counted)
+        return await self._check_caller(identity.caller, presented.needed, presented.is_counted)
+
+    async def _check_caller(self, caller: AccessToken, needed: str, is_counted: bool) -> Access:
+        """Check whether a named token has a scope, and count the request if its token has limits."""
+        if needed not in caller.scopes:
+            message = f"this token lacks the scope {needed}; use a token with this scope"
+            return Access(rejection=Rejection("scope", message, needed=needed))
+        limits = (caller.requests_per_minute, caller.tokens_per_minute)
+        if self.registry is None or not is_counted or limits == (None, None):
+            return Access(caller)
+        return check_counts(caller, await self.registry.count(caller.name, requests=1))
+
+    async def check_message(self, caller: AccessToken | None) -> Rejection | None:
+        """Check a message of an accepted WebSocket, which counts as one request."""
+        if caller is None or self.registry is None:
+            return None
+        try:
+            if not await self.registry.is_valid(caller):
+                return REVOKED
+            return (await self._check_caller(caller, "server", is_counted=True)).rejection
+        except StoreError as error:
+            return reject_outage(error)
+
+    async def reserve(
+        self, caller: AccessToken | None, tokens: int
+    ) -> TokenReservation | Rejection | None:
+        """Reserve the estimated tokens of a request; return None if its caller has no limit of tokens."""
+        if caller is None or self.registry is None or caller.tokens_per_minute is None:
+            return None
+        try:
+            reserved = await self.registry.reserve(caller, tokens)
+        except StoreError as error:
+            return reject_outage(error)
+        if isinstance(reserved, TokenReservation):
+            return reserved
+        return check_counts(caller, reserved).rejection
+
+    async def settle(
+        self, reservation: TokenReservation | None, tokens: int, caller: AccessToken | None = None
+    ) -> None:
+        """Count tokens that a model used instead of those that were reserved, if any.
+
+        The response itself is not affected if that fails.
+        """
+        if self.registry is None:
+            return
+        try:
+            if reservation is not None:
+                await self.registry.settle(reservation, tokens)
+            elif caller is not None and tokens:
+                await self.registry.count(caller.name, tokens=tokens)
+        except KedgeError as error:
+            log.warning("the tokens of a response could not be counted: %s", error)
+
+    async def find_identity(self, presented: Credentials) -> Identity | None:
+        """Return who sent a request, or None if it presents nothing valid."""
+        if self.matches_token(presented.token):
+            return Identity(None)
+        if self.registry is None or not presented.token:
+            return None
+        caller = await self.registry.find(presented.token.decode("latin-1"))
+        return None if caller is None else Identity(caller)
 
     def allows_host(self, scope: Scope) -> bool:
         """Return whether the request's ``Host`` is accepted."""
@@ -107,24 +268,14 @@ class AccessPolicy:
             return True
         return self.registry is not None and await self.registry.is_required()
 
-    async def find_caller(self, token: bytes) -> AccessToken | None:
-        """Return the named token with this secret, or None."""
-        return await self.registry.find(token.decode("latin-1")) if self.registry else None
 
-    async def check_caller(
-        self, caller: AccessToken, needed: str, *, is_counted: bool
-    ) -> TokenCheck:
-        """Check whether a named token has a scope, and count the request if its token has limits."""
-        if needed not in caller.scopes:
-            message = f"this token lacks the scope {needed}; use a token with this scope"
-            return TokenCheck("scope", message)
-        limits = (caller.requests_per_minute, caller.tokens_per_minute)
-        if self.registry is None or not is_counted or limits == (None, None):
-            return TokenCheck()
-        return check_counts(caller, await self.registry.count(caller.name, requests=1))
+def reject_outage(error: StoreError) -> Rejection:
+    """Log that a token could not be checked, and return the rejection."""
+    log.warning("a token could not be checked: %s", error)
+    return Rejection("outage", "the token could not be checked; try again")
 
 
-def check_counts(caller: AccessToken, counts: TokenUse) -> TokenCheck:
+def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
     """Check the counts of a named token against its limits."""
     limits = (caller.requests_per_minute, caller.tokens_per_minute)
     seconds = math.ceil(counts.seconds_left)
@@ -140,10 +291,10 @@ def check_counts(caller: AccessToken, counts: TokenUse) -> TokenCheck:
     elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
         problem = "tokens"
     else:
-        return TokenCheck(headers=headers)
+        return Access(caller, headers=headers)
     headers["retry-after"] = str(seconds)
     message = f"the limit of this token is reached; try again in {seconds} seconds"
-    return TokenCheck(problem, message, headers, counts.seconds_left)
+    return Access(caller, Rejection(problem, message, headers, counts.seconds_left))
 
 
 def is_same_origin(scope: Scope) -> bool:

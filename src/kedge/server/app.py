@@ -14,14 +14,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from kedge.database.health import HealthCheck
 from kedge.errors import StoreError
-from kedge.server.access import AccessPolicy
 from kedge.server.anthropic import endpoint as messages
-from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
 from kedge.server.chat_completions import endpoint as chat_completions
 from kedge.server.error_response import (
@@ -36,18 +34,11 @@ from kedge.server.errors import (
     UNKNOWN_ROUTE,
     ApiError,
 )
-from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
-from kedge.server.faults.spec import Faults
+from kedge.server.front_end import ServerFrontEnd
 from kedge.server.http import get_service, respond_encoded, respond_json
 from kedge.server.models import Model
-from kedge.server.request_log import (
-    RESPONSE_HEADERS_KEY,
-    AccessLogMiddleware,
-    FinishListener,
-    Listener,
-    log_failure,
-)
+from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
 from kedge.server.routes import conversations, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
@@ -180,28 +171,6 @@ def _build_routing_error(scope: Scope, error: HTTPException) -> Response:
     return response
 
 
-IDENTITY_HEADER = (b"kedge-server", b"kedge")
-
-
-class IdentityMiddleware:
-    """Middleware that adds the identity header to every HTTP response and WebSocket handshake.
-
-    A client that recognizes this server does not need evidence that it uses stored context. While a fault
-    of stored state is active, the header is omitted, so that the client does not recognize the server.
-    """
-
-    def __init__(self, app: ASGIApp, faults: Faults | None) -> None:
-        self._app = app
-        self._faults = faults
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and add the header to its response."""
-        is_hidden = self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys()
-        if not is_hidden and scope["type"] != "lifespan":
-            scope[RESPONSE_HEADERS_KEY].append(IDENTITY_HEADER)
-        await self._app(scope, receive, send)
-
-
 def create_app(
     settings: Settings | None = None,
     listener: Listener | None = None,
@@ -241,12 +210,8 @@ def create_app(
             await asyncio.wait(tasks)
             await service.aclose()
 
-    policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
-    middleware = [
-        Middleware(AccessLogMiddleware, listener, on_finish, reply_bytes),
-        Middleware(IdentityMiddleware, settings.faults),
-        Middleware(ServerAuthMiddleware, policy=policy, header_bytes=settings.limits.header_bytes),
-    ]
+    front = ServerFrontEnd(service.access, settings.faults)
+    middleware = [Middleware(RequestMiddleware, front, listener, on_finish, reply_bytes)]
     if settings.faults is not None:
         middleware.append(Middleware(FaultMiddleware, settings.faults))
     app = Starlette(

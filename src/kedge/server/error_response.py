@@ -11,6 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from kedge.server import errors
+from kedge.server.access import AccessPolicy, Rejection
 from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.errors import ApiError
 from kedge.text.json_text import encode, encode_escaped
@@ -49,6 +51,29 @@ def build_error_response(scope: Scope, error: ApiError) -> Response:
     """Build the response for an error."""
     status, body = render_error(scope, error)
     return Response(encode(body), status, JSON_HEADERS | error.headers)
+
+
+def build_access_error(rejection: Rejection, policy: AccessPolicy) -> errors.ApiError:
+    """Return a rejection as an error of the API."""
+    match rejection.problem:
+        case "headers":
+            return errors.HEADERS_TOO_LARGE(most=policy.header_bytes)
+        case "host":
+            return errors.HOST_NOT_ALLOWED()
+        case "origin":
+            return errors.ORIGIN_NOT_ALLOWED()
+        case "missing":
+            return errors.API_KEY_MISSING()
+        case "invalid":
+            return errors.API_KEY_INVALID()
+        case "scope":
+            return errors.TOKEN_SCOPE_MISSING(scope=rejection.needed)
+        case "requests":
+            return errors.RATE_LIMITED(seconds=f"{rejection.seconds_left:.3g}")
+        case "tokens":
+            return errors.TOKENS_LIMITED(seconds=f"{rejection.seconds_left:.3g}")
+        case "outage":
+            return errors.DATABASE_UNAVAILABLE()
 
 
 def format_allowed_methods(routes: Iterable[Route], scope: Scope) -> str:

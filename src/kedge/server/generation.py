@@ -142,7 +142,7 @@ class Generation(ABC, Generic[Chunk]):
         used = self._count_usage().total
         if not self.is_complete:  # a model may have reported its usage before it wrote more
             used = max(used, count_answer(self._writer, self._input_usage).total)
-        await self._service.settle_tokens(reservation, used)
+        await self._service.access.settle(reservation, used)
 
     async def _write(self, emit: Emit[Chunk] | None) -> None:
         before = await self._prepare()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from kedge.server import errors
 from kedge.server.access import CALLER_KEY, is_compressed, read_header
 from kedge.server.item_forms import Item
-from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
+from kedge.server.request_log import RECORD_KEY, RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.requests import INCLUDE
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
@@ -49,7 +49,7 @@ def get_background(request: HTTPConnection) -> "BackgroundJobs":
 
 def get_recorded_request(request: Request) -> RecordedRequest | None:
     """Return the record of a request, or None if there is no listener."""
-    return request.scope.get("kedge.exchange")
+    return request.scope.get(RECORD_KEY)
 
 
 async def read_json(request: Request, *, empty: object = None) -> Any:

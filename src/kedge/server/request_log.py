@@ -1,4 +1,4 @@
-"""Request ids, the access log, and records of requests for tests.
+"""Request ids, access, the access log, and records of requests, for every front end.
 
 The log has the method, path, status and duration, never content. A ``RecordedRequest`` also has the
 content, so it is only created if there is a listener.
@@ -8,16 +8,18 @@ import logging
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.observe import bind_fields, count, get_logger, measure
-from kedge.server.error_response import build_error_response, is_anthropic
-from kedge.server.errors import INTERNAL_ERROR
+from kedge.server.access import CALLER_KEY, REVOKED, AccessPolicy, Credentials, Rejection
 from kedge.server.item_forms import Item
+from kedge.server.revocation import RevocationWatch
 
 log = get_logger("kedge.access")
 ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/conversations/[^/]+/runs")
@@ -70,18 +72,63 @@ RESPONSE_HEADERS_KEY = "kedge.response_headers"
 STATUS_KEY = "kedge.status"
 """The key of a request's scope for the status of its response; 0 until the response has started."""
 
+REQUEST_ID_KEY = "kedge.request_id"
+RECORD_KEY = "kedge.exchange"
+"""The key of a request's scope for its record, if there is a listener."""
+START_MESSAGES = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+"""The messages with the headers of a response."""
+SWITCHING_PROTOCOLS = 101
+
+Headers = list[tuple[bytes, bytes]]
+
 Listener = Callable[[RecordedRequest], None]
 FinishListener = Callable[[RecordedRequest, Scope], None]
 
 
-class AccessLogMiddleware:
-    """Middleware that assigns an id to each request, logs it, and calls the listener.
+class FrontEnd(ABC):
+    """What the server, the page, the proxy and MCP servers do differently with a request and its response.
 
-    It also handles internal errors: with a 500 in the format of the API if no response has started,
-    and with a log record that does not quote the conversation.
+    Args:
+        policy: Decides who may send requests.
+    """
+
+    def __init__(self, policy: AccessPolicy) -> None:
+        self.policy = policy
+
+    @abstractmethod
+    def read_credentials(self, scope: Scope) -> Credentials | None:
+        """Read what a request presents; None if it is not checked."""
+
+    @abstractmethod
+    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+        """Return the response to a request that is rejected."""
+
+    @abstractmethod
+    def build_failure(self, scope: Scope) -> Response:
+        """Return the response to a request that an internal error ends."""
+
+    def list_headers(self, scope: Scope) -> Headers:
+        """Return headers that are added to the response to a request."""
+        return [(b"x-request-id", scope[REQUEST_ID_KEY].encode())]
+
+    def complete_headers(self, headers: Headers) -> Headers:
+        """Return the headers of a response, with those that it does not set itself."""
+        return headers
+
+    def describe(self, scope: Scope) -> str:
+        """Return what the log shows of a request besides method, path, status and time."""
+        return scope[REQUEST_ID_KEY]
+
+
+class RequestMiddleware:
+    """Middleware that assigns an id to each request, checks whether it may be sent, logs it, and records it.
+
+    It also handles internal errors: with a 500 in the format of the front end if no response has started,
+    and with a log record that does not quote the conversation. A request ends when its token is revoked.
 
     Args:
         app: The app that requests are passed to.
+        front: The front end.
         listener: Called with the record of every request when it starts.
         on_finish: Called with the record and the scope of every request when it ends.
         reply_bytes: The number of bytes of each response body in the record at its end.
@@ -90,108 +137,118 @@ class AccessLogMiddleware:
     def __init__(
         self,
         app: ASGIApp,
+        front: FrontEnd,
         listener: Listener | None = None,
         on_finish: FinishListener | None = None,
         reply_bytes: int = 0,
     ) -> None:
         self._app = app
+        self._front = front
         self._listener = listener
         self._on_finish = on_finish
         self._reply_bytes = reply_bytes
+        self._watch = RevocationWatch(front.policy.registry, self._reject_revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; the response headers contain its id."""
+        """Pass a request on, or reject it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        scope[REQUEST_ID_KEY] = f"req_{os.urandom(16).hex()}"
+        scope[RESPONSE_HEADERS_KEY] = self._front.list_headers(scope)
+        scope[STATUS_KEY] = 0
         if scope["type"] == "http":
             await self._handle_request(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._handle_websocket(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a connection on; each message on it becomes a separate request."""
-        request_id = f"req_{os.urandom(16).hex()}"
-        extra_headers = [(b"x-request-id", request_id.encode())]
-        scope[RESPONSE_HEADERS_KEY] = extra_headers
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] in ("websocket.accept", "websocket.http.response.start"):
-                message["headers"] = [*message.get("headers", []), *extra_headers]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
+            return
+        try:  # each message on it becomes a separate request
+            await self._pass_on(scope, receive, self._wrap_send(scope, send))
         except Exception as error:  # noqa: BLE001 - only this connection fails
-            log_failure(f"{request_id} failed with an internal error", error)
+            log_failure(f"{scope[REQUEST_ID_KEY]} failed with an internal error", error)
 
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{os.urandom(16).hex()}"
         started = time.perf_counter()
-        scope["kedge.request_id"] = request_id
-        extra_headers = [(b"x-request-id", request_id.encode())]
-        if is_anthropic(scope):
-            extra_headers.append((b"request-id", request_id.encode()))
-        scope[RESPONSE_HEADERS_KEY] = extra_headers
-        exchange = self._record_request(scope, request_id)
-        scope[STATUS_KEY] = 0
+        recorded = self._record_request(scope)
         reply = bytearray()
+        send = self._wrap_send(scope, send, reply)
+        with bind_fields(request_id=scope[REQUEST_ID_KEY]):
+            try:
+                await self._pass_on(scope, receive, send)
+            except Exception as error:
+                log_failure(f"{scope[REQUEST_ID_KEY]} failed with an internal error", error)
+                if scope[STATUS_KEY]:
+                    raise  # a response has started: the connection must be closed
+                await self._front.build_failure(scope)(scope, receive, send)
+            finally:
+                took = time.perf_counter() - started
+                self._log_request(scope, took)
+                if recorded is not None:
+                    recorded.status, recorded.seconds = scope[STATUS_KEY], took
+                    recorded.reply = bytes(reply[: self._reply_bytes])
+                    if self._on_finish is not None:
+                        self._on_finish(recorded, scope)
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                scope[STATUS_KEY] = message["status"]
-                message["headers"] = [*message["headers"], *extra_headers]
-                if exchange is not None:
-                    exchange.status = message["status"]
-            elif len(reply) < self._reply_bytes:
+    def _wrap_send(self, scope: Scope, send: Send, reply: bytearray | None = None) -> Send:
+        """Return a ``send`` that adds headers, and reads the status and the start of the body."""
+
+        async def send_observed(message: Message) -> None:
+            if message["type"] in START_MESSAGES:
+                scope[STATUS_KEY] = message.get("status", SWITCHING_PROTOCOLS)
+                if (recorded := scope.get(RECORD_KEY)) is not None:
+                    recorded.status = scope[STATUS_KEY]
+                headers = [*message.get("headers", ()), *scope[RESPONSE_HEADERS_KEY]]
+                message["headers"] = self._front.complete_headers(headers)
+            elif reply is not None and len(reply) < self._reply_bytes:
                 reply.extend(message.get("body", b""))
             await send(message)
 
-        with bind_fields(request_id=request_id):
-            try:
-                await self._app(scope, receive, send_with_id)
-            except Exception as error:
-                log_failure(f"{request_id} failed with an internal error", error)
-                if scope[STATUS_KEY]:
-                    raise  # a response has started: the connection must be closed
-                await build_error_response(scope, INTERNAL_ERROR())(scope, receive, send_with_id)
-            finally:
-                took, status = time.perf_counter() - started, scope[STATUS_KEY]
-                record_metrics(scope, status, took)
-                log.log(
-                    choose_level(scope, status),
-                    "%s %s %d %.1fms %s",
-                    "WS" if WEBSOCKET_SCOPE_KEY in scope else scope["method"],
-                    scope["path"],
-                    status,
-                    took * 1000,
-                    request_id,
-                )
-                if exchange is not None and self._on_finish is not None:
-                    exchange.seconds, exchange.reply = took, bytes(reply[: self._reply_bytes])
-                    self._on_finish(exchange, scope)
+        return send_observed
 
-    def _record_request(self, scope: Scope, request_id: str) -> RecordedRequest | None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        presented = self._front.read_credentials(scope)
+        if presented is not None:
+            access = await self._front.policy.authorize(scope, presented)
+            if access.rejection is None or access.caller is not None:
+                scope[CALLER_KEY] = access.caller
+            if access.rejection is not None:
+                rejection = self._front.build_rejection(scope, access.rejection)
+                rejection.headers.update(access.rejection.headers)
+                await rejection(scope, receive, send)
+                return
+            scope[RESPONSE_HEADERS_KEY].extend(
+                (name.encode(), value.encode()) for name, value in access.headers.items()
+            )
+        await self._watch.run(self._app, scope, receive, send)
+
+    def _reject_revoked(self, scope: Scope) -> Response:
+        return self._front.build_rejection(scope, REVOKED)
+
+    def _log_request(self, scope: Scope, seconds: float) -> None:
+        """Count a request by the pattern of its route, since a path may contain an id, and log it."""
+        status: int = scope[STATUS_KEY]
+        route = getattr(scope.get("route"), "path", "") or "none"
+        count("server_requests_total", route=route, status=str(status))
+        measure("server_request_duration_seconds", seconds, route=route)
+        method = "WS" if WEBSOCKET_SCOPE_KEY in scope else scope["method"]
+        is_routine = method == "GET" and ROUTINE_PATH.fullmatch(scope["path"]) is not None
+        log.log(
+            logging.DEBUG if is_routine and 0 < status < 400 else logging.INFO,
+            "%s %s %d %.1fms %s",
+            method,
+            scope["path"],
+            status,
+            seconds * 1000,
+            self._front.describe(scope),
+        )
+
+    def _record_request(self, scope: Scope) -> RecordedRequest | None:
         if self._listener is None and self._on_finish is None:
             return None
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        exchange = RecordedRequest(scope["method"], scope["path"], request_id, headers)
-        exchange.transport = "websocket" if WEBSOCKET_SCOPE_KEY in scope else "http"
-        scope["kedge.exchange"] = exchange
+        recorded = RecordedRequest(scope["method"], scope["path"], scope[REQUEST_ID_KEY], headers)
+        recorded.transport = "websocket" if WEBSOCKET_SCOPE_KEY in scope else "http"
+        scope[RECORD_KEY] = recorded
         if self._listener is not None:
-            self._listener(exchange)
-        return exchange
-
-
-def choose_level(scope: Scope, status: int) -> int:
-    """Return the level at which a request is logged: DEBUG for routine ones that succeeded."""
-    is_routine = scope["method"] == "GET" and ROUTINE_PATH.fullmatch(scope["path"]) is not None
-    return logging.DEBUG if is_routine and 0 < status < 400 else logging.INFO
-
-
-def record_metrics(scope: Scope, status: int, seconds: float) -> None:
-    """Count a request by the pattern of its route, since a path may contain an id."""
-    route = getattr(scope.get("route"), "path", "") or "none"
-    count("server_requests_total", route=route, status=str(status))
-    measure("server_request_duration_seconds", seconds, route=route)
+            self._listener(recorded)
+        return recorded

@@ -117,7 +117,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
                 slots.release()
         self.end()
         if self.reservation is not None and not self._is_left_to_others:  # cancelled in the queue
-            await self._service.settle_tokens(self.reservation, 0)
+            await self._service.access.settle(self.reservation, 0)
         if not self._is_left_to_others:
             await emit(self._finish())
 

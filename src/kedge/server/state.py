@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kedge.bounded_dict import BoundedDict
-from kedge.errors import KedgeError
 from kedge.security.access_tokens import AccessToken, TokenReservation
-from kedge.server.access import DEFAULT_OUTPUT_TOKENS, check_counts
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
-from kedge.server.errors import MODEL_NOT_FOUND, TOKENS_LIMITED
+from kedge.server.error_response import build_access_error
+from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.item_forms import Item
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
@@ -53,6 +53,9 @@ class ServerState:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._caller: AccessToken | None = None
+        self.access = AccessPolicy(
+            settings.token, settings.hosts, settings.callers, settings.limits.header_bytes
+        )
         self._views: dict[str, ServerState] = {}
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
@@ -116,30 +119,16 @@ class ServerState:
         """Reserve the estimated tokens of a request, if its caller has a token limit.
 
         Raises:
-            ApiError: If the limit is reached.
-            StoreError: If the tokens cannot be counted.
+            ApiError: If the limit is reached, or the tokens cannot be counted.
         """
-        caller, callers = self._caller, self.settings.callers
-        if caller is None or callers is None or caller.tokens_per_minute is None:
-            return None
         output = DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens
-        reserved = await callers.reserve(caller, input_tokens + output)
-        if isinstance(reserved, TokenReservation):
+        reserved = await self.access.reserve(self._caller, input_tokens + output)
+        if not isinstance(reserved, Rejection):
             return reserved
-        check = check_counts(caller, reserved)
-        error = TOKENS_LIMITED(seconds=f"{check.seconds_left:.3g}")
-        error.headers["retry-after"] = check.headers["retry-after"]
+        error = build_access_error(reserved, self.access)
+        if "retry-after" in reserved.headers:
+            error.headers["retry-after"] = reserved.headers["retry-after"]
         raise error
-
-    async def settle_tokens(self, reservation: TokenReservation | None, tokens: int) -> None:
-        """Count the tokens that a model used for the caller instead of those that were reserved."""
-        callers = self.settings.callers
-        if reservation is None or callers is None:
-            return
-        try:
-            await callers.settle(reservation, tokens)
-        except KedgeError as error:  # the response itself is not affected
-            log.warning("the tokens of a response could not be counted: %s", error)
 
     def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """Replace a leading compaction item by the items in it, as a model sees them."""

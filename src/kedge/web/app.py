@@ -24,7 +24,7 @@ from kedge.errors import KedgeError, NotInStore
 from kedge.providers import connect
 from kedge.server.app import create_app
 from kedge.server.error_response import format_allowed_methods
-from kedge.server.request_log import AccessLogMiddleware
+from kedge.server.request_log import RequestMiddleware
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
@@ -38,7 +38,7 @@ from kedge.web.security import (
     DelegatedTokens,
     LoginThrottle,
     PageAuth,
-    PageAuthMiddleware,
+    PageFrontEnd,
     error_response,
 )
 from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
@@ -108,8 +108,7 @@ def create_page(
     app = Starlette(
         routes=ROUTES,
         middleware=[
-            Middleware(AccessLogMiddleware),
-            Middleware(PageAuthMiddleware, terms=auth),
+            Middleware(RequestMiddleware, PageFrontEnd(auth)),
             Middleware(EncodedSlashMiddleware),
         ],
         exception_handlers={

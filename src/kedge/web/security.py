@@ -13,24 +13,26 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from kedge.errors import StoreError
-from kedge.observe import get_logger
 from kedge.security.access_tokens import TokenReservation
-from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
+from kedge.server.access import (
+    REVOKED,
+    AccessPolicy,
+    Credentials,
+    Identity,
+    Rejection,
+    read_bearer_token,
+)
 from kedge.server.error_response import EscapedJSONResponse
-from kedge.server.request_log import log_failure
-from kedge.server.revocation import RevocationWatch
+from kedge.server.request_log import FrontEnd
 from kedge.store import AccessToken, TokenRegistry, TokenUse
-
-log = get_logger("kedge.server")
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -51,6 +53,7 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=()",
+    "cache-control": "no-store",
 }
 SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
@@ -73,6 +76,16 @@ class PageAuth(AccessPolicy):
 
     registry: TokenRegistry | None = None
     clock: Callable[[], float] = time.time
+
+    async def find_identity(self, presented: Credentials) -> Identity | None:
+        """Return who sent a request, by its token or its session."""
+        # ``super()`` without arguments needs a class that is not replaced by one with slots.
+        if (identity := await AccessPolicy.find_identity(self, presented)) is not None:
+            return identity
+        if await self.is_valid_session(presented.session):
+            return Identity(None, is_session=True)
+        caller = await self.registry.find_session(presented.session) if self.registry else None
+        return None if caller is None else Identity(caller, is_session=True)
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
@@ -206,85 +219,56 @@ class LoginThrottle:
                 return
 
 
-class PageAuthMiddleware:
-    """Middleware that checks access and adds the security headers."""
+REJECTIONS: Mapping[str, tuple[str, str]] = {
+    "headers": ("headers_too_large", "the headers of the request are too large"),
+    "host": ("wrong_host", "this page accepts loopback host names only"),
+    "origin": ("cross_site", "a write must be sent by the page itself, as JSON"),
+    "missing": ("token_needed", "send the server's token as Authorization: Bearer …"),
+    "invalid": ("token_needed", "send the server's token as Authorization: Bearer …"),
+    "scope": ("scope_missing", ""),
+    "requests": ("rate_limited", ""),
+    "tokens": ("rate_limited", ""),
+    "outage": ("store", ""),
+}
+"""The code and the message of each rejection; that of the rejection itself if it is empty."""
 
-    def __init__(self, app: ASGIApp, terms: PageAuth) -> None:
-        self._app = app
-        self._auth = terms
-        self._watch = RevocationWatch(terms.registry, _reject_token)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on or reject it, with the security headers."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        app = await self._find_rejection(scope) or self._app
-        secured = _SecuredSend(send)
-        try:
-            await self._watch.run(app, scope, receive, secured)
-        except Exception as error:
-            # The message of the error may quote a conversation: it is logged for debugging only.
-            log_failure("internal error of the page", error)
-            if secured.started:
-                raise  # too late for an error response: the connection must be closed
-            await error_response(500, "bug", "internal error; the log has the details")(
-                scope, receive, secured
-            )
+class PageFrontEnd(FrontEnd):
+    """The front end of the page and its API, which adds the security headers to each response."""
 
-    async def _find_rejection(self, scope: Scope) -> Response | None:
-        try:
-            return await self.check_request(scope)
-        except StoreError as error:
-            log.warning("a token could not be checked: %s", error)
-            return error_response(503, "store", "the token could not be checked; try again")
-
-    async def check_request(self, scope: Scope) -> Response | None:
-        """Return the rejection of a request, or None."""
-        if not self._auth.allows_host(scope):
-            return error_response(403, "wrong_host", "this page accepts loopback host names only")
-        if scope["method"] not in SAFE_METHODS and not is_same_origin(scope):
-            return error_response(
-                403, "cross_site", "a write must be sent by the page itself, as JSON"
-            )
-        if scope["path"].startswith(PUBLIC_PATHS) or not await self._auth.needs_token():
-            return None
-        bearer = read_bearer_token(scope)
+    def read_credentials(self, scope: Scope) -> Credentials:
+        """Read the bearer token and the cookie of a session."""
         session = read_session_cookie(Headers(scope=scope))
         scope[SESSION_KEY] = bool(session)
-        if self._auth.matches_token(bearer) or await self._auth.is_valid_session(session):
-            return None
-        if registry := self._auth.registry:
-            by_token = await self._auth.find_caller(bearer)
-            caller = by_token or await registry.find_session(session)
-            if caller is not None:
-                return await self._check_caller(scope, caller, by_token is not None)
-        if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
-            return _reject_token(scope)
-        return RedirectResponse("/login", 303)
+        is_write = scope["method"] not in SAFE_METHODS
+        return Credentials(
+            read_bearer_token(scope),
+            session,
+            needed="api" if scope["path"].startswith("/api/") else "page",
+            # A page requests changes every two seconds, so only the writes of a session are counted.
+            is_session_counted=is_write,
+            is_public=scope["path"].startswith(PUBLIC_PATHS),
+            checks_origin=is_write,
+        )
 
-    async def _check_caller(
-        self, scope: Scope, caller: AccessToken, by_token: bool
-    ) -> Response | None:
-        """Check the scopes and limits of a named token, and return an error response or None."""
-        is_api = scope["path"].startswith("/api/")
-        needed = "api" if is_api and by_token else "page"
-        # A page requests changes every two seconds, so only the writes of a session are counted.
-        is_counted = by_token or scope["method"] not in SAFE_METHODS
-        check = await self._auth.check_caller(caller, needed, is_counted=is_counted)
-        if check.problem != "scope":
-            scope[CALLER_KEY] = caller
-        if check.problem is None:
-            return None
-        code = "scope_missing" if check.problem == "scope" else "rate_limited"
-        rejection = error_response(check.status, code, check.message)
-        rejection.headers.update(check.headers)
-        return rejection
+    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+        """Return an error of the API, or redirect a browser to the login."""
+        is_page = scope["method"] in SAFE_METHODS and not scope["path"].startswith("/api/")
+        if is_page and rejection.status == 401 and rejection is not REVOKED:
+            return RedirectResponse("/login", 303)
+        code, message = REJECTIONS[rejection.problem]
+        return error_response(rejection.status, code, message or rejection.message)
 
+    def build_failure(self, scope: Scope) -> Response:
+        """Return an internal error."""
+        return error_response(500, "bug", "internal error; the log has the details")
 
-def _reject_token(_: Scope) -> Response:
-    message = "send the server's token as Authorization: Bearer …"
-    return error_response(401, "token_needed", message)
+    def complete_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a response with the security headers that it does not set itself."""
+        completed = MutableHeaders(raw=headers)
+        for name, value in SECURITY_HEADERS.items():
+            completed.setdefault(name, value)
+        return completed.raw
 
 
 def is_json(headers: Headers) -> bool:
@@ -306,20 +290,3 @@ def read_session_cookie(headers: Headers) -> str:
 
 def _is_equal(value: str, expected: str) -> bool:
     return hmac.compare_digest(value.encode(), expected.encode())
-
-
-class _SecuredSend:
-    """A ``send`` function that adds the security headers."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started = True
-            headers = MutableHeaders(scope=message)
-            for name, value in SECURITY_HEADERS.items():
-                headers.setdefault(name, value)
-            headers.setdefault("cache-control", "no-store")
-        await self._send(message)

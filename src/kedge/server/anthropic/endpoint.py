@@ -30,6 +30,7 @@ from kedge.server.models import (
     PracticeModel,
 )
 from kedge.server.output_writer import OutputWriter
+from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
 from kedge.server.stateless_run import prepare, respond
 
@@ -217,7 +218,7 @@ async def create(request: Request) -> Any:
         parsed.body["model"],
         include_thinking=is_thinking_enabled(body),
         show_thinking=is_thinking_shown(body),
-        request_id=request.scope.get("kedge.request_id"),
+        request_id=request.scope.get(REQUEST_ID_KEY),
     )
     return await respond(request, prepared, response_id, writer, serializer)
 

@@ -33,6 +33,7 @@ from kedge.server.faults.effects import (
     translate_not_found,
 )
 from kedge.server.faults.spec import Fault, Faults
+from kedge.server.request_log import RECORD_KEY
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import decode, encode_escaped
 
@@ -215,7 +216,7 @@ class FaultMiddleware:
         with suppress(ValueError, RecursionError):
             body = decode(raw)
         members = cast("Body", body) if isinstance(body, dict) else {}
-        exchange = scope.get("kedge.exchange")
+        exchange = scope.get(RECORD_KEY)
         return FaultedRequest(
             scope, raw, members, self._faults.consume, self._withheld_call_ids, exchange
         )

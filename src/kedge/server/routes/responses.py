@@ -88,7 +88,7 @@ async def create(request: Request) -> Any:
     try:
         run, log = await service.run(_open_run, service, background, draft, unstored, record)
     except BaseException:
-        await service.settle_tokens(reservation, 0)
+        await service.access.settle(reservation, 0)
         raise
     run.reservation = reservation
     if log is not None:
@@ -299,7 +299,7 @@ async def compact_context(request: Request) -> Response:
         )
         used = ModelUsage(model_input.tokens, count_items([compaction]))
     finally:
-        await service.settle_tokens(reservation, used.total)
+        await service.access.settle(reservation, used.total)
     return respond_json(
         {
             "id": make_response_id(key),
