@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from itertools import islice
 
 from kedge.errors import StoreError
 from kedge.server import errors
@@ -24,16 +23,12 @@ from kedge.server.request_log import log_failure
 from kedge.server.response_object import UNFINISHED_STATUSES
 from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
-from kedge.server.sse import EventsDropped, SSEEncoder
+from kedge.server.sse import EventsDropped, FollowedLog, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ClaimedResponse, ReplicaClaims
 from kedge.text.json_text import decode
 
 log = logging.getLogger("kedge.server")
-
-MAX_EVENTS_PER_READ = 64
-"""The maximum number of events that a reader gets at once."""
-
 
 STORE_SECONDS = 0.1
 """Seconds for which events are collected before they are stored."""
@@ -68,7 +63,7 @@ class EventRecorder:
             self._service.submit(self._service.claims.add_events, self._node, first, frames)
 
 
-class EventLog:
+class EventLog(FollowedLog[bytes]):
     """The events of one stream, encoded as frames.
 
     Args:
@@ -76,42 +71,28 @@ class EventLog:
     """
 
     def __init__(self, start: int = 0) -> None:
+        super().__init__(start)
         self.size = 0
         self.ended_at: float | None = None
         self._encoder = SSEEncoder(start)
-        self._frames: deque[bytes] = deque()
-        self._first_index = start
-        self._new_events = asyncio.Event()
 
     def add(self, events: Sequence[StreamEvent]) -> list[bytes]:
-        """Append events and wake the readers; return the frames of the events."""
+        """Append events and return their frames."""
         frames = [self._encoder(event) for event in events]
-        self._frames.extend(frames)
+        self.append(frames)
         self.size += sum(map(len, frames))
-        self._notify_readers()
         return frames
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next event."""
-        return self._first_index + len(self._frames)
 
     def end(self, now: float) -> None:
         """Mark the log as complete."""
         self.ended_at = now
-        self._notify_readers()
+        self.finish()
 
-    def drop_oldest(self) -> bool:
-        """Drop the oldest event; return False if only one is left."""
-        if len(self._frames) < 2:
-            return False
-        self.size -= len(self._frames.popleft())
-        self._first_index += 1
-        return True
-
-    def has_events_after(self, after: int) -> bool:
-        """Return whether all events after this one are available."""
-        return after + 1 >= self._first_index
+    def drop_oldest(self) -> bytes | None:
+        """Drop the oldest frame and return it; None if only one is left."""
+        dropped = super().drop_oldest()
+        self.size -= len(dropped or b"")
+        return dropped
 
     async def read(self, after: int) -> AsyncIterator[bytes]:
         """Yield the frames after this event, as they are added, until the log is complete.
@@ -119,24 +100,8 @@ class EventLog:
         Raises:
             EventsDropped: If the reader is so slow that its next event was dropped.
         """
-        next_index = after + 1
-        while True:
-            if not self.has_events_after(next_index - 1):
-                raise EventsDropped
-            new_events = self._new_events
-            start = next_index - self._first_index
-            frames = list(islice(self._frames, start, start + MAX_EVENTS_PER_READ))
-            if frames:
-                next_index += len(frames)
-                yield b"".join(frames)
-            elif self.ended_at is not None:
-                return
-            else:
-                await new_events.wait()
-
-    def _notify_readers(self) -> None:
-        self._new_events.set()
-        self._new_events = asyncio.Event()
+        async for frames in self.follow(after):
+            yield b"".join(frames)
 
 
 class BackgroundJobs:
@@ -221,7 +186,7 @@ class BackgroundJobs:
             return read_stored_events(service, service.claims, node, after) if is_stored else None
         self._drop_expired_logs()
         log = self._logs.get(id)
-        return log.read(after) if log is not None and log.has_events_after(after) else None
+        return log.read(after) if log is not None and log.has_all_after(after) else None
 
     async def _run_job(
         self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
@@ -258,7 +223,7 @@ class BackgroundJobs:
             total -= self._logs.pop(id).size
         before = active.size
         while total - (before - active.size) > self._limits.stream_bytes:
-            if not active.drop_oldest():
+            if active.drop_oldest() is None:
                 return
 
 

@@ -1,18 +1,22 @@
 """Server-sent events: encoding, buffering, and the ASGI responses that stream them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.server.deadline import Deadline
-from kedge.text.json_text import encode
+from kedge.text.json_text import encode_escaped
 
 if TYPE_CHECKING:
     from kedge.server.generation import Generation
+
+Entry = TypeVar("Entry")
 
 FRAME_END = b"\n\n"
 DONE_FRAME = b"data: [DONE]\n\n"
@@ -20,8 +24,8 @@ SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
 ]
-MAX_STREAM_SECONDS = 24 * 3600.0
-"""Seconds after which a replayed stream is closed."""
+MAX_ENTRIES_PER_READ = 64
+"""The maximum number of entries that a reader of a log gets at once."""
 MAX_PENDING_BYTES = 16 * 1024
 """Bytes of frames that may be pending before ``put`` waits for the socket."""
 
@@ -41,7 +45,12 @@ class SSEEncoder:
 
 def encode_event(event: Mapping[str, Any]) -> bytes:
     """Encode an event with a type as a frame."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_escaped(event))
+
+
+def encode_data(value: object) -> bytes:
+    """Encode a JSON value as a frame without a type."""
+    return b"data: %b\n\n" % encode_escaped(value)
 
 
 class DelayedStart:
@@ -123,31 +132,107 @@ class EventStream:
 
 
 class EventsDropped(Exception):
-    """A replayed stream cannot continue, because its next events were dropped."""
+    """A stream cannot continue, because its next events were dropped."""
 
 
-class ReplayStream:
-    """The ASGI response that replays recorded frames. Other readers are not affected by a disconnect."""
+class FollowedLog(Generic[Entry]):
+    """A list of entries that grows, which any number of readers follow, each at its own speed and from any entry.
 
-    def __init__(self, frames: AsyncIterator[bytes]) -> None:
-        self._frames = frames
-        self._deadline = Deadline(MAX_STREAM_SECONDS)
+    Args:
+        start: The number of the first entry.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.is_ended = False
+        self._entries: deque[Entry] = deque()
+        self._first = start
+        self._changed = asyncio.Event()
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next entry."""
+        return self._first + len(self._entries)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Append entries and wake the readers."""
+        self._entries.extend(entries)
+        self._wake_readers()
+
+    def finish(self) -> None:
+        """Mark the log as complete."""
+        self.is_ended = True
+        self._wake_readers()
+
+    def drop_oldest(self) -> Entry | None:
+        """Drop the oldest entry and return it; None if only one is left."""
+        if len(self._entries) < 2:
+            return None
+        self._first += 1
+        return self._entries.popleft()
+
+    def has_all_after(self, number: int) -> bool:
+        """Return whether all entries after this one are available."""
+        return number + 1 >= self._first
+
+    async def follow(
+        self, after: int = -1, heartbeat_seconds: float | None = None
+    ) -> AsyncGenerator[list[Entry]]:
+        """Yield the entries after this one, as they are added, until the log is complete.
+
+        Args:
+            after: The number of an entry; -1 for all.
+            heartbeat_seconds: After how many seconds without an entry an empty list is yielded; None for never.
+
+        Raises:
+            EventsDropped: If the reader is so slow that its next entry was dropped.
+        """
+        while True:
+            if not self.has_all_after(after):
+                raise EventsDropped
+            changed = self._changed
+            start = after + 1 - self._first
+            entries = list(islice(self._entries, start, start + MAX_ENTRIES_PER_READ))
+            after += len(entries)
+            if entries:
+                yield entries
+            elif self.is_ended:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(heartbeat_seconds):
+                        await changed.wait()
+                except TimeoutError:
+                    yield []
+
+    def _wake_readers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class EventStreamResponse(StreamingResponse):
+    """A response of frames, which is incomplete if they were dropped; for HEAD, only its headers."""
+
+    media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the recorded frames and those that are added meanwhile, then the terminator."""
-        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b""})
+        """Send the frames."""
+        self.headers.setdefault("cache-control", "no-store")
+        if scope["method"] == "HEAD":  # without an end the connection could not be used again
+            await Response(headers=self.headers)(scope, receive, send)
             return
-        watcher = DisconnectWatcher(self._deadline.cancel, receive)
-        with watcher, suppress(EventsDropped):
-            watcher.start()
-            await self._deadline.run(self._send_frames(send))
+        with suppress(EventsDropped):
+            await super().__call__(scope, receive, send)
 
-    async def _send_frames(self, send: Send) -> None:
-        async for frames in self._frames:
-            await send({"type": "http.response.body", "body": frames, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
+
+def replay(frames: AsyncIterator[bytes]) -> EventStreamResponse:
+    """Return recorded frames, and those that are added meanwhile, as a response of the API."""
+
+    async def read_all() -> AsyncGenerator[bytes]:
+        async for each in frames:
+            yield each
+        yield DONE_FRAME
+
+    return EventStreamResponse(read_all())
 
 
 # Why there is an outbox. One write to a socket costs more than the event in it, and a fast model

@@ -18,6 +18,7 @@ from kedge.conversation.recorded_model import MODEL_KEY
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
+from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store import ConversationRow
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import (
@@ -31,11 +32,9 @@ from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.openapi import (
     ApiCall,
-    EventStreamResponse,
     Operation,
     RequestError,
     build_openapi,
-    encode_data,
 )
 from kedge.web.runs import TurnRun
 from kedge.web.send import (

@@ -26,6 +26,7 @@ from kedge.analytics import (
 from kedge.observe import snapshot
 from kedge.planning import REASONS
 from kedge.planning.explain import MODE_REASONS
+from kedge.server.sse import EventStreamResponse
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision
 from kedge.text.display import (
@@ -37,7 +38,6 @@ from kedge.text.display import (
     format_size,
     pluralize,
 )
-from kedge.web.openapi import EventStreamResponse
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
 from kedge.web.svg import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking

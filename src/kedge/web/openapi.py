@@ -4,7 +4,6 @@ The size of requests is limited, and they are validated before a handler is call
 too. The OpenAPI document is generated from the same entries, so it cannot differ from the routes.
 """
 
-import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +30,6 @@ from kedge.errors import (
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
-from kedge.text.json_text import escape_surrogates
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service
@@ -315,25 +313,3 @@ _ERROR_DESCRIPTIONS = {
     502: "The model's server rejected the request or failed.",
     503: "The store is not available.",
 }
-
-
-class EventStreamResponse(StreamingResponse):
-    """A response of server-sent events; for HEAD, only its headers."""
-
-    media_type = "text/event-stream"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        if scope["method"] == "HEAD":  # without an end the connection could not be used again
-            headers = self.raw_headers
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": headers}
-            )
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await super().__call__(scope, receive, send)
-
-
-def encode_data(value: object) -> bytes:
-    """Encode a server-sent event with a JSON object."""
-    return b"data: " + escape_surrogates(json.dumps(value, ensure_ascii=False)).encode() + b"\n\n"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.server.request_log import log_failure
+from kedge.server.sse import FollowedLog
 from kedge.turns import new_id
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class TurnRun:
         self.reply: Reply | None = None
         self.error: KedgeError | None = None
         self.task: asyncio.Task[None] | None = None
-        self._events: list[EventDict] = []
-        self._changed = asyncio.Event()
+        self._log = FollowedLog[EventDict]()
 
     def has_asked(self, node: int) -> bool:
         """Return whether a question belongs to this run."""
@@ -62,30 +62,19 @@ class TurnRun:
 
     def publish(self, event: EventDict) -> None:
         """Add an event and wake the followers."""
-        self._events.append(event)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._log.append([event])
 
     def finish(self, status: RunStatus, event: EventDict) -> None:
         """End the run with its last event."""
         self.status = status
         self.publish(event)
+        self._log.finish()
 
     async def follow(self) -> AsyncGenerator[EventDict | None]:
         """Yield all events from the first one; None is a heartbeat."""
-        index = 0
-        while True:
-            changed = self._changed
-            for event in self._events[index:]:
+        async for events in self._log.follow(heartbeat_seconds=HEARTBEAT_SECONDS):
+            for event in events or (None,):
                 yield event
-                index += 1
-            if self.status != "running":
-                return
-            try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await changed.wait()
-            except TimeoutError:
-                yield None
 
     async def wait(self) -> None:
         """Wait until the run has ended."""

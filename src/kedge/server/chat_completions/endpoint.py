@@ -15,7 +15,7 @@ from kedge.server.errors import ApiError
 from kedge.server.http import get_service, read_json, validate
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DONE_FRAME
+from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
 from kedge.server.stateless_run import (
     PreparedRequest,
@@ -24,7 +24,6 @@ from kedge.server.stateless_run import (
     prepare,
     respond,
 )
-from kedge.text.json_text import encode
 
 DELTA_MEMBERS: Mapping[str, str] = {
     "text": "content",
@@ -89,7 +88,7 @@ class CompletionSerializer:
 
     def error(self, error: ApiError) -> bytes:
         """Return the frames that end the stream with an error."""
-        return b"data: %b\n\n%b" % (encode(error.body()), DONE_FRAME)
+        return encode_data(error.body()) + DONE_FRAME
 
     def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
         """Return the complete completion."""
@@ -120,7 +119,7 @@ class CompletionSerializer:
 
     def _encode_chunk(self, members: Mapping[str, Any]) -> bytes:
         chunk = {**self._header, "object": "chat.completion.chunk", **members}
-        return b"data: %b\n\n" % encode(chunk)
+        return encode_data(chunk)
 
 
 def finish_reason(writer: OutputWriter) -> str:

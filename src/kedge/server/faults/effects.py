@@ -19,8 +19,8 @@ from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.error_response import build_error_response
 from kedge.server.faults.spec import NOT_FOUND, UNSUPPORTED, Fault
 from kedge.server.request_log import RecordedRequest
-from kedge.server.sse import DONE_FRAME, FRAME_END
-from kedge.text.json_text import decode, encode, encode_escaped
+from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
+from kedge.text.json_text import decode, encode
 from kedge.tokens import count_items
 
 StreamEvent = dict[str, Any]
@@ -145,9 +145,7 @@ class FrameRewriter:
 
 def encode_frame(event: StreamEvent) -> bytes:
     """Encode one event as the server does."""
-    if "type" not in event:
-        return b"data: %b\n\n" % encode_escaped(event)
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_escaped(event))
+    return encode_event(event) if "type" in event else encode_data(event)
 
 
 Body = dict[str, Any]

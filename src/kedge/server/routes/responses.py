@@ -39,7 +39,7 @@ from kedge.server.prepare import (
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events
 from kedge.server.schema.validators import Integer
-from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream, SSEEncoder
+from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, SSEEncoder, replay
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_unstored_key
 from kedge.server.token_counts import count_items
@@ -93,9 +93,7 @@ async def create(request: Request) -> Any:
     run.reservation = reservation
     if log is not None:
         background.start(run, log, retain_events=draft.prompt.stream)
-        return (
-            ReplayStream(log.read(-1)) if draft.prompt.stream else respond_encoded(run.snapshot())
-        )
+        return replay(log.read(-1)) if draft.prompt.stream else respond_encoded(run.snapshot())
     if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
@@ -175,13 +173,13 @@ async def _repeat_response(
     if response["background"]:
         stored = await background.open_stream(service, response["id"], found.node, -1)
         if stored is not None:
-            return ReplayStream(stored)
+            return replay(stored)
 
     async def frames() -> AsyncIterator[bytes]:
         encoder = SSEEncoder()
         yield b"".join(map(encoder, build_repeated_events(response)))
 
-    return ReplayStream(frames())
+    return replay(frames())
 
 
 async def retrieve(request: Request) -> Any:
@@ -194,7 +192,7 @@ async def retrieve(request: Request) -> Any:
     return respond_encoded(found.encoded)
 
 
-async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStream:
+async def _replay_stream(request: Request, found: StoredResponse) -> Response:
     if not decode(found.encoded)["background"]:
         raise errors.NOT_IN_BACKGROUND()
     after = -1
@@ -205,7 +203,7 @@ async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStrea
     frames = await get_background(request).open_stream(service, id, found.node, after)
     if frames is None:
         raise errors.STREAM_NOT_AVAILABLE()
-    return ReplayStream(frames)
+    return replay(frames)
 
 
 @in_database
