@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.server.coherence import EMPTY_COHERENCE, check_calls_answered
-from kedge.server.compaction import compact
+from kedge.server.encrypted_content import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 from kedge.tokens import count_items

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from kedge.server.deadline import Deadline
+from kedge.server.generation import Deadline
 
 
 async def return_at_once() -> int:

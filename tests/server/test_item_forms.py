@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kedge.server.item_forms import normalize_items
-from kedge.server.storage.ids import (
+from kedge.server.item_forms import (
     NodeKeys,
     make_item_id,
     make_response_id,
+    normalize_items,
     parse_item_key,
     parse_response_key,
 )

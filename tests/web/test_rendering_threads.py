@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 
 from kedge.turns import Block
-from kedge.web import block_diff, markdown, service
+from kedge.web import markdown, plan_card, service
 from kedge.web.views import DiffRow
 from kedge.workflows import refine
 from web.conftest import TIMEOUT, PageServer
@@ -93,7 +93,7 @@ def test_branches_are_compared_in_a_thread(
         left: tuple[Block, ...], right: tuple[Block, ...]
     ) -> tuple[tuple[DiffRow, ...], int]:
         held.wait()
-        return block_diff.build_diff(left, right)
+        return plan_card.build_diff(left, right)
 
     monkeypatch.setattr(service, "build_diff", wait_and_build)
     path = f"/conversations/{name}/compare"

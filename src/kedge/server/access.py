@@ -128,7 +128,7 @@ class Access(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
-class Identity(NamedTuple):
+class FoundCaller(NamedTuple):
     """Who sent a request: a named token, or None for the administrator."""
 
     caller: AccessToken | None
@@ -184,14 +184,14 @@ class AccessPolicy:
             return Access(rejection=reject_outage(error))
 
     async def _identify(self, presented: Credentials) -> Access:
-        identity = await self.find_identity(presented)
-        if identity is None:
+        found = await self.find_sender(presented)
+        if found is None:
             return Access(rejection=Rejection("invalid" if presented.token else "missing"))
-        if identity.caller is None:
+        if found.caller is None:
             return Access()
-        if identity.is_session:
-            return await self._check_caller(identity.caller, "page", presented.is_session_counted)
-        return await self._check_caller(identity.caller, presented.needed, presented.is_counted)
+        if found.is_session:
+            return await self._check_caller(found.caller, "page", presented.is_session_counted)
+        return await self._check_caller(found.caller, presented.needed, presented.is_counted)
 
     async def _check_caller(self, caller: AccessToken, needed: str, is_counted: bool) -> Access:
         """Check whether a named token has a scope, and count the request if its token has limits."""
@@ -245,14 +245,14 @@ class AccessPolicy:
         except KedgeError as error:
             log.warning("the tokens of a response could not be counted: %s", error)
 
-    async def find_identity(self, presented: Credentials) -> Identity | None:
+    async def find_sender(self, presented: Credentials) -> FoundCaller | None:
         """Return who sent a request, or None if it presents nothing valid."""
         if self.matches_token(presented.token):
-            return Identity(None)
+            return FoundCaller(None)
         if self.registry is None or not presented.token:
             return None
         caller = await self.registry.find(presented.token.decode("latin-1"))
-        return None if caller is None else Identity(caller)
+        return None if caller is None else FoundCaller(caller)
 
     def allows_host(self, scope: Scope) -> bool:
         """Return whether the request's ``Host`` is accepted."""

@@ -2,15 +2,25 @@
 
 Clients store it and send it back; they can neither read nor change it. The key is stored in the
 database only, so only the server that encrypted a value can decrypt it.
+
+Compaction replaces a long context by one such item. It contains the items that replace everything before it: a note
+about the omitted items (with a summary, if the model writes one), as much of the system text and of the user's earlier
+messages as fits (the first one has priority), and the end of the newest exchange. From then on a context starts at its
+newest compaction item.
 """
 
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 from kedge.security.encryption import FernetCipher
+from kedge.server.errors import INVALID_ENCRYPTED_CONTENT
+from kedge.server.item_forms import Item
+from kedge.server.token_counts import count_items
 from kedge.text.json_text import decode, encode
 
 
@@ -67,3 +77,145 @@ class ContentCipher:
             return None
         data = self._cipher.decrypt(text.encode())
         return None if data is None else decode(zlib.decompress(data))
+
+
+TRIGGER_TYPE = "compaction_trigger"
+MAX_QUOTE_CHARS = 200
+"""Maximum length of the quotation in a note."""
+
+RETAINED_ROLES = frozenset({"user", "system", "developer"})
+
+
+def has_compaction_trigger(items: Sequence[Item]) -> bool:
+    """Return whether the input ends with a compaction trigger."""
+    return bool(items) and items[-1]["type"] == TRIGGER_TYPE
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedContext:
+    """The replacement of a context: the retained items, and a note of the omitted ones.
+
+    ``summary`` is the model's summary of the omitted items.
+    """
+
+    omitted_items: Sequence[Item]
+    retained_items: Sequence[Item]
+    summary: str = ""
+
+    @property
+    def items(self) -> list[Item]:
+        """The items that replace the context, the note first."""
+        return [*_build_note(self.omitted_items, self.summary), *self.retained_items]
+
+
+def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
+    """Return the replacement of these items, in about ``max_tokens`` tokens.
+
+    The newest message of the user is always retained, and so is the end of the items after it, which starts
+    where no call is separated from its output and no item from its reasoning.
+    """
+    start = find_newest_exchange(items)
+    question = [item for item in items[start : start + 1] if item.get("role") == "user"]
+    answer = items[start + len(question) :]
+    max_tokens -= count_items(question)
+    tail = _fit_tail(answer, max_tokens)
+    max_tokens -= count_items(tail)
+    earlier = _fit_items(
+        [item for item in items[:start] if item.get("role") in RETAINED_ROLES], max_tokens
+    )
+    retained = [*earlier, *question, *tail]
+    retained_ids = {id(item) for item in retained}
+    return CompactedContext([item for item in items if id(item) not in retained_ids], retained)
+
+
+def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> CompactedContext:
+    """Retain every message of the user as well, regardless of the number of tokens."""
+    retained = {id(item) for item in compacted.retained_items}
+    is_retained = [id(item) in retained or item.get("role") == "user" for item in items]
+    return CompactedContext(
+        [item for item, retained in zip(items, is_retained, strict=True) if not retained],
+        [item for item, retained in zip(items, is_retained, strict=True) if retained],
+    )
+
+
+def find_newest_exchange(items: Sequence[Item]) -> int:
+    """Return the index of the user's last message, or 0."""
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].get("role") == "user":
+            return index
+    return 0
+
+
+def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
+    """Return the longest end of the items that fits, or the shortest possible one."""
+    tokens = 0
+    needed: set[str] = set()
+    best: int | None = None
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        tokens += count_items([item])
+        if best is not None and tokens > max_tokens:
+            break
+        needed ^= {item["call_id"]} if "call_id" in item else set()
+        if not needed and (index == 0 or items[index - 1]["type"] != "reasoning"):
+            best = index
+    return items if best is None else items[best:]
+
+
+def build_compaction_item(
+    cipher: ContentCipher, id: str, retained_items: Sequence[Item]
+) -> dict[str, Any]:
+    """Build the compaction item with the retained items."""
+    return {"id": id, "type": "compaction", "encrypted_content": cipher.encrypt(retained_items)}
+
+
+def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[Item]:
+    """Replace a compaction item at the start by the items in it, as a model sees them.
+
+    Raises:
+        ApiError: If this server cannot decrypt it.
+    """
+    if not items or items[0]["type"] != "compaction":
+        return items
+    content: str = items[0]["encrypted_content"]
+    retained: list[Item] | None = cipher.decrypt(content)
+    if not isinstance(retained, list):  # a reasoning item's content can be decrypted, too
+        raise INVALID_ENCRYPTED_CONTENT(content=f"{content[:4]}...")
+    return [*retained, *items[1:]]
+
+
+def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:
+    """Return the first item and then the newest ones, as long as they fit, in order."""
+    positions: set[int] = set()
+    for index in [*range(min(1, len(items))), *range(len(items) - 1, 0, -1)]:
+        max_tokens -= count_items([items[index]])
+        if max_tokens < 0:
+            break
+        positions.add(index)
+    return [item for index, item in enumerate(items) if index in positions]
+
+
+def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
+    if not omitted_items:
+        return []
+    counts = Counter(item.get("role") or item["type"] for item in omitted_items)
+    types = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    text = f"Earlier items of this conversation were compacted: {types}."
+    answers = [answer for item in omitted_items if (answer := _assistant_text(item))]
+    if summary:
+        text += f" In summary: {summary}"
+    elif answers:
+        text += f" The last answer was: {answers[-1][:MAX_QUOTE_CHARS]}"
+    return [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": text}],
+        }
+    ]
+
+
+def _assistant_text(item: Item) -> str:
+    if item.get("role") != "assistant":
+        return ""
+    return " ".join(part.get("text", "") for part in item["content"])

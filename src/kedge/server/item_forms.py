@@ -1,14 +1,98 @@
-"""Items, and the normalization of input items: every item in its full form, with an id and a status.
+"""Ids, and the normalization of input items: every item in its full form, with an id and a status.
+
+Ids contain the number of a database row, so that no index of ids is needed. Everything that a request adds shares one
+key: the number of its node in the database, then random digits. The response is ``resp_<key>`` and its items are
+``msg_<key><n>``, ``fc_<key><n>`` and so on. The number is encrypted, because all users share the numbers: a user cannot
+count the responses of other users. A key in an id is not trusted: it is valid if the node of that number has exactly
+this key.
 
 Clients send items in short forms (a bare string, a message without a type, content as a string).
 They are normalized once, before they are stored, so that the model, the list of input items and the
 next turn all read the same form.
 """
 
+import hashlib
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from kedge.server.storage.ids import make_item_id
+NODE_DIGITS = 10
+KEY_DIGITS = 32
+
+ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fc",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctc",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
+"""The prefix of an item id by the type of the item; other types have ``item``."""
+
+_RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
+_ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
+
+
+def new_unstored_key() -> str:
+    """Return a key without a node, for what is not stored."""
+    return os.urandom(KEY_DIGITS // 2).hex()
+
+
+class NodeKeys:
+    """Keys that contain the encrypted number of a node.
+
+    Args:
+        secret: The secret of the database that the number is encrypted with.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def new(self, node: int) -> str:
+        """Return the key of a new node."""
+        random = new_unstored_key()[NODE_DIGITS:]
+        return f"{node ^ self._compute_mask(random):0{NODE_DIGITS}x}{random}"
+
+    def parse_node(self, key: str) -> int:
+        """Return the number of the node in a key."""
+        return int(key[:NODE_DIGITS], 16) ^ self._compute_mask(key[NODE_DIGITS:])
+
+    def _compute_mask(self, random: str) -> int:
+        size = NODE_DIGITS // 2
+        digest = hashlib.blake2b(
+            random.encode(), key=self._secret, digest_size=size, person=b"node number"
+        )
+        return int.from_bytes(digest.digest())
+
+
+def make_response_id(key: str) -> str:
+    """Return the id of the response with this key."""
+    return f"resp_{key}"
+
+
+def make_item_id(type: str, key: str, number: int) -> str:
+    """Return the id of the ``number``-th item of the request with this key."""
+    return f"{ID_PREFIXES.get(type, 'item')}_{key}{number:04x}"
+
+
+def make_call_id(key: str, number: int, prefix: str = "call") -> str:
+    """Return the call id of the ``number``-th item of the request with this key."""
+    return f"{prefix}_{key}{number:04x}"
+
+
+def parse_response_key(id: str) -> str | None:
+    """Return the key in a response id, or None if it has another format."""
+    match = _RESPONSE_ID.fullmatch(id)
+    return match and match[1]
+
+
+def parse_item_key(id: str) -> str | None:
+    """Return the key in an item id, or None if it has another format."""
+    match = _ITEM_ID.fullmatch(id)
+    return match and match[1]
+
 
 Item = Mapping[str, Any]
 """One item of a conversation in the format of the API: a message, a call, an output, reasoning…"""

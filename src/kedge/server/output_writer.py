@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
-from kedge.server.item_forms import build_output_text
+from kedge.server.item_forms import build_output_text, make_call_id, make_item_id
 from kedge.server.models import (
     ItemAdded,
     ItemClosed,
@@ -21,7 +21,6 @@ from kedge.server.models import (
     OutputEvent,
     OutputTruncated,
 )
-from kedge.server.storage.ids import make_call_id, make_item_id
 from kedge.server.token_counts import (
     count_item,
     count_items,

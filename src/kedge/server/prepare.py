@@ -15,13 +15,13 @@ from kedge.server.coherence import (
     is_reference,
     resolve_references,
 )
-from kedge.server.compaction import (
+from kedge.server.encrypted_content import (
     CompactedContext,
     compact,
     find_newest_exchange,
     has_compaction_trigger,
 )
-from kedge.server.item_forms import Item, normalize_items
+from kedge.server.item_forms import Item, make_response_id, normalize_items
 from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
@@ -38,7 +38,6 @@ from kedge.server.storage.context import (
     LaneMemory,
     truncate_history,
 )
-from kedge.server.storage.ids import make_response_id
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.token_counts import (
     count_item,

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from kedge.observe import count
 from kedge.server import errors, response_object
-from kedge.server.compaction import build_compaction_item
-from kedge.server.deadline import Deadline
-from kedge.server.generation import Emit, Generation, OnWait
+from kedge.server.encrypted_content import build_compaction_item
+from kedge.server.generation import Deadline, Emit, Generation, OnWait
 from kedge.server.item_forms import Item
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent

@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 from kedge.bounded_dict import BoundedDict
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
-from kedge.server.compaction import expand_compaction
-from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
+from kedge.server.encrypted_content import (
+    KEY_BYTES,
+    ContentCipher,
+    expand_compaction,
+    parse_reasoning_payload,
+)
 from kedge.server.error_response import build_access_error
 from kedge.server.errors import MODEL_NOT_FOUND
-from kedge.server.item_forms import Item
+from kedge.server.item_forms import Item, NodeKeys
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import open_server_database
-from kedge.server.storage.ids import NodeKeys
 from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ResponseRepository
 

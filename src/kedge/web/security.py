@@ -26,7 +26,7 @@ from kedge.server.access import (
     REVOKED,
     AccessPolicy,
     Credentials,
-    Identity,
+    FoundCaller,
     Rejection,
     read_bearer_token,
 )
@@ -77,15 +77,15 @@ class PageAuth(AccessPolicy):
     registry: TokenRegistry | None = None
     clock: Callable[[], float] = time.time
 
-    async def find_identity(self, presented: Credentials) -> Identity | None:
+    async def find_sender(self, presented: Credentials) -> FoundCaller | None:
         """Return who sent a request, by its token or its session."""
         # ``super()`` without arguments needs a class that is not replaced by one with slots.
-        if (identity := await AccessPolicy.find_identity(self, presented)) is not None:
-            return identity
+        if (found := await AccessPolicy.find_sender(self, presented)) is not None:
+            return found
         if await self.is_valid_session(presented.session):
-            return Identity(None, is_session=True)
+            return FoundCaller(None, is_session=True)
         caller = await self.registry.find_session(presented.session) if self.registry else None
-        return None if caller is None else Identity(caller, is_session=True)
+        return None if caller is None else FoundCaller(caller, is_session=True)
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""

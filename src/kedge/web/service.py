@@ -48,10 +48,16 @@ from kedge.store.tree import (
 )
 from kedge.turns import Block, SystemBlock
 from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
-from kedge.web.block_diff import block_text, build_diff, describe_first_change, pair_edits
 from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
-from kedge.web.plan_card import build_plan_card, rebuild_plan
+from kedge.web.plan_card import (
+    block_text,
+    build_diff,
+    build_plan_card,
+    describe_first_change,
+    pair_edits,
+    rebuild_plan,
+)
 from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
 from kedge.web.shapes import classify_status, overview_status

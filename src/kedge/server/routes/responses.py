@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kedge.server import errors, response_object
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
-from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
+from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
     check_include,
     get_background,
@@ -25,7 +25,7 @@ from kedge.server.http import (
     respond_json,
     validate,
 )
-from kedge.server.item_forms import Item
+from kedge.server.item_forms import Item, make_item_id, make_response_id, new_unstored_key
 from kedge.server.models import ModelUsage
 from kedge.server.prepare import (
     ModelInput,
@@ -41,7 +41,6 @@ from kedge.server.response_run import ResponseRun, build_repeated_events
 from kedge.server.schema.validators import Integer
 from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, SSEEncoder, replay
 from kedge.server.state import ServerState
-from kedge.server.storage.ids import make_item_id, make_response_id, new_unstored_key
 from kedge.server.token_counts import count_items
 from kedge.server.validation import (
     check_compact,

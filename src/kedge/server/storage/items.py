@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from kedge.server.item_forms import Item
+from kedge.server.item_forms import Item, NodeKeys, parse_item_key
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import NodeKeys, parse_item_key
 from kedge.server.token_counts import count_items
 from kedge.text.json_text import decode, encode
 

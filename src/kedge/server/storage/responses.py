@@ -17,6 +17,7 @@ from kedge.server.errors import (
     IDEMPOTENCY_KEY_IN_USE,
     ApiError,
 )
+from kedge.server.item_forms import make_response_id, parse_response_key
 from kedge.server.response_object import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
@@ -26,7 +27,6 @@ from kedge.server.response_object import (
     join_response,
 )
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import make_response_id, parse_response_key
 from kedge.server.storage.items import NodeRepository
 from kedge.text.json_text import encode
 
