@@ -20,7 +20,6 @@ from kedge.server.error_response import (
     build_error_response,
     is_anthropic,
 )
-from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.spec import Faults
 from kedge.server.request_log import REQUEST_ID_KEY, FrontEnd, Headers
 
@@ -68,6 +67,6 @@ class ServerFrontEnd(FrontEnd):
         headers = super().list_headers(scope)
         if is_anthropic(scope):
             headers.append((b"request-id", scope[REQUEST_ID_KEY].encode()))
-        if self._faults is None or not MEMORY_FAULTS & self._faults.armed.keys():
+        if self._faults is None or not self._faults.hides_server:
             headers.append(IDENTITY_HEADER)
         return headers

@@ -20,8 +20,6 @@ ALLOWED_BLOCKS: Mapping[str, tuple[str, ...]] = {
 }
 """The types of blocks that each role may use."""
 
-THINKING_TYPES = ("thinking", "redacted_thinking")
-
 
 @dataclass(slots=True)
 class MergedMessage:
@@ -117,7 +115,7 @@ def check_thinking(merged: Sequence[MergedMessage]) -> None:
     if len(merged) < 2 or last.blocks[0][2]["type"] != "tool_result":
         return
     index, _, first = merged[-2].blocks[0]
-    if first["type"] not in THINKING_TYPES:
+    if first["type"] not in schema.THINKING_TYPES:
         raise errors.THINKING_MISSING(index=index, type=first["type"])
 
 

@@ -162,6 +162,7 @@ BLOCK_TYPES: Mapping[str, Validator | Members] = {
     "redacted_thinking": {"data!": STRING},
     **dict.fromkeys(HOSTED_BLOCKS, ANY_OBJECT),
 }
+THINKING_TYPES = ("thinking", "redacted_thinking")
 MESSAGE = Object(
     {
         "role!": StringEnum("user", "assistant", "system"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 from starlette.responses import Response
@@ -14,14 +15,102 @@ from starlette.types import Scope
 
 from kedge.server import errors
 from kedge.server.anthropic.errors import INVALID_SIGNATURE
-from kedge.server.anthropic.parse import THINKING_TYPES
+from kedge.server.anthropic.schema import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
-from kedge.server.error_response import build_error_response
-from kedge.server.faults.spec import NOT_FOUND, UNSUPPORTED, Fault
+from kedge.server.error_response import JSON_HEADERS, build_error_response
 from kedge.server.request_log import RecordedRequest
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
 from kedge.text.json_text import decode, encode
 from kedge.tokens import count_items
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Args:
+        name: Its kind.
+        value: Its value, if its kind has one.
+        options: Its options by name.
+        times: The number of requests that it applies to; None for all.
+    """
+
+    name: str
+    value: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    times: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRejection:
+    """A rejection; ``body`` is a template with the requested id."""
+
+    status: int
+    body: Mapping[str, Any]
+
+    def build_response(self, id: str) -> Response:
+        """Build the response for this id, which is a valid identifier."""
+        body = encode(self.body).replace(b"{id}", id.encode())
+        return Response(body, self.status, JSON_HEADERS)
+
+
+def _error_body(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": param,
+            "code": code,
+        }
+    }
+
+
+NOT_FOUND: Mapping[str, ChainRejection] = {
+    "openai": ChainRejection(400, errors.PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
+    "vllm": ChainRejection(
+        404, _error_body("Response with id '{id}' not found.", param="response_id", code=404)
+    ),
+    "ogx": ChainRejection(404, {"detail": "Response '{id}' not found."}),
+    "smg": ChainRejection(
+        400,
+        _error_body(
+            "Previous response with id '{id}' not found.",
+            param=None,
+            code="previous_response_not_found",
+        ),
+    ),
+    "xai": ChainRejection(
+        404,
+        {"code": "not-found", "error": errors.ZERO_DATA_RETENTION().message},
+    ),
+    # No real server uses this message, so only the code can be recognized.
+    "code": ChainRejection(
+        400,
+        _error_body(
+            "We have no recollection of that.", param=None, code="previous_response_not_found"
+        ),
+    ),
+}
+"""The rejection of an unknown previous response, by server."""
+
+UNSUPPORTED: Mapping[str, ChainRejection] = {
+    "llama.cpp": ChainRejection(
+        400,
+        {
+            "error": {
+                "code": 400,
+                "message": "llama.cpp does not support 'previous_response_id'.",
+                "type": "invalid_request_error",
+            }
+        },
+    ),
+    "zdr": ChainRejection(errors.ZERO_DATA_RETENTION().status, errors.ZERO_DATA_RETENTION().body()),
+}
+"""The rejection of any previous response, by servers that support none."""
+
 
 StreamEvent = dict[str, Any]
 
@@ -216,7 +305,8 @@ class FaultedRequest:
         return members if output is None or name is None else members | {output.key: name}
 
 
-def _status_response(fault: Fault, request: FaultedRequest) -> Response:
+def reject_with_status(fault: Fault, request: FaultedRequest) -> Response:
+    """Reject a request with the status of the fault."""
     after = fault.options["retry_after"]
     templates = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
@@ -231,25 +321,29 @@ def _status_response(fault: Fault, request: FaultedRequest) -> Response:
     return build_error_response(request.scope, error)
 
 
-def _forget_all(fault: Fault, request: FaultedRequest) -> None:
+def forget_all(fault: Fault, request: FaultedRequest) -> None:
+    """Delete all stored responses, and do not replace the response."""
     if request.is_stateful:
         request.record_fault(fault)
         request.scope["app"].state.service.forget()
 
 
-def _reject_previous_response(fault: Fault, request: FaultedRequest) -> Response | None:
+def reject_previous_response(fault: Fault, request: FaultedRequest) -> Response | None:
+    """Reject a request that continues a response."""
     if not request.is_stateful or request.body.get("previous_response_id") is None:
         return None
     return UNSUPPORTED[fault.value].build_response("")
 
 
-def _reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
+def reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
+    """Reject a request with empty input."""
     if not request.is_stateful or request.body.get("input") not in ([], ""):
         return None
     return build_error_response(request.scope, errors.INPUT_REQUIRED())
 
 
-def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
+def reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
+    """Reject a request with encrypted reasoning."""
     for item in _select_dicts(request.body.get("input")):
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             content = f"{item['encrypted_content'][:4]}..."
@@ -265,7 +359,8 @@ def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response |
     return None
 
 
-def _reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
+def reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
+    """Reject a request for structured output."""
     for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
         for container in _select_dicts([request.body.get(name)]):
             forms = _select_dicts([container.get(member, container)])
@@ -273,17 +368,6 @@ def _reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
                 param = f"{name}.{member}" if member else name
                 return build_error_response(request.scope, errors.FORMAT_NOT_SUPPORTED(param=param))
     return None
-
-
-RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], Response | None]] = {
-    "status": _status_response,
-    "forget_all": _forget_all,
-    "refuse_previous_response_id": _reject_previous_response,
-    "refuse_empty_input": _reject_empty_input,
-    "refuse_encrypted_reasoning": _reject_encrypted_reasoning,
-    "refuse_output_format": _reject_output_format,
-}
-"""Faults that may replace the response, in this order."""
 
 
 def _select_dicts(value: object) -> list[Body]:
@@ -295,8 +379,8 @@ def _is_call(item: Body) -> bool:
     return str(item.get("type")) in CALL_TYPES
 
 
-def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bool:
-    """Remove the id of every call, under the key of its API."""
+def remove_call_ids(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+    """Remove the id of every call, under the key of its API, or empty it."""
     changed = False
     for call, key in _iter_calls(event):
         if not call.get(key):
@@ -306,7 +390,7 @@ def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bo
             if len(request.withheld_call_ids) > MAX_WITHHELD_CALL_IDS:
                 del request.withheld_call_ids[next(iter(request.withheld_call_ids))]
         del call[key]
-        if empty:
+        if fault.name == "empty_call_id":
             call[key] = ""
         changed = True
     return changed
@@ -328,21 +412,24 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
             yield block, "id"
 
 
-def _omit_call_names(event: Body) -> bool:
+def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> bool:
+    """Remove the names of calls."""
     calls = [call for call, _ in _iter_calls(event)]
     holders = [*calls, *_select_dicts([call.get("function") for call in calls])]
     names = [holder.pop("name", None) for holder in holders]
     return any(name is not None for name in names)
 
 
-def _omit_response_id(event: Body) -> bool:
+def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> bool:
+    """Remove the id of the response."""
     is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
     members = [event] if is_chunk else [event.get("response"), event.get("message")]
     ids = [holder.pop("id", None) for holder in _select_dicts(members)]
     return any(each is not None for each in ids)
 
 
-def _omit_echo(fault: Fault, event: Body) -> bool:
+def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> bool:
+    """Remove the response or conversation that the response continues."""
     echo, response = fault.options["echo"], event.get("response", {})
     names = [name for name in ("previous_response_id", "conversation") if response.get(name)]
     if echo == "yes" or not names:
@@ -358,7 +445,8 @@ def _omit_echo(fault: Fault, event: Body) -> bool:
 CONSTANT_USAGE = 10
 
 
-def _change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+    """Change the reported usage."""
     response = event.get("response", event)
     usage = cast("Body | None", response.get("usage"))
     if not request.is_stateful or not usage:
@@ -402,7 +490,7 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     }
 
 
-def _change_completed(fault: Fault, event: Body) -> bool:
+def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> bool:
     """Change the completed event so that it contradicts the events before it."""
     if event.get("type") != "response.completed":
         return False
@@ -423,7 +511,7 @@ LONE_SURROGATE = "\ud83d"
 _SENTENCE_END = re.compile(r"[.!?]")
 
 
-def _break_surrogates(event: Body) -> bool:
+def break_surrogates(_: Fault, __: FaultedRequest, event: Body) -> bool:
     """Put half of a surrogate pair at the end of each sentence of the answer."""
     if "arguments" in str(event.get("type")):
         return False
@@ -433,7 +521,8 @@ def _break_surrogates(event: Body) -> bool:
     return changed
 
 
-def _report_unstored(event: Body) -> bool:
+def report_unstored(_: Fault, __: FaultedRequest, event: Body) -> bool:
+    """Report that the response is not stored."""
     if "store" not in event.get("response", {}):
         return False
     event["response"]["store"] = False
@@ -443,29 +532,14 @@ def _report_unstored(event: Body) -> bool:
 REUSED_ID = "resp_reused"
 
 
-def _reuse_response_id(request: FaultedRequest, event: Body) -> bool:
+def reuse_response_id(_: Fault, request: FaultedRequest, event: Body) -> bool:
+    """Give the response the id of every other."""
     response = event.get("response", {})
     if not request.is_stateful or not response.get("id"):
         return False
     request.withheld_call_ids[REUSED_ID] = response["id"]
     response["id"] = REUSED_ID
     return True
-
-
-EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
-    "forget_silently": lambda fault, _, event: _omit_echo(fault, event),
-    "report_usage": _change_usage,
-    "report_unstored": lambda _, __, event: _report_unstored(event),
-    "reuse_response_id": lambda _, request, event: _reuse_response_id(request, event),
-    "omit_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=False),
-    "empty_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=True),
-    "omit_call_name": lambda _, __, event: _omit_call_names(event),
-    "omit_response_id": lambda _, __, event: _omit_response_id(event),
-    "omit_output_index": lambda _, __, event: event.pop("output_index", None) is not None,
-    "change_completed": lambda fault, _, event: _change_completed(fault, event),
-    "lone_surrogate": lambda _, __, event: _break_surrogates(event),
-}
-"""Faults that change the content of a response; each returns whether it changed anything."""
 
 
 def translate_not_found(
@@ -477,23 +551,3 @@ def translate_not_found(
         return None
     rejection = NOT_FOUND[request.record_fault(fault).value]
     return rejection.build_response(request.body["previous_response_id"])
-
-
-HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
-    "forget_silently": lambda _: 0,
-    "remember": lambda fault: fault.value,
-}
-"""The number of earlier responses that the model sees."""
-
-MEMORY_FAULTS = frozenset(
-    {*HISTORY_LIMITS, "anonymous", "forget_all", "report_usage", "report_unstored", "hide_stored"}
-    | {"refuse_previous_response_id", "reuse_response_id"}
-)
-"""Faults of memory: while one is active, the server does not identify itself."""
-
-STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
-    "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),
-    "reorder_events": lambda fault: ReorderStep(fault.options["only"]),
-    "repeat_after_finish": lambda _: RepeatStep(),
-}
-"""Faults that change the events of a stream."""

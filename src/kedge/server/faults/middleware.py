@@ -19,11 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kedge.server import errors
 from kedge.server.error_response import build_error_response, render_error
 from kedge.server.faults.effects import (
-    EVENT_EDITS,
-    HISTORY_LIMITS,
-    RESPONSE_OVERRIDES,
     RESPONSES_PATH,
-    STREAM_STEPS,
     Body,
     EditStep,
     FaultedRequest,
@@ -32,7 +28,7 @@ from kedge.server.faults.effects import (
     encode_frame,
     translate_not_found,
 )
-from kedge.server.faults.spec import Fault, Faults
+from kedge.server.faults.spec import KINDS, Fault, Faults
 from kedge.server.request_log import RECORD_KEY
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import decode, encode_escaped
@@ -103,17 +99,17 @@ class FaultyConnection:
 
     def _build_steps(self) -> list[StreamStep]:
         steps: list[StreamStep] = (
-            [EditStep(self._edit_event)] if self._armed.keys() & EVENT_EDITS.keys() else []
+            [EditStep(self._edit_event)] if any(KINDS[name].edit for name in self._armed) else []
         )
-        for name, make in STREAM_STEPS.items():
-            if name in self._armed:
-                steps.append(make(self._faulted_request.record_fault(self._armed[name])))
+        for name, kind in KINDS.items():
+            if kind.step is not None and name in self._armed:
+                steps.append(kind.step(self._faulted_request.record_fault(self._armed[name])))
         return steps
 
     def _edit_event(self, event: Body) -> None:
-        for name, edit in EVENT_EDITS.items():
-            fault = self._armed.get(name)
-            if fault is not None and edit(fault, self._faulted_request, event):
+        for name, kind in KINDS.items():
+            fault = self._armed.get(name) if kind.edit is not None else None
+            if kind.edit and fault and kind.edit(fault, self._faulted_request, event):
                 self._faulted_request.record_fault(fault)
 
     async def _forward_events(self, frames: FrameRewriter, message: Message) -> None:
@@ -254,9 +250,9 @@ async def read_whole_body(receive: Receive) -> bytes:
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> Response | None:
     """Return the response of the first fault that replaces that of the server, or None."""
-    for name, build in RESPONSE_OVERRIDES.items():
+    for name, kind in KINDS.items():
         fault = armed.get(name)
-        response = fault and build(fault, request)
+        response = kind.override(fault, request) if fault and kind.override else None
         if fault is not None and response is not None:
             request.record_fault(fault)
             return response
@@ -271,8 +267,8 @@ def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> i
     ):
         return None
     limits = [
-        limit(request.record_fault(armed[name]))
-        for name, limit in HISTORY_LIMITS.items()
-        if name in armed
+        kind.history(request.record_fault(armed[name]))
+        for name, kind in KINDS.items()
+        if kind.history is not None and name in armed
     ]
     return min(limits, default=None)

@@ -10,83 +10,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
 
 from kedge.errors import InvalidFault
-from kedge.server.error_response import JSON_HEADERS
-from kedge.server.errors import PREVIOUS_RESPONSE_NOT_FOUND, ZERO_DATA_RETENTION
-from kedge.text.json_text import encode
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRejection:
-    """A rejection; ``body`` is a template with the requested id."""
-
-    status: int
-    body: Mapping[str, Any]
-
-    def build_response(self, id: str) -> Response:
-        """Build the response for this id, which is a valid identifier."""
-        body = encode(self.body).replace(b"{id}", id.encode())
-        return Response(body, self.status, JSON_HEADERS)
-
-
-def _error_body(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": message,
-            "type": "invalid_request_error",
-            "param": param,
-            "code": code,
-        }
-    }
-
-
-NOT_FOUND: Mapping[str, ChainRejection] = {
-    "openai": ChainRejection(400, PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
-    "vllm": ChainRejection(
-        404, _error_body("Response with id '{id}' not found.", param="response_id", code=404)
-    ),
-    "ogx": ChainRejection(404, {"detail": "Response '{id}' not found."}),
-    "smg": ChainRejection(
-        400,
-        _error_body(
-            "Previous response with id '{id}' not found.",
-            param=None,
-            code="previous_response_not_found",
-        ),
-    ),
-    "xai": ChainRejection(
-        404,
-        {"code": "not-found", "error": ZERO_DATA_RETENTION().message},
-    ),
-    # No real server uses this message, so only the code can be recognized.
-    "code": ChainRejection(
-        400,
-        _error_body(
-            "We have no recollection of that.", param=None, code="previous_response_not_found"
-        ),
-    ),
-}
-"""The rejection of an unknown previous response, by server."""
-
-UNSUPPORTED: Mapping[str, ChainRejection] = {
-    "llama.cpp": ChainRejection(
-        400,
-        {
-            "error": {
-                "code": 400,
-                "message": "llama.cpp does not support 'previous_response_id'.",
-                "type": "invalid_request_error",
-            }
-        },
-    ),
-    "zdr": ChainRejection(ZERO_DATA_RETENTION().status, ZERO_DATA_RETENTION().body()),
-}
-"""The rejection of any previous response, by servers that support none."""
+from kedge.server.faults import effects
+from kedge.server.faults.effects import Body, Fault, FaultedRequest, StreamStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +30,22 @@ class FaultArgument:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """One kind of fault: its description, its value and its options."""
+    """One kind of fault: its description, its value, its options and its effect.
+
+    The effect may be a response instead of that of the server (``override``), a change of a response or of each event
+    of its stream (``edit``, which returns whether it changed anything), a change of the order of events (``step``), or
+    the number of earlier responses that the model sees (``history``). ``middleware`` has the effects on the connection.
+    """
 
     description: str
     value: FaultArgument | None = None
     options: Mapping[str, FaultArgument] = field(default_factory=dict[str, FaultArgument])
+    override: Callable[[Fault, FaultedRequest], Response | None] | None = None
+    edit: Callable[[Fault, FaultedRequest, Body], bool] | None = None
+    step: Callable[[Fault], StreamStep] | None = None
+    history: Callable[[Fault], int] | None = None
+    is_memory: bool = False
+    """Whether it is a fault of memory: while one is active, the server does not identify itself."""
 
 
 def _integer_parser(minimum: int, maximum: float, description: str) -> Callable[[str], int]:
@@ -155,99 +96,118 @@ KINDS: Mapping[str, FaultKind] = {
         "The request is rejected with this HTTP status; retry_after sends the header of that name.",
         STATUS_ARGUMENT,
         {"retry_after": SECONDS_ARGUMENT},
+        override=effects.reject_with_status,
     ),
     "slow_first_byte": FaultKind("Nothing is sent for this time.", SECONDS_ARGUMENT),
-    "forget_all": FaultKind("All stored responses are deleted before the request is handled."),
+    "forget_all": FaultKind(
+        "All stored responses are deleted before the request is handled.",
+        override=effects.forget_all,
+        is_memory=True,
+    ),
     "forget_silently": FaultKind(
         "The model sees no earlier response, yet the status is 200; with echo=no the response does "
         "not name the previous response or conversation either, with echo=late it does at its start "
         "only, with echo=missing the member is absent.",
         options={"echo": _choice_argument("yes", "no", "late", "missing", default="yes")},
+        edit=effects.omit_echo,
+        history=lambda _: 0,
+        is_memory=True,
     ),
     "remember": FaultKind(
         "The model sees only the last N responses of the chain; the status is 200.",
         COUNT_ARGUMENT,
+        history=lambda fault: fault.value,
+        is_memory=True,
     ),
-    "anonymous": FaultKind("The server does not identify itself to its clients."),
+    "anonymous": FaultKind("The server does not identify itself to its clients.", is_memory=True),
     "report_usage": FaultKind(
         "The usage is left out, is always the same, counts only the tokens of the request itself, "
         "counts cached tokens apart from the others, or does not count whitespace in the request.",
         _choice_argument("none", "constant", "new", "uncached", "trimmed"),
+        edit=effects.change_usage,
+        is_memory=True,
     ),
-    "report_unstored": FaultKind("The response has store: false, whatever was requested."),
+    "report_unstored": FaultKind(
+        "The response has store: false, whatever was requested.",
+        edit=effects.report_unstored,
+        is_memory=True,
+    ),
     "reuse_response_id": FaultKind(
-        "Every response has the same id, which continues the newest of them."
+        "Every response has the same id, which continues the newest of them.",
+        edit=effects.reuse_response_id,
+        is_memory=True,
     ),
-    "hide_stored": FaultKind("A stored response cannot be fetched: GET is answered with 404."),
+    "hide_stored": FaultKind(
+        "A stored response cannot be fetched: GET is answered with 404.", is_memory=True
+    ),
     "change_completed": FaultKind(
         "The completed event of a stream has another text, other arguments of calls, or one output "
         "item less than the events before it.",
         _choice_argument("text", "arguments", "missing"),
+        edit=effects.change_completed,
     ),
-    "omit_output_index": FaultKind("The events of a stream have no output_index."),
+    "omit_output_index": FaultKind(
+        "The events of a stream have no output_index.",
+        edit=lambda _, __, event: event.pop("output_index", None) is not None,
+    ),
     "stream_content_type": FaultKind(
         "A stream is sent without a content type, or as text/plain.",
         _choice_argument("none", "plain"),
     ),
     "repeat_after_finish": FaultKind(
-        "The deltas of a chat completion are sent again after its finish_reason."
+        "The deltas of a chat completion are sent again after its finish_reason.",
+        step=lambda _: effects.RepeatStep(),
     ),
     "lone_surrogate": FaultKind(
-        "The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'."
+        "The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'.",
+        edit=effects.break_surrogates,
     ),
     "duplicate_events": FaultKind(
-        "Every event is sent twice, or those of one type only.", options=ONLY_OPTION
+        "Every event is sent twice, or those of one type only.",
+        options=ONLY_OPTION,
+        step=lambda fault: effects.DuplicateStep(fault.options["only"]),
     ),
     "reorder_events": FaultKind(
-        "Every event is swapped with the next, or those of one type only.", options=ONLY_OPTION
+        "Every event is swapped with the next, or those of one type only.",
+        options=ONLY_OPTION,
+        step=lambda fault: effects.ReorderStep(fault.options["only"]),
     ),
     "omit_call_id": FaultKind(
-        "Calls have no call_id; outputs may name the call's item id instead."
+        "Calls have no call_id; outputs may name the call's item id instead.",
+        edit=effects.remove_call_ids,
     ),
     "empty_call_id": FaultKind(
-        "Calls have an empty call_id; outputs may name the call's item id instead."
+        "Calls have an empty call_id; outputs may name the call's item id instead.",
+        edit=effects.remove_call_ids,
     ),
-    "omit_call_name": FaultKind("Calls have no name."),
-    "omit_response_id": FaultKind("The response has no id."),
-    "refuse_encrypted_reasoning": FaultKind("A request with encrypted reasoning is rejected."),
+    "omit_call_name": FaultKind("Calls have no name.", edit=effects.omit_call_names),
+    "omit_response_id": FaultKind("The response has no id.", edit=effects.omit_response_id),
+    "refuse_encrypted_reasoning": FaultKind(
+        "A request with encrypted reasoning is rejected.",
+        override=effects.reject_encrypted_reasoning,
+    ),
     "refuse_previous_response_id": FaultKind(
         "A request with a previous_response_id is rejected with the message of this server.",
-        _choice_argument(*UNSUPPORTED),
+        _choice_argument(*effects.UNSUPPORTED),
+        override=effects.reject_previous_response,
+        is_memory=True,
     ),
     "refuse_empty_input": FaultKind(
-        "A request with empty input is rejected, also if it continues a response."
+        "A request with empty input is rejected, also if it continues a response.",
+        override=effects.reject_empty_input,
     ),
     "refuse_output_format": FaultKind(
-        "A request for an answer that matches a JSON schema is rejected: the model has no structured output."
+        "A request for an answer that matches a JSON schema is rejected: the model has no structured output.",
+        override=effects.reject_output_format,
     ),
     "not_found": FaultKind(
         "An unknown previous response is rejected with the message and body of this server.",
-        _choice_argument(*NOT_FOUND),
+        _choice_argument(*effects.NOT_FOUND),
     ),
 }
 """Every kind of fault, by name."""
 
 TIMES_ARGUMENT = FaultArgument("K", _integer_parser(1, inf, "an integer, 1 or more"))
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault.
-
-    Args:
-        name: Its kind.
-        value: Its value, if its kind has one.
-        options: Its options by name.
-        times: The number of requests that it applies to; None for all.
-    """
-
-    name: str
-    value: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    times: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
 
 def parse(spec: str) -> Fault:
@@ -350,6 +310,11 @@ class Faults:
         """The active faults by name; ``times`` counts down."""
         with self._lock:
             return dict(self._armed)
+
+    @property
+    def hides_server(self) -> bool:
+        """Whether the server does not identify itself, because a fault of memory is active."""
+        return any(KINDS[name].is_memory for name in self.armed)
 
     def consume(self, fault: Fault) -> None:
         """Count down the ``times`` of a fault that applied to one request."""
