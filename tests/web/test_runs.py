@@ -39,7 +39,7 @@ def start_turn(page: PageServer, name: str, text: str, **members: Any) -> str:
 
 def _read_first_text(answer: httpx2.Response) -> None:
     for line in answer.iter_lines():
-        if '"type": "text"' in line:
+        if '"type":"text"' in line:
             return
     raise AssertionError("the stream ended without a text")
 
