@@ -229,8 +229,8 @@ async def lose_every_response(server: TestServer) -> None:
 @reproduces("HeadConflict")
 async def continue_twice_at_once(server: TestServer) -> None:
     async with await open_store("sqlite://:memory:") as store, open_engine(server) as engine:
-        one = await Conversation.create(store, engine)
-        two = await Conversation.open(store, one.id, engine)
+        one = await Conversation.create(engine, store=store)
+        two = await Conversation.open(engine, store=store, id=one.id)
         await one.send("One")
         with pytest.raises(HeadConflict) as caught:
             await two.send("Two")

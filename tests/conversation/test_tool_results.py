@@ -22,7 +22,7 @@ async def test_matched_results_are_counted_equally_everywhere(
 ) -> None:
     """The record of a request, the metric, the statistics and the dashboard have the same counts."""
     before = read_metric()
-    conversation = await Conversation.create(store, connected(), tools=[add])
+    conversation = await Conversation.create(connected(), store=store, tools=[add])
     await conversation.send("Please call add with a=2 and b=3")
     kedge_server.faults.set("omit_call_id")
     await conversation.send("Please call add with a=3 and b=4")
