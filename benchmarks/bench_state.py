@@ -18,7 +18,7 @@ from kedge.chat.state import ChatState, decode_state, encode_state, state_from_t
 from kedge.compaction import BlockCounter
 from kedge.planning import plan_request, prefix_digest, record_response
 from kedge.tokens import TiktokenCounter
-from kedge.turns import Block, Turn, assistant, dump_block, tool_call, tool_result, user
+from kedge.turns import Block, Source, Turn, assistant, dump_block, tool_call, tool_result, user
 
 BASELINE = "json of the same data"
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
@@ -44,7 +44,7 @@ def make_conversation(blocks: int) -> Turn:
 def _add_response(turn: Turn, block: Block, item_id: str, number: int) -> Turn:
     return record_response(
         turn,
-        [block.with_metadata(item_id=item_id)],
+        [block.with_source(Source(item_id=item_id))],
         response_id=f"resp_{number:048d}",
         plan=plan_request(turn, scope=SCOPE, now=float(number)),
         created_at=1_763_200_000.1234567 + number,

@@ -18,6 +18,7 @@ from kedge.turns import (
     Part,
     ReasoningBlock,
     RefusalPart,
+    Source,
     SystemBlock,
     TextPart,
     ToolCallBlock,
@@ -26,9 +27,9 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS
-from kedge.turns.blocks import KNOWN_KINDS
+from kedge.turns.blocks import IDENTITY_FIELDS, KNOWN_KINDS, KnownBlock
 from kedge.turns.frozen_json import MAX_INTEGER_BITS
+from kedge.turns.parts import PART_TYPES
 from kedge.turns.turn import TURN_MEMBERS
 
 Strategy = st.SearchStrategy
@@ -50,7 +51,12 @@ RESERVED_NAMES = frozenset(
         "kind",
         "type",
         *TURN_MEMBERS,
-        *(n for s in (*BLOCK_CODECS.values(), *PART_CODECS.values()) for n in s.readers),
+        *(
+            n
+            for s in (*KnownBlock.__args__, *PART_TYPES)
+            for n in s.__struct_fields__
+            if n != "extra"
+        ),
     }
 )
 
@@ -177,10 +183,10 @@ def output_parts() -> Strategy[Any]:
 def _identity_fields() -> dict[str, Strategy[Any]]:
     return {
         "id": st.just("") | texts(min_size=1),
-        "metadata": st.just({})
-        | json_objects()
-        | st.just({"response_id": "resp_1", "item_id": "i"}),
+        "metadata": st.just({}) | json_objects(without=frozenset(Source.__struct_fields__)),
         "origin": st.sampled_from(["user", "engine", "repair", ""]),
+        "source": st.none()
+        | st.builds(Source, texts(), texts(), st.none() | st.integers(0, 1 << 70)),
         "extra": extras(),
     }
 
@@ -250,7 +256,7 @@ def unknown_blocks() -> Strategy[UnknownBlock]:
     """Generate blocks of kinds that a newer version of Kedge may have."""
     identity = {name: each for name, each in _identity_fields().items() if name != "extra"}
     kinds = texts().filter(lambda kind: kind not in KNOWN_KINDS)
-    rest = json_objects(without=frozenset({"id", "metadata", "origin"}))
+    rest = json_objects(without=IDENTITY_FIELDS)
     forms = st.builds(lambda kind, rest: {**rest, "kind": kind}, kinds, rest)
     return st.builds(UnknownBlock, forms, **identity)
 

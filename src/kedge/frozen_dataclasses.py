@@ -5,9 +5,11 @@ assignments. The functions here assign the fields to an instance of another clas
 assignments, and then set its class.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, update_wrapper
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -90,3 +92,20 @@ def _build_copier(cls: type[T]) -> Callable[[T, Mapping[str, object]], T]:
 def _build_assignable(cls: type[Any]) -> type[Any]:
     """Return a class with the slots of a dataclass, whose attributes can be assigned."""
     return type(cls.__name__, (), {"__slots__": tuple(each.name for each in fields(cls))})
+
+
+def build_instances(cls: type[T], count: int, **columns: Iterable[object]) -> list[T]:
+    """Return instances of a slotted class whose fields the caller has checked, without calling its constructor.
+
+    Setting the fields column by column takes a third of the time of a generated constructor.
+
+    Args:
+        cls: The class.
+        count: The number of instances.
+        **columns: For every field, its value in each instance.
+    """
+    instances = list(map(object.__new__, repeat(cls, count)))
+    for name, values in columns.items():
+        set_value: Callable[[T, object], None] = getattr(cls, name).__set__
+        deque(map(set_value, instances, values), maxlen=0)
+    return instances

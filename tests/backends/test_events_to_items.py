@@ -26,7 +26,7 @@ from kedge.server.models import (
     OutputEvent,
 )
 from kedge.server.output_writer import OutputWriter
-from kedge.turns import OUTPUT_INDEX, Block, opaque, reasoning, tool_call
+from kedge.turns import Block, Source, opaque, reasoning, tool_call
 
 
 def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
@@ -85,7 +85,7 @@ def test_reasoning_without_text_keeps_its_position() -> None:
     text = TextDelta("Hello", output_index=1)
     output = convert_events([ItemCompleted(item, 0), text])
     assert summarize_items(output) == [("reasoning", ""), ("text", "Hello")]
-    late = reasoning(encrypted_content="seal").with_metadata({OUTPUT_INDEX: 1})
+    late = reasoning(encrypted_content="seal").with_source(Source(output_index=1))
     call = ToolCallStarted("c1", "f", output_index=0)
     output = convert_events([call, ItemCompleted(item, 1)], (late,))
     assert summarize_items(output) == [("f", ""), ("reasoning", "")]
@@ -137,7 +137,7 @@ def test_renamed_call_retains_its_first_id() -> None:
 
 def test_missing_stream_parts_are_sent_at_the_end() -> None:
     """The rest of a part and items that only the finished answer contains are sent at the end."""
-    late = tool_call("g", "{}", call_id="c9").with_metadata(output_index=7)
+    late = tool_call("g", "{}", call_id="c9").with_source(Source(output_index=7))
     output = convert_events(
         [TextDelta("Hel", output_index=0), PartCompleted("text", "Hello", output_index=0)],
         (late,),

@@ -92,7 +92,7 @@ def _swap_case(rng: random.Random, data: bytes) -> bytes:
 
 
 def _change_version(rng: random.Random, data: bytes) -> bytes:
-    return data.replace(b'"version":2', b'"version":%d' % rng.choice([0, 1, 3, 99]))
+    return data.replace(b'"version":3', b'"version":%d' % rng.choice([0, 1, 2, 99]))
 
 
 def _add_whitespace(rng: random.Random, data: bytes) -> bytes:

@@ -138,7 +138,7 @@ async def test_event_is_a_user_block(open_chat: OpenChat) -> None:
     answer = await open_chat().chat_with_state(state)
     event = answer.turn.blocks[0]
     assert isinstance(event, UserBlock)
-    assert event.metadata["event"] is True
+    assert event.metadata["kedge.event"] is True
 
 
 async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
@@ -338,7 +338,7 @@ async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
     [
         (lambda state: state[:-1], "not_json"),
         (lambda state: state.replace(b"Ada", b"Bob"), "damaged"),
-        (lambda state: state.replace(b'"version":2', b'"version":9'), "version"),
+        (lambda state: state.replace(b'"version":3', b'"version":9'), "version"),
         (lambda _: b"what is this?", "not_json"),
         (lambda _: 7, "not_json"),
     ],

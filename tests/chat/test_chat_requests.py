@@ -114,7 +114,7 @@ async def test_later_summary_contains_the_earlier_one(
     summaries = [block for block in answers[-1].turn if is_summary(block)]
     assert len(summaries) == 1
     assert "Argo 0" in summaries[0].text
-    assert summaries[0].metadata["summary"] > 10
+    assert summaries[0].metadata["kedge.summary"] > 10
 
 
 async def test_failed_summary_request_changes_nothing(

@@ -21,11 +21,11 @@ async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None
     state = chat.append_to_state(answer.state, user("One more thing"))
     report = build_report(state, None, None)
     assert (report.usable, report.reason, report.problem) == (True, None, "")
-    assert (report.size, report.version, report.encrypted) == (len(state), 2, False)
+    assert (report.size, report.version, report.encrypted) == (len(state), 3, False)
     assert (report.blocks, report.processed_length, report.pending) == (3, 2, 1)
     assert (report.responses, dict(report.kinds)) == (1, {"user": 2, "assistant": 1})
     assert str(report).splitlines() == [
-        f"{len(state)} bytes, version 2, provider {report.provider}",
+        f"{len(state)} bytes, version 3, provider {report.provider}",
         "blocks: 3 (2 user, 1 assistant), pending: 1",
         "responses to chain on: 1",
     ]
@@ -66,4 +66,4 @@ async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> 
     inside, outside = build_report(state, None, FernetCipher(key)), build_report(state, None, None)
     assert (inside.usable, inside.encrypted, inside.blocks) == (True, True, 2)
     assert (outside.usable, outside.encrypted, outside.blocks) == (False, True, 0)
-    assert str(inside).startswith(f"{len(state)} bytes, encrypted, version 2")
+    assert str(inside).startswith(f"{len(state)} bytes, encrypted, version 3")

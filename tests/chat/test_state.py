@@ -18,15 +18,17 @@ from kedge.chat.state import (
     ChatState,
     DiscardedState,
     RecentStates,
+    StateMemory,
     as_bytes,
     decode_state,
-    encode_incrementally,
     encode_state,
     has_valid_checksum,
     state_from_turn,
 )
 from kedge.planning import (
+    AnchorRecord,
     ConversationState,
+    TokenCounts,
     find_problems,
     get_state,
     plan_request,
@@ -36,6 +38,7 @@ from kedge.planning import (
 )
 from kedge.turns import (
     Block,
+    Source,
     SystemBlock,
     Turn,
     assistant,
@@ -84,21 +87,19 @@ def test_recent_states_are_limited() -> None:
     assert small.find(encoded[0]) is None
 
 
-def test_incremental_encoding_gives_the_same_bytes() -> None:
-    """A state encoded from the previous one has the same bytes as a full encoding, after any change."""
+def test_decoded_state_gives_the_turn_of_the_state() -> None:
+    """A decoded state gives the same Turn as the state of the Turn itself, which has its digests, after any change."""
     rng = random.Random(11)
     for _ in range(40):
-        turn, before = Turn([system("be kind")] * rng.randrange(2)), ChatState("openai")
+        turn = Turn([system("be kind")] * rng.randrange(2))
         for number in range(rng.randrange(2, 14)):
             turn = change_turn(rng, turn, number)
-            state = state_from_turn(turn, "openai", 0, before)
-            data, before = encode_incrementally(state)
-            assert data == encode_state(state_from_turn(turn, "openai", 0))
-            decoded = decode_state(data, "openai")
+            state = state_from_turn(turn, "openai", 0)
+            decoded = decode_state(encode_state(state), "openai")
             assert isinstance(decoded, ChatState)
-            assert decoded == before
+            assert decoded == state
             leading, following = (system("a"),) * rng.randrange(2), (user("more"),)
-            sent, expected = before.turn(leading, following), decoded.turn(leading, following)
+            sent, expected = state.turn(leading, following), decoded.turn(leading, following)
             assert json.loads(dumps(sent)) == json.loads(dumps(expected))
             assert prefix_digest(sent) == prefix_digest(expected)
             assert find_problems(sent) == find_problems(expected)
@@ -112,8 +113,8 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
         case 1 if len(turn):
             return turn.replace(rng.choice(turn.blocks).id, user("changed"))
         case 2:  # the response of this block has no anchor
-            metadata = {"response_id": f"other_{number}", "output_index": 0, "item_id": "x"}
-            return turn.append(assistant("unrecorded", metadata=metadata))
+            source = Source(f"other_{number}", "x", 0)
+            return turn.append(assistant("unrecorded", source=source))
         case 3:
             state = get_state(turn)
             return set_state(turn, state.mark_lost(r.response_id for r in state.anchors[1:2]))
@@ -127,7 +128,7 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
 def test_unknown_fields_of_a_turn_are_not_restored() -> None:
     """Unknown fields of a Turn are not stored, and a cached state does not return them either."""
     turn = Turn([user("a")], extra={"new": 1})
-    _, state = encode_incrementally(state_from_turn(turn, "openai", 1))
+    state = state_from_turn(turn, "openai", 1)
     assert state.turn().extra == {}
     assert state_from_turn(Turn([user("a")]), "openai", 1).turn().extra == {}
 
@@ -136,7 +137,8 @@ def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:
     """Return the Turn with a response of these blocks."""
     plan = plan_request(turn, scope="openai/api", now=100.0 + number)
     noted = [
-        block.with_metadata(item_id=f"item_{number}_{i}") for i, block in enumerate(blocks_made)
+        block.with_source(Source(item_id=f"item_{number}_{i}"))
+        for i, block in enumerate(blocks_made)
     ]
     return record_response(
         turn, noted, response_id=f"resp_{number}", plan=plan, created_at=100.25 + number
@@ -175,9 +177,9 @@ def test_any_state_round_trips(
     """State bytes can represent every Turn."""
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
-    state = ChatState(
-        provider, tuple(block_list), min(length, len(block_list)), memory, turn.id, turn.data
-    )
+    length = min(length, len(block_list))
+    packed = StateMemory.pack(memory)
+    state = ChatState(provider, tuple(block_list), length, packed, turn.id, turn.data)
     decoded = decode_state(encode_state(state), provider)
     assert isinstance(decoded, ChatState)
     assert is_identical(decoded, state)
@@ -194,7 +196,7 @@ def test_state_bytes_are_json_with_a_checksum() -> None:
     """State bytes are readable JSON, and the checksum covers every byte before it."""
     data = encode_state(state_from_turn(make_turn(), "openai", 5))
     members = json.loads(data)
-    assert members["version"] == 2
+    assert members["version"] == 3
     assert members["provider"] == "openai"
     assert members["processed_length"] == 5
     covered = data[: data.index(b',"checksum"')]
@@ -211,6 +213,16 @@ def sign(members: dict[str, Any]) -> bytes:
 
 
 VALID_STATE: dict[str, Any] = json.loads(encode_state(state_from_turn(make_turn(1), "openai", 2)))
+ANCHOR = list(AnchorRecord.__annotations__)
+"""The members of an anchor, in the order of the array."""
+
+
+def change_anchor(index: int, value: Any, *more: Any) -> dict[str, Any]:
+    """Return the valid state with another member of its last anchor, and further members."""
+    *others, last = VALID_STATE["memory"]["anchors"]
+    changed = [*last[:index], value, *last[index + 1 :], *more]
+    return {**VALID_STATE, "memory": {"anchors": [*others, changed]}}
+
 
 DISCARDED: list[tuple[str, bytes, str]] = [
     ("text", b"hello", "not_json"),
@@ -221,7 +233,7 @@ DISCARDED: list[tuple[str, bytes, str]] = [
     ("a list", b"[]", "malformed"),
     ("a number", b"2", "malformed"),
     ("no version", b"{}", "version"),
-    ("a newer version", sign({**VALID_STATE, "version": 3}), "version"),
+    ("a newer version", sign({**VALID_STATE, "version": 4}), "version"),
     ("version zero", sign({**VALID_STATE, "version": 0}), "version"),
     ("a version that is none", sign({**VALID_STATE, "version": True}), "version"),
     ("no checksum", json.dumps(VALID_STATE).encode(), "damaged"),
@@ -238,38 +250,23 @@ DISCARDED: list[tuple[str, bytes, str]] = [
     ("half a character", sign({**VALID_STATE, "id": "\ud800"}), "malformed"),
     (
         "a text that is none",
-        sign({**VALID_STATE, "blocks": [{"kind": "user", "id": "b", "text": 5}]}),
+        sign({**VALID_STATE, "blocks": [{"kind": "system", "id": "b", "text": 5}]}),
         "malformed",
     ),
     (
-        "a response that is none",
-        sign(
-            {
-                **VALID_STATE,
-                "blocks": [{"kind": "user", "id": "b", "text": "", "from": [-1, 0, "i"]}],
-            }
-        ),
+        "a source that is none",
+        sign({**VALID_STATE, "blocks": [{"kind": "reasoning", "id": "b", "source": [5]}]}),
         "malformed",
     ),
-    ("an anchor that is none", sign({**VALID_STATE, "anchors": [5]}), "malformed"),
-    ("an anchor of nothing", sign({**VALID_STATE, "anchors": [{}]}), "malformed"),
-    (
-        "an anchor with more",
-        sign({**VALID_STATE, "anchors": [{"response": 0, "x": 1}]}),
-        "malformed",
-    ),
-    ("an anchor on nothing", sign({**VALID_STATE, "anchors": [{"response": 99}]}), "malformed"),
-    (
-        "an anchor of a string",
-        sign({**VALID_STATE, "anchors": [{"response": 0, "derived": "ab"}]}),
-        "malformed",
-    ),
-    (
-        "an anchor of numbers",
-        sign({**VALID_STATE, "anchors": [{"response": 0, "derived": [1]}]}),
-        "malformed",
-    ),
-    ("a mode of its own", sign({**VALID_STATE, "mode": "telepathic"}), "malformed"),
+    ("no anchors", sign({**VALID_STATE, "memory": {"anchors": 5}}), "malformed"),
+    ("an anchor that is none", sign({**VALID_STATE, "memory": {"anchors": [5]}}), "malformed"),
+    ("an anchor of nothing", sign({**VALID_STATE, "memory": {"anchors": [[]]}}), "malformed"),
+    ("an anchor with more", sign(change_anchor(0, "resp_1", "more")), "malformed"),
+    ("an anchor of a string", sign(change_anchor(ANCHOR.index("derived"), "ab")), "malformed"),
+    ("an anchor of numbers", sign(change_anchor(ANCHOR.index("derived"), [1])), "malformed"),
+    ("an anchor of another status", sign(change_anchor(ANCHOR.index("status"), "x")), "malformed"),
+    ("a member of its own", sign({**VALID_STATE, "mood": 1}), "malformed"),
+    ("a mode of its own", sign({**VALID_STATE, "memory": {"mode": "telepathic"}}), "malformed"),
     ("data that is none", sign({**VALID_STATE, "data": 5}), "malformed"),
     ("sealed", b"gAAAAABnothing", "encrypted"),
     ("version 1 without messages", b'{"version":1,"provider":"openai"}', "malformed"),
@@ -361,8 +358,8 @@ def test_state_bytes_are_small() -> None:
         turn = record_response(
             turn,
             [
-                reasoning("thought").with_metadata(item_id=f"rs_{i:050d}"),
-                call.with_metadata(item_id=f"fc_{i:050d}"),
+                reasoning("thought").with_source(Source(item_id=f"rs_{i:050d}")),
+                call.with_source(Source(item_id=f"fc_{i:050d}")),
             ],
             response_id=f"resp_{i:048d}",
             plan=plan,
@@ -371,7 +368,7 @@ def test_state_bytes_are_small() -> None:
         turn = turn.append(tool_result(f"call_{i:024d}", "sunny " * 20))
         turn = record_response(
             turn,
-            [assistant("It is sunny.\n" * 5).with_metadata(item_id=f"msg_{i:050d}")],
+            [assistant("It is sunny.\n" * 5).with_source(Source(item_id=f"msg_{i:050d}"))],
             response_id=f"resp_{i:048d}b",
             plan=plan_request(
                 turn, scope="openai/api.openai.com/v1/0123456789abcdef", now=float(i)
@@ -393,7 +390,8 @@ def test_memory_of_a_conversation_is_bounded() -> None:
         assert isinstance(state, ChatState)
         turn = state.turn(following=(user("more"),))
         plan = plan_request(turn, scope="openai/api", now=0.0)
-        encoded, remembered = encode_incrementally(state_from_turn(turn, "openai", 0, state))
+        remembered = state_from_turn(turn, "openai", 0)
+        encoded = encode_state(remembered)
         gc.collect()
         size, _ = tracemalloc.get_traced_memory()
     finally:
@@ -409,3 +407,43 @@ def escaped_size(block: Block) -> int:
     texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]
     texts += [part.get("text", "") for part in form.get("parts", [])]
     return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
+
+
+def records() -> st.SearchStrategy[AnchorRecord]:
+    """Generate anchor records."""
+    times = st.floats(0, 2e9)
+    return st.builds(
+        AnchorRecord,
+        response_id=st.sampled_from(["resp_1", "resp_2", "resp_3"]),
+        scope=st.sampled_from(["openai", "practice", "é"]),
+        digest=st.text("0123456789abcdef", min_size=4, max_size=8),
+        block_count=st.integers(0, 50),
+        depth=st.integers(1, 50),
+        root_created_at=times,
+        status=st.sampled_from(["completed", "lost", "incomplete"]),
+        stored=st.booleans(),
+        created_at=times,
+        expires_at=st.none() | times,
+        barrier=st.none() | st.integers(0, 50),
+        derived=st.lists(st.text("0123456789abcdef", max_size=4), max_size=2).map(tuple),
+        counted=st.none() | st.builds(TokenCounts, *[st.integers(0, 9)] * 6),
+    )
+
+
+@given(st.lists(records(), max_size=6))
+def test_any_anchors_round_trip(anchors: list[AnchorRecord]) -> None:
+    """Anchors are unchanged after a round trip, with their order and all their members."""
+    memory = ConversationState(anchors=tuple(anchors))
+    state = ChatState("openai", memory=StateMemory.pack(memory))
+    decoded = decode_state(encode_state(state), "openai")
+    assert isinstance(decoded, ChatState)
+    assert get_state(decoded.turn()) == memory
+
+
+def test_infinite_expiry_is_no_expiry() -> None:
+    """An infinite expiry is stored as no expiry, because JSON has no infinity."""
+    record = AnchorRecord("resp_1", "s", "sha256:0", 1, expires_at=float("inf"))
+    memory = StateMemory.pack(ConversationState(anchors=(record,)))
+    decoded = decode_state(encode_state(ChatState("openai", memory=memory)), "openai")
+    assert isinstance(decoded, ChatState)
+    assert get_state(decoded.turn()).anchors[0].expires_at is None

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from kedge.chat import Chat
-from kedge.chat.state import MESSAGES_VERSION, import_messages
+from kedge.chat.state import ChatState, import_messages
 from kedge.turns import (
     AssistantBlock,
     UserBlock,
     assistant,
     image,
-    load_block,
     tool_call,
     tool_result,
     user,
@@ -34,18 +33,12 @@ def test_messages_become_blocks() -> None:
     """Messages are converted to blocks, without responses or anchors."""
     messages = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
     imported = import_messages(make_version_1(*messages, processed=2))
-    first, second = (load_block(each["as_is"]) for each in imported.pop("blocks"))
+    first, second = imported.blocks
     assert isinstance(first, UserBlock)
     assert isinstance(second, AssistantBlock)
     assert (first.text, second.text) == ("Ada", "Hello")
-    assert imported == {
-        "version": MESSAGES_VERSION,
-        "provider": "openai",
-        "processed_length": 2,
-        "id": "",
-        "responses": [],
-        "anchors": [],
-    }
+    assert imported.is_imported
+    assert imported == ChatState("openai", (first, second), 2)
 
 
 @pytest.mark.parametrize(("processed", "left"), [(0, 0), (1, 0), (2, 0), (3, 1)])
@@ -54,8 +47,8 @@ def test_leading_system_messages_are_omitted_and_not_counted(processed: int, lef
     rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
     message = {"role": "user", "content": "Ada"}
     imported = import_messages(make_version_1(rules, rules, message, more, processed=processed))
-    assert len(imported["blocks"]) == 2
-    assert imported["processed_length"] == left
+    assert len(imported.blocks) == 2
+    assert imported.processed_length == left
 
 
 @pytest.mark.parametrize("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
@@ -88,14 +81,13 @@ CHAT_COMPLETIONS = [
 def test_chat_completions_messages_become_blocks() -> None:
     """Tool calls and results are converted too, and the processed length counts blocks."""
     imported = import_messages(make_version_1(*CHAT_COMPLETIONS, processed=5))
-    blocks = [load_block(each["as_is"]) for each in imported["blocks"]]
-    assert blocks == [
+    assert list(imported.blocks) == [
         user("Weather in Oslo?"),
         tool_call("weather", '{"city":"Oslo"}', call_id="call_1"),
         tool_result("call_1", "rain"),
         assistant("It rains."),
     ]
-    assert imported["processed_length"] == 4
+    assert imported.processed_length == 4
 
 
 def test_one_message_may_become_several_blocks() -> None:
@@ -113,14 +105,13 @@ def test_one_message_may_become_several_blocks() -> None:
         "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}],
     }
     imported = import_messages(make_version_1(message, picture, processed=1))
-    blocks = [load_block(each["as_is"]) for each in imported["blocks"]]
-    assert blocks == [
+    assert list(imported.blocks) == [
         assistant("Let me see."),
         tool_call("shell", "ls", call_id="call_1", custom=True),
         tool_call("f", "{}", call_id="call_2"),
         user([image("https://x/y.png")]),
     ]
-    assert imported["processed_length"] == 3
+    assert imported.processed_length == 3
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_summary_replaces_the_old_blocks() -> None:
     assert summary.text == "[Summary of the conversation so far]\nThey counted to ten."
     assert summary.origin == "SummarizingCompactor"
     assert tuple(newest) == make_exchanges(20)[-len(newest) :]
-    assert summary.metadata["summary"] == 40 - len(newest)
+    assert summary.metadata["kedge.summary"] == 40 - len(newest)
     assert result.usage == Usage(10, 0, 5, 0, 15)
     assert oracle.turns[0].blocks[:-1] == make_exchanges(20)[: 40 - len(newest)]
 
@@ -249,7 +249,7 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
     assert oracle.turns[1].blocks[0] == first.blocks[0]
     assert [is_summary(block) for block in second.blocks].count(True) == 1
     retained = len(second.blocks) - 1
-    assert second.blocks[0].metadata["summary"] == 60 - retained
+    assert second.blocks[0].metadata["kedge.summary"] == 60 - retained
 
 
 @pytest.mark.parametrize(

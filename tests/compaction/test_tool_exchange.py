@@ -59,7 +59,7 @@ def test_long_output_retains_its_start_and_end() -> None:
     assert output_text(result).endswith("last line")
     assert "characters left out" in output_text(result)
     assert len(output_text(result)) < 160
-    assert result[2].metadata["shortened"] == len(text)
+    assert result[2].metadata["kedge.shortened"] == len(text)
     assert result[2].id == blocks[2].id
     assert [b.kind for b in result] == [b.kind for b in blocks]
 

@@ -841,9 +841,9 @@ async def test_summary_of_another_branch_is_merged(conversation: Conversation) -
     fork = await conversation.fork()
     await fork.send("My ship is the Erebus.")
     await conversation.merge_summary_of(fork)
-    assert conversation.turn[-1].metadata["summary"] == 4
+    assert conversation.turn[-1].metadata["kedge.summary"] == 4
     await conversation.merge_summary_of(fork.head)
-    assert conversation.turn[-1].metadata["summary"] == 2
+    assert conversation.turn[-1].metadata["kedge.summary"] == 2
 
 
 async def test_title_tags_and_archive(store: Store, conversation: Conversation) -> None:

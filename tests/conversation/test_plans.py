@@ -1,6 +1,6 @@
 """Test dry runs of conversations."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kedge.conversation import Conversation
 from kedge.providers import connect
@@ -15,7 +15,9 @@ async def test_a_plan_finds_the_responses_of_the_store() -> None:
         async with engine, open_store("sqlite://:memory:") as store:
             first = await Conversation.create(engine, store=store)
             await first.send("Hello")
-            copied = [replace(block, id="", metadata={}) for block in first.turn.blocks]
+            copied = [
+                replace(block, id="", metadata={}, source=None) for block in first.turn.blocks
+            ]
             second = await Conversation.create(engine, store=store, blocks=copied)
             assert second.plan("And?").conditional
             plan = await second.probe_and_plan("And?")

@@ -45,6 +45,7 @@ from kedge.turns import (
     OpaquePart,
     ReasoningBlock,
     RefusalPart,
+    Source,
     TextPart,
     Turn,
     assistant,
@@ -573,7 +574,7 @@ async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
 
 def test_unproved_reasoning_is_reported_as_left_out() -> None:
     """Reasoning without a valid signature is listed in the plan as left out."""
-    foreign = reasoning("Hm", encrypted_content="gAAA", metadata={"response_id": "resp_1"})
+    foreign = reasoning("Hm", encrypted_content="gAAA", source=Source("resp_1"))
     plan = plan_request(
         Turn([user("x"), foreign, assistant("y")]), scope="anthropic", mode="stateless", now=0
     )

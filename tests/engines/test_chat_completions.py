@@ -32,6 +32,7 @@ from kedge.turns import (
     ImagePart,
     OpaquePart,
     RefusalPart,
+    Source,
     Turn,
     assistant,
     blocks_from_messages,
@@ -202,8 +203,8 @@ def test_empty_arguments_and_contents_are_sent_in_a_form_that_servers_accept() -
 
 def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
     """This API does not encrypt reasoning, and unencrypted reasoning cannot be verified."""
-    reasoning_block = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
-    turn = Turn([user("x"), reasoning_block, assistant("y", metadata={"response_id": "r"})])
+    reasoning_block = reasoning(text="Hm", source=Source("r", output_index=0))
+    turn = Turn([user("x"), reasoning_block, assistant("y", source=Source("r"))])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
     assert [each["role"] for each in render_messages(plan, "chat")] == ["user", "assistant"]
     assert plan.left_out == (reasoning_block,)

@@ -244,7 +244,7 @@ async def test_broken_connection_error_has_the_partial_answer(server: TestServer
         with pytest.raises(StreamCut) as exc_info:
             await run_with_events(engine, turn)
     (partial,) = exc_info.value.partial
-    assert partial.metadata["partial"] is True
+    assert partial.metadata["kedge.partial"] is True
     assert "the connection broke in the middle of the response" in str(exc_info.value)
     assert exc_info.value.turn == turn
     assert exc_info.value.plan is not None

@@ -30,7 +30,7 @@ from kedge.events import (
     ToolCallStarted,
     Usage,
 )
-from kedge.turns import AssistantBlock, RefusalPart, assistant, opaque, reasoning, tool_call
+from kedge.turns import AssistantBlock, RefusalPart, Source, assistant, opaque, reasoning, tool_call
 
 COMPLETED = ResponseCompleted("resp_1", status="completed")
 
@@ -91,8 +91,8 @@ def test_deltas_alone_give_complete_blocks() -> None:
     ]
     assert (result.response_id, result.model) == ("chat_1", "some-model")
     assert result.usage == Usage(1, 0, 2, 0, 3)
-    assert [dict(block.metadata) for block in result.blocks] == [
-        {"response_id": "chat_1", "output_index": position} for position in range(3)
+    assert [block.source for block in result.blocks] == [
+        Source("chat_1", output_index=position) for position in range(3)
     ]
 
 
@@ -112,7 +112,7 @@ def test_blocks_without_an_index_are_in_order_of_arrival() -> None:
         assistant("second"),
         tool_call("third", "", call_id="call_1"),
     ]
-    assert [block.metadata["output_index"] for block in result.blocks] == [0, 1, 2]
+    assert [block.output_index for block in result.blocks] == [0, 1, 2]
 
 
 def test_parts_are_ordered_by_index() -> None:
@@ -403,7 +403,7 @@ def test_status_of_each_ending(ending: list[StreamEvent], status: str) -> None:
     assert result.status == status
     assert result.completed == (status == "completed")
     assert list(result.blocks) == [assistant("hi")]
-    assert (result.blocks[0].metadata.get("partial") is True) == (status != "completed")
+    assert (result.blocks[0].metadata.get("kedge.partial") is True) == (status != "completed")
 
 
 def test_failure_message_is_not_logged(

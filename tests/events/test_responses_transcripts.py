@@ -153,7 +153,7 @@ def test_blocks_have_response_metadata(name: str) -> None:
         assert block.response_id == result.response_id
         name = block.item_id or getattr(block, "call_id", "")  # calls of llama.cpp have no item id
         assert name.partition("_")[2].startswith(result.response_id[5:9])
-        assert block.metadata["output_index"] == position
+        assert block.output_index == position
 
 
 @all_transcripts
@@ -337,9 +337,9 @@ def test_late_call_ids_are_used(name: str, blank: str) -> None:
 def _assert_prefix(result: Outcome, blocks: list[Block]) -> None:
     """Assert that complete blocks equal the expected ones, and partial ones are a prefix."""
     for block in result.blocks:
-        position = block.metadata["output_index"]
+        position = block.output_index
         assert isinstance(position, int)
-        if block.metadata.get("partial"):
+        if block.metadata.get("kedge.partial"):
             assert block not in result.whole_blocks
             assert _block_text(blocks[position]).startswith(_block_text(block))
         else:

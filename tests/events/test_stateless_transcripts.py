@@ -277,9 +277,7 @@ def test_blocks_have_response_metadata(name: str) -> None:
     """Each block has its response id and origin, and the output indexes are consecutive."""
     result = decode_outcome(name, read_bytes(name))
     assert result.response_id
-    assert [block.metadata["output_index"] for block in result.blocks] == list(
-        range(len(result.blocks))
-    )
+    assert [block.output_index for block in result.blocks] == list(range(len(result.blocks)))
     for block in result.blocks:
         assert (block.origin, block.response_id) == ("engine", result.response_id)
 
@@ -484,10 +482,10 @@ def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
             assert result.status in ("cut", "failed"), at
         texts = [block_text(block) for block in blocks]
         for block in result.blocks:
-            position = block.metadata["output_index"]
+            position = block.output_index
             assert isinstance(position, int)
             assert texts[position].startswith(block_text(block))
-            assert block.metadata.get("partial") or texts[position] == block_text(block)
+            assert block.metadata.get("kedge.partial") or texts[position] == block_text(block)
 
 
 @all_transcripts

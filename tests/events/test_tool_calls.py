@@ -539,7 +539,7 @@ def test_call_with_status_incomplete_is_not_completed() -> None:
     result = assemble(events)
     assert (result.status, result.reason) == ("incomplete", "max_output_tokens")
     assert result.whole_blocks == ()
-    assert [b.metadata.get("partial") for b in result.blocks] == [True]
+    assert [b.metadata.get("kedge.partial") for b in result.blocks] == [True]
     contradictory = replay([item_added("fc_1", "call_1"), half, response_completed()])
     assert contradictory.status == "failed"
 

@@ -1,12 +1,12 @@
 """Tests of the parsing of requests to blocks, which skips the items of an earlier request."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kedge.events import Outcome
 from kedge.incremental import MemoryIndex, rewrite

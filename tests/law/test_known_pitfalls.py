@@ -5,12 +5,12 @@ what the model received. The law: the context of the model equals the Turn.
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from engines.conftest import open_engine
 from engines.runs import last_text, request_bodies, send_lines
@@ -88,7 +88,7 @@ async def test_03_edit_near_the_end_uses_the_earlier_anchor(
 async def test_04_equal_rebuild_uses_the_chain(engine: ResponsesEngine, server: TestServer) -> None:
     """A Turn rebuilt with new ids and metadata and a JSON round trip is still chained."""
     turn = await send_lines(engine, "One", "Two")
-    rebuilt = [replace(b, id="", metadata={"rebuilt": True}) for b in turn.blocks]
+    rebuilt = [replace(b, id="", metadata={"rebuilt": True}, source=None) for b in turn.blocks]
     turn = loads(dumps(set_state(Turn(rebuilt), get_state(turn))))
     turn = await engine.run(turn.append(user("Three")))
     assert len(request_bodies(server)[-1]["input"]) == 1
@@ -327,7 +327,7 @@ async def test_23_calls_retain_their_order(engine: ResponsesEngine, server: Test
     turn = await with_tools.run(question)
     calls = [b for b in turn.blocks if isinstance(b, ToolCallBlock)]
     results = [b.content[0] for b in turn.blocks if b.kind == "tool_result"]
-    assert [call.metadata["output_index"] for call in calls] == [0, 1]
+    assert [call.output_index for call in calls] == [0, 1]
     assert [call.call_id for call in calls] == results
     check_law(server, turn)
 

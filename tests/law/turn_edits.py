@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kedge.middleware import find_open_calls
 from kedge.turns import (
@@ -131,7 +132,7 @@ def rebuild(turn: Turn, rng: random.Random) -> Turn:
 
 def drop_tags(turn: Turn, rng: random.Random) -> Turn:
     """Return the same content without metadata."""
-    return Turn([replace(block, metadata={}) for block in turn.blocks], data=turn.data)
+    return Turn([replace(block, metadata={}, source=None) for block in turn.blocks], data=turn.data)
 
 
 def add_metadata(turn: Turn, rng: random.Random) -> Turn:

@@ -89,7 +89,7 @@ async def test_crash_fails_calls_and_removes_tools(
     async with open_raw("crash") as toolbox:
         first, second = await run_calls(toolbox, [tool_call("echo", {}), tool_call("echo", {})])
         for result in (first, second):
-            assert result.metadata["outcome"] == "failed"
+            assert result.metadata["kedge.outcome"] == "failed"
             assert "it exited with code 7" in result.text
             assert "hunter22" not in result.text
         assert list(toolbox) == []
@@ -101,7 +101,7 @@ async def test_crash_fails_calls_and_removes_tools(
 async def test_call_without_a_response_times_out(open_raw: OpenRaw) -> None:
     """After the timeout, the tool result has the outcome timeout."""
     async with open_raw("hang", timeout=0.2) as toolbox:
-        assert (await call(toolbox)).metadata["outcome"] == "timeout"
+        assert (await call(toolbox)).metadata["kedge.outcome"] == "timeout"
 
 
 async def test_server_is_notified_of_a_cancelled_call(open_raw: OpenRaw, pid_file: Path) -> None:
@@ -221,7 +221,7 @@ async def test_usable_parts_of_a_result_are_used(
     """The tool has run, so the model gets what can be read of a result with invalid members."""
     async with open_raw("given") as toolbox:
         received = await call(toolbox, result=result)
-    assert received.metadata["outcome"] == "ok"
+    assert received.metadata["kedge.outcome"] == "ok"
     assert "\n".join(part.text for part in received.parts if isinstance(part, TextPart)) == text
 
 
@@ -271,7 +271,7 @@ async def test_null_keywords_of_schemas_are_dropped(open_raw: OpenRaw) -> None:
                 "required": {"enum": ["a", None], "default": None},
             },
         }
-        assert (await call(toolbox, "nil")).metadata["outcome"] == "ok"
+        assert (await call(toolbox, "nil")).metadata["kedge.outcome"] == "ok"
 
 
 async def test_invalid_listing_is_described(open_raw: OpenRaw) -> None:
@@ -288,7 +288,7 @@ async def test_invalid_tools_are_left_out(
     async with open_raw("untyped") as toolbox:
         assert list(toolbox) == ["untyped", "missing", "echo"]
         assert toolbox["untyped"].parameters["type"] == "object"
-        assert (await call(toolbox)).metadata["outcome"] == "ok"
+        assert (await call(toolbox)).metadata["kedge.outcome"] == "ok"
     assert caplog.text.count("is left out, because it is invalid") == 4
 
 

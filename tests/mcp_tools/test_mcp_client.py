@@ -65,10 +65,10 @@ async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
         assert isinstance(picture, ImagePart)
         assert picture.url.startswith("data:image/png;base64,iVBOR")
         failed = await call(toolbox, "fail", {"text": "out of paper"})
-        assert failed.metadata["outcome"] == "failed"
+        assert failed.metadata["kedge.outcome"] == "failed"
         assert "out of paper" in failed.text
         wrong = await call(toolbox, "add", {"a": "x", "b": 2})
-        assert wrong.metadata["outcome"] == "failed"
+        assert wrong.metadata["kedge.outcome"] == "failed"
         parallel = await run_calls(
             toolbox, [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
         )
@@ -140,7 +140,7 @@ async def test_http_server_is_reconnected() -> None:
             relay.go_away()
             for _ in range(2):
                 result = await call(toolbox, "add", {"a": 1, "b": 2})
-                assert result.metadata["outcome"] == "failed"
+                assert result.metadata["kedge.outcome"] == "failed"
                 assert "The MCP server" in result.text
             relay.is_away = False
             assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"

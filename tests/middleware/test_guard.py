@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from operator import is_
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
@@ -20,7 +20,6 @@ from kedge.middleware import GuardRule, block, guard, redact, tools, with_middle
 from kedge.middleware.guard import apply_rules
 from kedge.providers import connect
 from kedge.turns import (
-    OUTPUT_INDEX,
     AssistantBlock,
     Block,
     FilePart,
@@ -30,6 +29,7 @@ from kedge.turns import (
     OpaquePart,
     ReasoningBlock,
     RefusalPart,
+    Source,
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
@@ -262,7 +262,7 @@ def test_every_field_of_a_block_is_redacted() -> None:
 
 def test_metadata_is_redacted_except_for_identifiers() -> None:
     """Texts in metadata are redacted; ids and what Kedge itself sets are unchanged."""
-    given = {"note": ["hunter2"], "response_id": "hunter2", "outcome": "hunter2", "round": 2}
+    given = {"note": ["hunter2"], "user_id": "hunter2", "kedge.outcome": "hunter2", "round": 2}
     (clean,) = apply_rules(Turn([user("hi", metadata=given)]), (redact("hunter2"),)).blocks
     assert thaw(clean.metadata) == {**given, "note": ["[redacted]"]}
     with pytest.raises(Blocked):
@@ -360,7 +360,7 @@ async def test_a_guard_shows_all_that_it_held_back() -> None:
         tool_call("f", '{"pin": "47#11"}', call_id="c"),
         OpaqueBlock(SEARCH),
     ]
-    blocks = [each.with_metadata({OUTPUT_INDEX: i}) for i, each in enumerate(shown_blocks)]
+    blocks = [each.with_source(Source(output_index=i)) for i, each in enumerate(shown_blocks)]
     stack = with_middleware(ScriptedEngine(blocks), guard(redact(r"\d\d#\d\d")))
     async with stack.stream(Turn([user("?")])) as stream:
         events = [event async for event in stream if isinstance(event, HELD_BACK)]

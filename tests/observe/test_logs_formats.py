@@ -195,7 +195,7 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
     (noted,) = [each for each in lines if each["message"] == "noted"]
     call = turn.blocks[1]
     assert noted["call_id"] == getattr(call, "call_id", None)
-    assert noted["response_id"] == call.metadata["response_id"]
+    assert noted["response_id"] == call.response_id
     answers = [
         each["response_id"] for each in lines if each["message"].startswith("request completed")
     ]

@@ -234,6 +234,6 @@ def response_output(turn: Turn, response_id: str, end: int) -> list[object]:
         if not isinstance(block, ReasoningBlock):
             end -= 1
             forms.append(normal_form.normalize_block(block))
-        elif block.metadata.get("response_id") == response_id:
+        elif block.response_id == response_id:
             forms.append(block.content)
     return forms

@@ -1,8 +1,9 @@
 """Digests computed directly from their definition, without caching."""
 
 import hashlib
-import json
 from typing import Any
+
+import msgspec
 
 from kedge.planning import canonical
 from kedge.turns import Turn
@@ -21,6 +22,5 @@ def naive_digests(turn: Turn) -> list[str]:
 
 
 def canonical_bytes(form: dict[str, Any]) -> bytes:
-    """Return the JSON of a canonical form, written with ``json.dumps``."""
-    text = json.dumps(form, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return text.encode()
+    """Return the JSON of a canonical form, with sorted keys."""
+    return msgspec.json.encode(form, order="sorted")

@@ -5,12 +5,14 @@ changes, so every script can be run and a failing one shrinks. The laws are chec
 and around every change that must have no effect.
 """
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kedge.errors import Unsendable
 from kedge.planning import (
@@ -28,6 +30,7 @@ from kedge.turns import (
     ImagePart,
     OpaqueBlock,
     ReasoningBlock,
+    Source,
     SystemBlock,
     TextPart,
     ToolCallBlock,
@@ -214,7 +217,7 @@ class Simulation:
         items = server.conversations.get(state.conversation_id, [])
         last = server.responses.get(state.previous_response_id)
         if state.conversation_id and (last is None or not items or items[-1] != last.items[-1]):
-            return set_state(turn, replace(state, conversation_id=""))
+            return set_state(turn, dataclasses.replace(state, conversation_id=""))
         return turn
 
     def _heal(self, turn: Turn, plan: RequestPlan) -> Turn:
@@ -272,7 +275,7 @@ class Simulation:
         block = turn.blocks[b % len(turn)]
         edited = self._edit_block(block, c)
         if c % 2:
-            edited = replace(edited, metadata={})
+            edited = replace(edited, metadata={}, source=None)
         return turn.replace(block.id, edited)
 
     def _edit_block(self, block: Block, choice: int) -> Block:
@@ -401,9 +404,13 @@ REBUILDS: tuple[Callable[[Turn], Turn], ...] = (
     lambda turn: loads(dumps(turn)),
     _map_blocks(lambda block: replace(block, id="")),
     _map_blocks(lambda block: block_from_item(item_from_block(block))),
-    _map_blocks(lambda block: replace(block, metadata={})),
+    _map_blocks(lambda block: replace(block, metadata={}, source=None)),
     _map_blocks(
-        lambda block: block.with_metadata(seen_at=3, response_id=block.response_id and "other")
+        lambda block: block.with_metadata(seen_at=3).with_source(
+            Source("other", block.item_id, block.output_index)
+            if block.response_id
+            else block.source
+        )
     ),
     _map_blocks(lambda block: block.with_origin("store")),
     _map_blocks(_reverse_members),

@@ -21,7 +21,7 @@ from kedge.planning import (
     set_state,
 )
 from kedge.planning.anchor_lookup import drop_changed_anchors
-from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, user
+from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
 from planning.recorded_turns import (
     add_response,
     call_block,
@@ -33,12 +33,12 @@ from planning.recorded_turns import (
 
 def tagged_answer(response_id: str) -> Block:
     """Return an assistant block tagged with a response id."""
-    return assistant("said", metadata={"response_id": response_id})
+    return assistant("said", source=Source(response_id))
 
 
 def tagged_call(response_id: str) -> Block:
     """Return a tool call tagged with a response id."""
-    return tool_call("f", "{}", call_id="c", metadata={"response_id": response_id})
+    return tool_call("f", "{}", call_id="c", source=Source(response_id))
 
 
 def untagged_result() -> Block:

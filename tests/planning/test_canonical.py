@@ -1,12 +1,12 @@
 """The canonical form contains only what a model can see, independent of how a block was created."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kedge.planning import canonical
 from kedge.planning.canonical import canonical_json

@@ -1,9 +1,10 @@
 """The canonical form agrees with ``==`` about the content of a block."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import given
+from msgspec.structs import replace
 
 from kedge.planning.canonical import canonical_json as canonical
 from kedge.turns import (

@@ -23,9 +23,14 @@ from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
 from kedge.text.json_text import encode_escaped
 from kedge.turns import (
     Block,
+    FrozenMap,
     ReasoningBlock,
+    RefusalPart,
+    TextPart,
     Turn,
     assistant,
+    file,
+    image,
     opaque,
     reasoning,
     system,
@@ -141,6 +146,61 @@ def test_digest_definition() -> None:
     assert prefix_digest(turn, -1) == prefix_digest(turn, 0)
     assert prefix_digest(turn).startswith("sha256:")
     assert covered_count(turn) == 2
+
+
+GOLDEN_BLOCKS: list[tuple[Block, str]] = [
+    (user("Hello é"), "5792e141614dd7653550b0bf289d052d3af9a817c726267273d0a3f4026706ad"),
+    (
+        assistant(
+            [
+                TextPart("Hi", extra=FrozenMap(annotations=[{"type": "url_citation", "n": 0.1}])),
+                RefusalPart("no"),
+            ]
+        ),
+        "7b630a366784fe22019eb6095a4064de48e02494db9986ce232c9a988026e346",
+    ),
+    (
+        tool_call("f", '{"a": 1e16}', call_id="c1"),
+        "b25247257c5b767d0417bc9dc126bcf85c3bfd609d656a4fb9a601bc3ea540b2",
+    ),
+    (
+        tool_result("c1", ["x", image("https://a.example/b.png")], custom=True),
+        "b07a25890ffd1c7ed3fc5e5b9635d7cd0d3b0bcfe27ff9a69e4f80e9dd37a217",
+    ),
+    (
+        reasoning("not covered"),
+        "b07a25890ffd1c7ed3fc5e5b9635d7cd0d3b0bcfe27ff9a69e4f80e9dd37a217",
+    ),
+    (
+        opaque(
+            {
+                "type": "web_search_call",
+                "id": "ws",
+                "status": "completed",
+                "big": 1e16,
+                "small": 1e-05,
+                "none": None,
+                "list": [None, True, 2**70],
+            }
+        ),
+        "3e1d6e34cc3be15c2ae6b85b5555a3a6e7d45586871900a0ec2db9217263066e",
+    ),
+    (
+        system("later", "developer"),
+        "ec9697bf9055e3764ddda887465457c9c2e49dcd99a9ff699441b7e37be8e7f8",
+    ),
+    (
+        user(file("https://a.example/c.pdf", filename="c.pdf")),
+        "1a6c4cd2ae76213a670628589f0b8422610855018e3720128eaf022192ba36da",
+    ),
+]
+
+
+def test_digests_are_pinned() -> None:
+    """The digest of every prefix of a Turn with all kinds of content never changes: stored anchors depend on it."""
+    blocks = [block for block, _ in GOLDEN_BLOCKS]
+    for length, (_, digest) in enumerate(GOLDEN_BLOCKS, 1):
+        assert prefix_digest(Turn(blocks[:length])) == f"sha256:{digest}"
 
 
 def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:

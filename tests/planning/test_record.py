@@ -14,7 +14,7 @@ from kedge.planning import (
     tag_blocks,
 )
 from kedge.planning.record import MAX_STALE_ANCHORS
-from kedge.turns import Turn, assistant, system, user
+from kedge.turns import Source, Turn, assistant, system, user
 from planning.recorded_turns import (
     NOW,
     SCOPE,
@@ -30,14 +30,17 @@ from planning.recorded_turns import (
 
 def test_blocks_are_tagged_with_response_and_index() -> None:
     """Tagging sets the response id, output index and origin, and leaves ids and content unchanged."""
-    blocks = [assistant("a", id="b1"), assistant("b", metadata={"mine": 1, "output_index": 7})]
+    blocks = [
+        assistant("a", id="b1"),
+        assistant("b", metadata={"mine": 1}, source=Source(output_index=7)),
+    ]
     tagged = tag_blocks(blocks, "R1")
     assert tagged == blocks
     assert [block.response_id for block in tagged] == ["R1", "R1"]
     assert [block.origin for block in tagged] == ["engine", "engine"]
     assert tagged[0].id == "b1"
-    assert tagged[0].metadata == {"output_index": 0, "response_id": "R1"}
-    assert tagged[1].metadata == {"output_index": 7, "mine": 1, "response_id": "R1"}
+    assert [block.source for block in tagged] == [Source("R1", "", 0), Source("R1", "", 7)]
+    assert tagged[1].metadata == {"mine": 1}
 
 
 def test_a_response_becomes_an_anchor() -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from kedge.planning import get_state, render, set_state
 from kedge.planning.reusable_items import base_scope, conversation_scope
-from kedge.turns import Turn, assistant, tool_call, tool_result, user
+from kedge.turns import Source, Turn, assistant, tool_call, tool_result, user
 from planning.recorded_turns import (
     add_response,
     compaction_block,
@@ -100,7 +102,9 @@ def test_untagged_compaction_is_recognized_by_its_record() -> None:
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
-    untagged = Turn((replace(b, metadata={}, origin="user") for b in turn), data=turn.data)
+    untagged = Turn(
+        (structs.replace(b, metadata={}, source=None, origin="user") for b in turn), data=turn.data
+    )
     assert make_plan(untagged).previous_response_id == "R3"
     assert item_types(render_full(untagged)) == ["compaction", "assistant"]
     edited = untagged.replace(untagged[2].id, user("redacted")).append(user("next"))
@@ -112,7 +116,7 @@ def test_received_compaction_without_a_record_is_not_used() -> None:
     """A compaction with the origin or tag of a response but without a record is not used."""
     received = compaction_block("c", origin="engine")
     assert item_types(render(Turn([user("u"), received, user("v")]))) == ["user", "user"]
-    tagged = compaction_block("c", metadata={"response_id": "R9"})
+    tagged = compaction_block("c", source=Source("R9"))
     assert item_types(render(Turn([user("u"), tagged, user("v")]))) == ["user", "user"]
 
 

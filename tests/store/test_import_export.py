@@ -21,6 +21,7 @@ from kedge.store import (
 )
 from kedge.turns.frozen_json import FrozenMap
 from store.sample_conversations import SCOPE, append_exchange, create_conversation
+from turns.version_1 import upgrade
 
 
 async def create_full_conversation(store: Store) -> ConversationRow:
@@ -183,8 +184,8 @@ async def test_export_of_a_development_version_is_imported(store: Store) -> None
     (row,) = await store.import_(lines)
     assert await store.verify() == []
     again = [json.loads(line) for line in (await store.export(row)).splitlines()]
-    assert [each for each in again if "block" in each] == [
-        each for line in lines if "block" in (each := json.loads(line))
+    assert [each["block"] for each in again if "block" in each] == [
+        upgrade(each["block"]) for line in lines if "block" in (each := json.loads(line))
     ]
     assert [node.kind for node in await store.tree(row)][-2:] == ["asked", "answered"]
     conversation = await Conversation.open("practice", store=store, id=row.id)

@@ -125,7 +125,7 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
 
     assert (await run_call(approve, arguments={})).outcome == "invalid"
     (result,) = await run_calls(Toolbox(), [tool_call("x", {})], approve=approve)
-    assert result.metadata["outcome"] == "unknown"
+    assert result.metadata["kedge.outcome"] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_a_result_has_the_call_id_kind_and_origin_of_its_call() -> None:
     assert result.call_id == "c9"
     assert result.custom
     assert result.origin == "my tools"
-    assert result.metadata == {"outcome": "ok"}
+    assert result.metadata == {"kedge.outcome": "ok"}
     assert result.parts == (TextPart("HEY"), ImagePart("https://kedge.example/a.png"))
 
 
@@ -143,7 +143,7 @@ async def test_free_text_and_json_are_distinguished(custom: bool) -> None:
     (result,) = await run_calls(toolbox, [tool_call("shout", '{"text": ""}', custom=not custom)])
     expected = "free text, as a custom tool call" if custom else "JSON arguments"
     assert result.text == f"shout expects {expected}."
-    assert result.metadata["outcome"] == "invalid"
+    assert result.metadata["kedge.outcome"] == "invalid"
 
 
 async def test_an_exception_is_reported_without_its_traceback(

@@ -386,7 +386,7 @@ async def test_a_function_that_cancels_its_own_task_has_failed() -> None:
 
     with anyio.fail_after(300):
         results = await run_calls(Toolbox(rash, calm), make_calls("rash", "calm"))
-    assert [result.metadata["outcome"] for result in results] == ["failed", "ok"]
+    assert [result.metadata["kedge.outcome"] for result in results] == ["failed", "ok"]
 
 
 @pytest.mark.parametrize("in_thread", [True, False])

@@ -1,10 +1,10 @@
 """Blocks: equality by content, metadata, text, and validation."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from kedge import turns
 from kedge.errors import InvalidTurn
@@ -15,24 +15,29 @@ from kedge.turns import (
     ImagePart,
     ReasoningBlock,
     RefusalPart,
+    Source,
     SystemBlock,
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
     UnknownBlock,
     UserBlock,
+    assistant,
+    dump_block,
+    load_block,
     opaque,
     user,
 )
+from kedge.turns.blocks import BlockBase
 from strategies import blocks, json_objects, sample_blocks
 
 
 @given(blocks(), json_objects())
 def test_equality_ignores_id_metadata_origin_and_extra(block: Block, metadata: Any) -> None:
     """Blocks that differ only in id, metadata, origin or extra are equal and have the same hash."""
-    other = dataclasses.replace(block, id="other", metadata=metadata, origin="elsewhere")
+    other = structs.replace(block, id="other", metadata=metadata, origin="elsewhere")
     if not isinstance(block, UnknownBlock):
-        other = dataclasses.replace(other, extra=FrozenMap(new=1))
+        other = structs.replace(other, extra=FrozenMap(new=1))
     assert other == block
     assert hash(other) == hash(block)
     assert (other.id, other.metadata, other.origin) == ("other", metadata, "elsewhere")
@@ -95,7 +100,7 @@ def test_an_opaque_block_preserves_its_item() -> None:
 
 untyped: Any = turns  # the same module, untyped
 INVALID_BLOCKS: list[tuple[Any, str]] = [
-    (Block, "Block is an abstract class"),
+    (BlockBase, "this class is abstract; use kedge.user"),
     (lambda: untyped.UserBlock("text"), "a user block must have parts, not str"),
     (lambda: untyped.UserBlock({"a": 1}), "a user block must have parts, not dict"),
     (lambda: untyped.UserBlock(5), "a user block must have parts, not int"),
@@ -138,6 +143,10 @@ INVALID_BLOCKS: list[tuple[Any, str]] = [
     (lambda: untyped.user("a", metadata=[1]), "metadata: expected a mapping, got list"),
     (lambda: untyped.user("a", metadata={"a": {"b": object()}}), "metadata.a.b: a object is not"),
     (lambda: untyped.user("a", extra={"parts": 1}), "extra holds 'parts'"),
+    (lambda: untyped.user("a", source=["resp_1"]), "source: expected a Source, got list"),
+    (lambda: untyped.Source(5), "response_id: expected a string, got int"),
+    (lambda: untyped.Source("", "\ud800"), "item_id: lone surrogate"),
+    (lambda: untyped.Source("", "", True), "output_index: expected an integer, got bool"),
 ]
 
 
@@ -154,14 +163,11 @@ def test_invalid_block_is_rejected(make: Any, message: str) -> None:
 def test_with_metadata_and_with_origin_return_a_new_block() -> None:
     """``with_metadata`` and ``with_origin`` return a new block with the same id and content."""
     block = user("a", metadata={"mine": 1, "gone": 2, "null": None})
-    tagged = block.with_metadata({"odd key": [1]}, response_id="resp_1", item_id="msg_1", gone=None)
-    assert tagged.metadata == {
-        "mine": 1,
-        "null": None,
-        "odd key": [1],
-        "response_id": "resp_1",
-        "item_id": "msg_1",
-    }
+    tagged = block.with_metadata({"odd key": [1]}, gone=None).with_source(
+        Source("resp_1", "msg_1", 2)
+    )
+    assert tagged.metadata == {"mine": 1, "null": None, "odd key": [1]}
+    assert tagged.output_index == 2
     assert (tagged.response_id, tagged.item_id) == ("resp_1", "msg_1")
     assert (block.response_id, block.item_id) == ("", "")
     assert block.metadata == {"mine": 1, "gone": 2, "null": None}
@@ -170,10 +176,35 @@ def test_with_metadata_and_with_origin_return_a_new_block() -> None:
     assert moved == tagged == block
 
 
-def test_ids_in_metadata_must_be_strings() -> None:
-    """``response_id`` and ``item_id`` in metadata are ignored if they are not strings."""
-    block = user("a", metadata={"response_id": 5, "item_id": None})
-    assert (block.response_id, block.item_id) == ("", "")
+@pytest.mark.parametrize("name", Source.__struct_fields__)
+def test_metadata_with_a_field_of_the_source_is_rejected(name: str) -> None:
+    """The names of the fields of the source in metadata raise an error that names ``source``."""
+    metadata = {"mine": 1, name: "resp_1"}
+    for change in (
+        lambda: user("a", metadata=metadata),
+        lambda: user("a").with_metadata(metadata),
+        lambda: structs.replace(user("a"), metadata=metadata),
+        lambda: load_block({"kind": "reasoning", "metadata": metadata}),
+    ):
+        with pytest.raises(InvalidTurn, match=f"source=Source\\({name}="):
+            change()
+
+
+def test_source_of_a_block() -> None:
+    """The ids and the index of a block are those of its source, which has no part in comparisons."""
+    block = assistant("a", source=Source("resp_1", "msg_1", 0))
+    assert (block.response_id, block.item_id, block.output_index) == ("resp_1", "msg_1", 0)
+    assert block.source == Source("resp_1", "msg_1", 0)
+    plain = assistant("a")
+    assert (plain.source, plain.response_id, plain.item_id, plain.output_index) == (
+        None,
+        "",
+        "",
+        None,
+    )
+    assert plain == block
+    assert load_block(dump_block(block)).source == block.source
+    assert dump_block(block)["source"] == ["resp_1", "msg_1", 0]
 
 
 def test_block_text() -> None:

@@ -5,7 +5,7 @@ from itertools import combinations, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.turns import Block, Turn, TurnDiff, assistant, diff, user
+from kedge.turns import Block, Source, Turn, TurnDiff, assistant, diff, user
 
 CONTENTS = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["x", "y"]))
 ORDERED = CONTENTS.flatmap(lambda contents: st.permutations(list(contents.items())))
@@ -81,7 +81,7 @@ def test_single_moved_block() -> None:
 def test_metadata_is_ignored() -> None:
     """A block that an engine has tagged is not reported as changed."""
     old = Turn([user("a"), assistant("b")])
-    new = old.replace(old[1].id, old[1].with_metadata(response_id="resp_1"))
+    new = old.replace(old[1].id, old[1].with_source(Source("resp_1")))
     assert not diff(old, new)
     assert diff(old, new) == TurnDiff()
 

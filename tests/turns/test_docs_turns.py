@@ -2,14 +2,14 @@
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+from msgspec import structs
 
 from kedge import turns
 from kedge.turns import Part, Turn, UnknownBlock, UserBlock, dump, dumps, load, loads
-from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS, ObjectCodec
-from kedge.turns.blocks import KNOWN_KINDS
+from kedge.turns.blocks import KNOWN_KINDS, KnownBlock
 from kedge.turns.frozen_json import MAX_DEPTH, MAX_INTEGER_BITS, json_equal
 from kedge.turns.json_codec import FORMAT, VERSION
 from kedge.turns.turn import TURN_MEMBERS
@@ -45,23 +45,23 @@ def documented_members(title: str) -> dict[str, dict[str, str]]:
     return tables
 
 
-def shape_members(shape: ObjectCodec, *without: str) -> dict[str, str]:
-    """Return the members of a codec, with their defaults as JSON."""
-    members = {name: default for name, default in shape.defaults.items() if name not in without}
+def struct_members(cls: Any, *without: str) -> dict[str, str]:
+    """Return the members of a block or part, with their defaults as JSON."""
     return {
-        name: "" if name in shape.required else json.dumps(default)
-        for name, default in members.items()
+        each.name: "" if each.required else json.dumps(each.default)
+        for each in structs.fields(cls)
+        if each.name not in (*without, "extra")
     }
 
 
 def test_documented_kinds_and_members_match_the_code() -> None:
     """The page lists exactly the kinds, types, members and defaults of the code."""
-    identity = ("id", "metadata", "origin")
+    identity = ("id", "metadata", "origin", "source")
     assert documented_members("Blocks") == {
-        kind: shape_members(s, *identity) for kind, s in BLOCK_CODECS.items()
+        cls.kind: struct_members(cls, *identity) for cls in get_args(KnownBlock)
     }
     assert documented_members("Parts") == {
-        kind: shape_members(shape) for kind, shape in PART_CODECS.items()
+        cls.__struct_config__.tag: struct_members(cls) for cls in get_args(Part)
     }
     assert {row[0].strip("`") for row in table_rows(page_section("The Turn"))} == TURN_MEMBERS
     assert {
@@ -109,5 +109,5 @@ def test_every_name_is_on_the_turns_page() -> None:
     known = {"Part", "blocks", "id", "lead", "extra", "index"}
     for name in {*classes, *makers, *operations, "diff", "dumps", "loads"} - known:
         assert re.search(rf"\b{name}\b", page), name
-    for name in {each.name for each in fields(UserBlock)}:
+    for name in UserBlock.__struct_fields__:
         assert f"`{name}`" in page

@@ -1,12 +1,12 @@
 """Converting blocks to items of the Responses API and back."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn, KedgeError, UnsupportedBlock
 from kedge.turns import (
@@ -19,6 +19,7 @@ from kedge.turns import (
     OpaquePart,
     ReasoningBlock,
     RefusalPart,
+    Source,
     SystemBlock,
     TextPart,
     ToolResultBlock,
@@ -98,7 +99,7 @@ def test_fields_added_by_a_server_are_ignored(block: Block, status: Any) -> None
     """A server's id, status and nulls do not change the block; the id is stored in its metadata."""
     assume(block.kind not in {"unknown", "opaque"} and not block_has_nulls(block))
     item = {**item_from_block(block), "id": "item_1", "status": status, "new": None}
-    received = block_from_item(item, origin="engine", metadata={"response_id": "resp_1"})
+    received = block_from_item(item, origin="engine", source=Source("resp_1"))
     assert received == block
     assert (received.item_id, received.response_id, received.origin) == (
         "item_1",

@@ -9,6 +9,7 @@ from kedge.turns import (
     ImagePart,
     OpaquePart,
     RefusalPart,
+    Source,
     TextPart,
     Turn,
     assistant,
@@ -71,7 +72,7 @@ def test_turn_string_has_one_line_per_block(turn: Turn) -> None:
 
 def test_turn_string_is_a_table() -> None:
     """Each line shows the index, kind, content and response id of a block."""
-    reported = assistant("Hi", metadata={"response_id": "resp_1"})
+    reported = assistant("Hi", source=Source("resp_1"))
     turn = Turn([system("Be brief."), user("Hello"), reported], id="turn_1")
     assert repr(turn) == "<Turn turn_1, 3 blocks>"
     assert repr(turn.take(1)) == "<Turn turn_1, 1 block>"

@@ -7,6 +7,7 @@ import pytest
 from kedge.store import Node, RequestRecord
 from kedge.turns import (
     Block,
+    Source,
     assistant,
     file,
     image,
@@ -69,7 +70,7 @@ def test_retained_blocks_belong_to_their_responses() -> None:
         make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
         make_node(4, 3, "edited", 0, 2), make_node(5, 4, "asked", 2, 3), make_node(6, 5, "answered", 3, 4),
     ]  # fmt: skip
-    retained = assistant("b").with_metadata(response_id="resp_3")
+    retained = assistant("b").with_source(Source("resp_3"))
     blocks = [user("A"), retained, user("c"), assistant("d")]
     assert summarize_exchanges(
         path, blocks, make_response(3, "resp_3"), make_response(6, "resp_6")

@@ -35,7 +35,6 @@ from kedge.server.models import (
     OutputEvent,
 )
 from kedge.turns import (
-    OUTPUT_INDEX,
     AssistantBlock,
     Block,
     OpaqueBlock,
@@ -116,7 +115,7 @@ class OutputEmitter:
             item.is_complete = True
         yield from self._flush()
         for block in outcome.blocks:
-            if block.metadata.get(OUTPUT_INDEX) not in self._seen_indices:
+            if block.output_index not in self._seen_indices:
                 yield from emit_block(block, self.prefix_digest)
         if outcome.usage is not None:
             yield convert_usage(outcome.usage)
@@ -189,7 +188,7 @@ class OutputEmitter:
     def _find_block(self, index: object) -> Block | None:
         """Return the block of an output item, as far as it has been received."""
         blocks = self.assembler.blocks()
-        return next((each for each in blocks if each.metadata.get(OUTPUT_INDEX) == index), None)
+        return next((each for each in blocks if each.output_index == index), None)
 
     def _remaining_text(self, key: ItemKey, text: str) -> str:
         """Return the text of a finished part that was not emitted yet."""

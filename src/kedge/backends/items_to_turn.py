@@ -17,10 +17,9 @@ from kedge.planning.reusable_items import derived_digests
 from kedge.practice import PracticeRequest
 from kedge.server.coherence import is_model_output
 from kedge.turns import (
-    OUTPUT_INDEX,
-    RESPONSE_ID,
     Block,
     ReasoningBlock,
+    Source,
     ToolCallBlock,
     ToolResultBlock,
     Turn,
@@ -84,8 +83,8 @@ class _TurnBuilder:
         if self.current is not None and is_model_output(item):
             self.current.output_index += 1
             self.current.stop += 1
-            tags = {RESPONSE_ID: self.current.response_id, OUTPUT_INDEX: self.current.output_index}
-            block = block.with_metadata(tags).with_origin("engine")
+            source = Source(self.current.response_id, block.item_id, self.current.output_index)
+            block = block.with_source(source).with_origin("engine")
         else:
             self.current = None
         self.blocks.append(block)
@@ -96,14 +95,12 @@ class _TurnBuilder:
         if unpacked is None:
             return  # from another model, or only in plain text
         block, before = unpacked
-        index = block.metadata.get(OUTPUT_INDEX)
+        index = block.output_index
         if self.current is None or self.current.response_id != block.response_id:
             at = len(self.blocks)
             self.current = _ResponseSpan(block.response_id, before, at, at, -1)
             self.spans.append(self.current)
-        self.current.output_index = (
-            index if isinstance(index, int) else self.current.output_index + 1
-        )
+        self.current.output_index = self.current.output_index + 1 if index is None else index
         self.current.stop += 1
         self.blocks.append(block)
 

@@ -6,12 +6,12 @@ branches of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, overload
+
+from msgspec import structs
 
 from kedge.chat.reply import ChatReply, ChatStream, StateWriter
 from kedge.chat.state import (
-    MESSAGES_VERSION,
     ChatState,
     DiscardedState,
     FernetCipher,
@@ -21,7 +21,7 @@ from kedge.chat.state import (
     as_bytes,
     build_report,
     decode_state,
-    encode_incrementally,
+    encode_state,
     leave_out,
     state_from_turn,
 )
@@ -57,7 +57,7 @@ State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
 
 UNSTORED_LEAD = "leading system blocks are not stored; give them with each call"
-EVENT_KEY = "event"
+EVENT_KEY = "kedge.event"
 """Metadata key of a block that describes an event."""
 
 
@@ -211,7 +211,7 @@ class Chat(AsyncResource):
         lead = 0 if start.blocks else count_leading(new)
         if lead:
             log.warning(UNSTORED_LEAD)
-        return self._encode_state(replace(start, blocks=(*start.blocks, *new[lead:])))
+        return self._encode_state(structs.replace(start, blocks=(*start.blocks, *new[lead:])))
 
     def update_state_after_event(self, state: State, text: str) -> bytes:
         """Add a description of an event as a user message, without a request.
@@ -388,7 +388,7 @@ class Chat(AsyncResource):
         """Return the blocks with which every call would fail: of a newer Kedge, or without a form in this API."""
         found = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
         engine = unwrap(self._base_engine)
-        if state.version == MESSAGES_VERSION and isinstance(engine, StatelessEngine):
+        if state.is_imported and isinstance(engine, StatelessEngine):
             turn, known = state.turn(), {block.id for block in state.blocks}
             block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
             while block_id in known - found:
@@ -402,12 +402,12 @@ class Chat(AsyncResource):
 
         def write(turn: Turn, seen: frozenset[str]) -> bytes:
             length = _count_seen(turn.body, before | seen)
-            return self._encode_state(state_from_turn(turn, self.provider, length, start))
+            return self._encode_state(state_from_turn(turn, self.provider, length))
 
         return write
 
     def _encode_state(self, state: ChatState) -> bytes:
-        data, state = encode_incrementally(state)
+        data = encode_state(state)
         data = self.cipher.encrypt(data) if self.cipher else data
         self._recent.add(data, state)
         return data
@@ -436,7 +436,7 @@ def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tup
     for each in added:
         block = user(each) if isinstance(each, str) else each
         if isinstance(block, Block) and block.id in ids:  # pyright: ignore[reportUnnecessaryIsInstance]
-            block = replace(block, id="")
+            block = structs.replace(block, id="")
         blocks.append(block)
         ids.add(getattr(block, "id", ""))
     return Turn(blocks).blocks  # the constructor checks that they are blocks

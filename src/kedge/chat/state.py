@@ -1,7 +1,6 @@
 """State bytes: a complete conversation as one opaque value that the caller stores.
 
-    {"version":2,"provider":…,"id":…,"blocks":[…],"processed_length":…,"responses":[…],"anchors":[…],
-     …,"checksum":"sha256:…"}
+    {"version":3,"provider":…,"blocks":[…],"processed_length":…,"memory":{…},"id":…,"data":{…},"checksum":"sha256:…"}
 
 The checksum comes last and covers every byte before it, so changes are detected. Reading never raises: a
 state that cannot be used becomes a ``DiscardedState`` with the reason. A history is never used in part, except that
@@ -10,36 +9,26 @@ blocks which the engine cannot send are left out (``leave_out``): a state must n
 
 import hashlib
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
-from typing import Any, Literal, NamedTuple, cast
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Literal, Self, cast, get_type_hints
 
-from kedge.chat.state_codec import (
-    EncodedArray,
-    Json,
-    decode_anchors,
-    decode_blocks,
-    encode_anchors,
-    encode_blocks,
-)
+import msgspec
+from msgspec import structs
+
 from kedge.errors import KedgeError
 from kedge.observe import get_logger
-from kedge.planning import ConversationState, get_state, set_state
-from kedge.planning.state import MODES, STATE_KEY
+from kedge.planning import AnchorRecord, ConversationState, get_state, set_state
+from kedge.planning.state import STATE_KEY, Mode
 from kedge.security.encryption import FernetCipher, Key, new_key
 from kedge.text.display import pluralize
-from kedge.text.json_text import decode, encode_text, quote, reject_constant
-from kedge.turns import (
-    Block,
-    SystemBlock,
-    Turn,
-    dump_block,
-    item_from_block,
-)
+from kedge.text.json_text import decode, encode, reject_constant
+from kedge.turns import Block, SystemBlock, Turn, dump_block, item_from_block, load_block
+from kedge.turns.block_codec import decode_special, encode_json, is_plain
 from kedge.turns.chat_messages import blocks_from_message
-from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text
 
 log = get_logger("kedge.chat")
 
@@ -54,7 +43,7 @@ def is_encrypted(data: bytes) -> bool:
     return data.startswith(ENCRYPTED_PREFIX)
 
 
-VERSION = 2
+VERSION = 3
 MESSAGES_VERSION = 1
 """The version of a plain list of messages without a checksum, to import a history that another program wrote."""
 
@@ -80,39 +69,89 @@ _CHECKSUM_SUFFIX = b'"}'
 _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatState:
+Json = dict[str, Any]
+_ANCHOR_TYPES = get_type_hints(AnchorRecord)
+_Anchor: Any = msgspec.defstruct(
+    "_Anchor", list(_ANCHOR_TYPES.items()), array_like=True, forbid_unknown_fields=True, frozen=True
+)
+"""An anchor record as an array, which is shorter than an object."""
+_get_values: Callable[[AnchorRecord], tuple[Any, ...]] = attrgetter(*_ANCHOR_TYPES)
+
+
+class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The conversation state of a chat state."""
+
+    mode: Mode | None = None
+    previous_response_id: str = ""
+    conversation_id: str = ""
+    anchors: tuple[_Anchor, ...] = ()  # pyright: ignore[reportInvalidTypeForm]
+
+    @classmethod
+    def pack(cls, state: ConversationState) -> Self:
+        """Return the form of a conversation state in state bytes."""
+        anchors = tuple([_Anchor(*_get_values(record)) for record in state.anchors])
+        return cls(state.mode, state.previous_response_id, state.conversation_id, anchors)
+
+    def unpack(self) -> ConversationState:
+        """Return the conversation state."""
+        rows = cast("tuple[msgspec.Struct, ...]", self.anchors)
+        anchors = tuple([AnchorRecord(*structs.astuple(row)) for row in rows])
+        return ConversationState(
+            self.mode, self.previous_response_id, self.conversation_id, anchors
+        )
+
+
+_NO_MEMORY = StateMemory()
+
+
+class _Derived:
+    """Values of a state that are not part of its bytes, and not compared.
+
+    ``_history`` is the Turn of the state, without leading system blocks; it has the digests of the blocks.
+    """
+
+    __slots__ = ("_history", "_imported")
+
+
+class ChatState(
+    msgspec.Struct,
+    _Derived,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="version",
+    tag=VERSION,
+):
     """The content of state bytes.
 
     ``blocks`` is the conversation without leading system blocks; a model has read the first
-    ``processed_length`` of them, the others are pending. ``conversation_state`` has the anchors.
+    ``processed_length`` of them, the others are pending. ``memory`` has the anchors.
     """
 
     provider: str
     blocks: tuple[Block, ...] = ()
     processed_length: int = 0
-    conversation_state: ConversationState = field(default_factory=ConversationState)
-    turn_id: str = ""
+    memory: StateMemory = _NO_MEMORY
+    id: str = ""
     data: FrozenMap = EMPTY
-    version: int = VERSION
-    """The version of the bytes that it was decoded from."""
-    history: Turn | None = field(default=None, compare=False, repr=False)
-    """The Turn of this state, without leading system blocks; it has the digests of the blocks."""
-    encoded: tuple[EncodedArray, EncodedArray] = field(
-        default=(EncodedArray(), EncodedArray()), compare=False, repr=False
-    )
-    """The blocks and anchors of this or the previous state, with their JSON."""
-    hashed: "HashedPrefix | None" = field(default=None, compare=False, repr=False)
-    """The bytes of this or the previous state up to its last block, with their hash."""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether this is the history of another program."""
+        return getattr(self, "_imported", False)
 
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
         """Return the Turn to send: leading blocks, the history, and the new blocks."""
-        if self.history is not None and self.history.blocks is self.blocks:
-            turn = self.history.insert(0, *leading) if leading else self.history
-            turn = turn.append(*following)
-        else:
-            turn = Turn((*leading, *self.blocks, *following), id=self.turn_id, data=self.data)
-        return set_state(turn, self.conversation_state)
+        turn: Turn | None = getattr(self, "_history", None)
+        if turn is None:
+            turn = Turn(self.blocks, id=self.id, data=self.data)
+            turn = set_state(turn, self.memory.unpack())
+        turn = turn.insert(0, *leading) if leading else turn
+        return turn.append(*following)
+
+
+_set_history, _set_imported = (vars(_Derived)[name].__set__ for name in ("_history", "_imported"))
+_decode = msgspec.json.Decoder(ChatState, dec_hook=decode_special).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,57 +178,20 @@ class DiscardedState:
 
 def encode_state(state: ChatState) -> bytes:
     """Return the bytes of a state."""
-    return encode_incrementally(state)[0]
+    if all(map(is_plain, state.blocks)):
+        data = encode_json(state)
+    else:
+        members: Json = decode(encode_json(structs.replace(state, blocks=())))
+        blocks = [block if is_plain(block) else dump_block(block) for block in state.blocks]
+        data = encode_json({**members, "blocks": blocks})
+    covered = data[:-1]
+    return covered + _format_checksum(covered)
 
 
-def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
-    """Return the bytes of a state, and the state with its JSON, from which the next one is encoded."""
-    # Numbers every id when it is first looked up.
-    responses: defaultdict[str, int] = defaultdict(count().__next__)
-    number = responses.__getitem__
-    known_blocks, known_anchors = state.encoded
-    anchors = encode_anchors(state.conversation_state.anchors, number, known_anchors)
-    blocks = encode_blocks(state.blocks, number, known_blocks)
-    members = {
-        "processed_length": str(state.processed_length),
-        "responses": encode_text(list(responses)),
-        "anchors": anchors.text,
-        **{name: encode_text(value) for name, value in _optional_members(state).items() if value},
-    }
-    # What changes with every call follows the blocks, so that the hash of the previous state can be continued.
-    prefix = (
-        f'{{"version":{VERSION},"provider":{quote(state.provider)},"id":{quote(state.turn_id)},'
-        f'"blocks":[{blocks.elements}'
-    ).encode()
-    rest = ("]" + "".join(f',"{name}":{text}' for name, text in members.items())).encode()
-    hashed = HashedPrefix.build(prefix, state.hashed)
-    data = b"".join((prefix, rest, _format_checksum(hashed.extend(rest))))
-    return data, replace(state, encoded=(blocks, anchors), hashed=hashed)
-
-
-class HashedPrefix(NamedTuple):
-    """The first bytes of a state, and their SHA-256 hash, which is not changed."""
-
-    data: bytes
-    hash: Any
-
-    @classmethod
-    def build(cls, data: bytes, before: "HashedPrefix | None") -> "HashedPrefix":
-        """Return the hash of these bytes, from that of their beginning if ``before`` has it."""
-        if before and data.startswith(before.data):
-            return cls(data, before.extend(data[len(before.data) :]))
-        return cls(data, hashlib.sha256(data))
-
-    def extend(self, more: bytes) -> Any:
-        """Return the hash of these bytes followed by others."""
-        extended = self.hash.copy()
-        extended.update(more)
-        return extended
-
-
-def _format_checksum(digest: Any) -> bytes:
+def _format_checksum(covered: bytes) -> bytes:
     """Return the last member of a state, and its end."""
-    return b"".join((_CHECKSUM_PREFIX, digest.hexdigest().encode(), _CHECKSUM_SUFFIX))
+    digest = hashlib.sha256(covered).hexdigest().encode()
+    return b"".join((_CHECKSUM_PREFIX, digest, _CHECKSUM_SUFFIX))
 
 
 class RecentStates:
@@ -222,16 +224,6 @@ class RecentStates:
         return self._states.get(data)
 
 
-def _optional_members(state: ChatState) -> Json:
-    memory = state.conversation_state
-    return {
-        "mode": memory.mode,
-        "previous_response_id": memory.previous_response_id,
-        "conversation_id": memory.conversation_id,
-        "data": thaw(state.data),
-    }
-
-
 def decode_state(
     data: bytes, provider: str | None, cipher: FernetCipher | None = None
 ) -> ChatState | DiscardedState:
@@ -241,15 +233,53 @@ def decode_state(
         if opened is None:
             return DiscardedState("wrong_key" if cipher else "encrypted")
         data = opened
-    members = parse_members(data)
-    if isinstance(members, DiscardedState):
-        return members
+    if has_valid_checksum(data):
+        try:
+            state = _check_state(_decode(data[:-_CHECKSUM_LENGTH] + b"}"))
+        except (ValueError, RecursionError):
+            pass  # the reason is found below, or members of blocks that are not known here
+        else:
+            if provider in (None, state.provider):
+                return state
+    return _decode_members(data, provider)
+
+
+def _decode_members(data: bytes, provider: str | None) -> ChatState | DiscardedState:
+    """Return an imported history, a state with blocks of a newer Kedge, or the reason to discard the bytes."""
+    try:
+        members = decode(data, parse_constant=reject_constant)
+    except (ValueError, RecursionError):
+        return DiscardedState("not_json")
+    if not isinstance(members, dict):
+        return DiscardedState("malformed", "not an object")
+    members = cast("Json", members)
+    version = members.get("version")
+    if type(version) is not int or version not in (VERSION, MESSAGES_VERSION):
+        return DiscardedState("version", "", members)
+    if version == VERSION and not has_valid_checksum(data):
+        return DiscardedState("damaged", "", members)
     if provider is not None and members.get("provider") != provider:
         return DiscardedState("provider", _describe_provider(members), members)
     try:
-        return _decode_members(members)
+        encode(members)  # which rejects lone surrogates
+        return import_messages(members) if version == MESSAGES_VERSION else _convert(members)
     except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
         return DiscardedState("malformed", type(error).__name__, members)
+
+
+def _convert(members: Json) -> ChatState:
+    known = {name: member for name, member in members.items() if name != "checksum"}
+    blocks = [load_block(form) for form in cast("list[object]", known.pop("blocks", ()))]
+    state = msgspec.convert(known, ChatState, dec_hook=decode_special)
+    return _check_state(structs.replace(state, blocks=tuple(blocks)))
+
+
+def _check_state(state: ChatState) -> ChatState:
+    if not 0 <= state.processed_length <= len(state.blocks):
+        raise ValueError("processed_length is not a number of blocks")
+    if len({block.id for block in state.blocks}) != len(state.blocks):
+        raise ValueError("two blocks have one id")
+    return state
 
 
 def as_bytes(state: object) -> bytes:
@@ -270,81 +300,28 @@ def as_bytes(state: object) -> bytes:
             return b"not bytes"
 
 
-def parse_members(data: bytes) -> Json | DiscardedState:
-    """Return the members of a state, verified, or those of imported messages. Never raises."""
-    try:
-        members = decode(data, parse_constant=reject_constant)
-    except (ValueError, RecursionError):
-        return DiscardedState("not_json")
-    if not isinstance(members, dict):
-        return DiscardedState("malformed", "not an object")
-    members = cast("Json", members)
-    version = members.get("version")
-    if type(version) is not int or version not in (VERSION, MESSAGES_VERSION):
-        return DiscardedState("version", "", members)
-    if version == VERSION:
-        valid = has_valid_checksum(data)
-        return members if valid else DiscardedState("damaged", "", members)
-    try:
-        return import_messages(members)
-    except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return DiscardedState("malformed", type(error).__name__, members)
-
-
 def has_valid_checksum(data: bytes) -> bool:
     """Return whether the checksum at the end matches all bytes before it."""
     covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
-    return tail == _format_checksum(hashlib.sha256(covered))
+    return tail == _format_checksum(covered)
 
 
-def _decode_members(members: Json) -> ChatState:
-    responses = [_check_text(each) for each in members["responses"]]
-    blocks = tuple(decode_blocks(members["blocks"], responses))
-    length = members["processed_length"]
-    if type(length) is not int or not 0 <= length <= len(blocks):
-        raise ValueError("processed_length is not a number of blocks")
-    if len({block.id for block in blocks}) != len(blocks):
-        raise ValueError("two blocks have one id")
-    mode = members.get("mode")
-    if mode is not None and mode not in MODES:
-        raise ValueError("the mode is not known")
-    memory = ConversationState(
-        mode,
-        _check_text(members.get("previous_response_id", "")),
-        _check_text(members.get("conversation_id", "")),
-        tuple(decode_anchors(members["anchors"], responses)),
-    )
-    data = FrozenMap(members["data"]) if "data" in members else EMPTY
-    return ChatState(
-        _check_text(members["provider"]),
-        blocks,
-        length,
-        memory,
-        _check_text(members["id"]),
-        data,
-        members["version"],
-    )
-
-
-def state_from_turn(
-    turn: Turn, provider: str, processed_length: int, before: ChatState | None = None
-) -> ChatState:
+def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatState:
     """Return the state of a Turn: everything except its leading system blocks.
 
     Args:
         turn: The Turn.
         provider: The provider that the state belongs to.
         processed_length: The number of blocks of the state that a model has read.
-        before: The state that the Turn started with, which makes encoding faster.
     """
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
     history = turn.remove(*(block.id for block in turn.leading))
-    state = ChatState(
-        provider, history.blocks, processed_length, get_state(turn), turn.id, data, history=history
-    )
-    if turn.extra:  # it is not stored, so the next call must not have it either
-        state = replace(state, history=None)
-    return replace(state, encoded=before.encoded, hashed=before.hashed) if before else state
+    found = get_state(turn)
+    memory = StateMemory.pack(found)
+    state = ChatState(provider, history.blocks, processed_length, memory, turn.id, data)
+    if not turn.extra:  # which is not stored, so that the next call must not have it either
+        _set_history(state, set_state(history, found))
+    return state
 
 
 def _describe_provider(members: Json) -> str:
@@ -352,12 +329,8 @@ def _describe_provider(members: Json) -> str:
     return name[:80] if isinstance(name, str) else "not named"
 
 
-def _check_text(value: object) -> str:
-    return check_text(value, "state")  # pyright: ignore[reportArgumentType]
-
-
-def import_messages(members: Json) -> Json:
-    """Return the members of a state whose blocks are those of a list of messages, without its leading system messages.
+def import_messages(members: Json) -> ChatState:
+    """Return the state of a list of messages, without its leading system messages.
 
     The messages are items of the Responses API or messages of the Chat Completions API, in any mixture. Any other
     message makes the state unusable: if it were passed on, the provider would reject it at every call, and the
@@ -379,15 +352,10 @@ def import_messages(members: Json) -> Json:
     lead = 0
     while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
         lead += 1
-    return {
-        "version": MESSAGES_VERSION,
-        "provider": members["provider"],
-        "processed_length": max(0, seen - lead),
-        "id": "",
-        "blocks": [{"as_is": dump_block(block)} for block in blocks[lead:]],
-        "responses": [],
-        "anchors": [],
-    }
+    provider = check_text(members["provider"], "provider")
+    state = ChatState(provider, tuple(blocks[lead:]), max(0, seen - lead))
+    _set_imported(state, True)
+    return state
 
 
 def _check_items(items: list[Json]) -> None:
@@ -409,7 +377,7 @@ def leave_out(state: ChatState, block_ids: Collection[str]) -> ChatState:
     blocks = tuple(block for block in state.blocks if block.id not in block_ids)
     read = state.blocks[: state.processed_length]
     length = len(read) - sum(block.id in block_ids for block in read)
-    return replace(state, blocks=blocks, processed_length=length, history=None)
+    return structs.replace(state, blocks=blocks, processed_length=length)
 
 
 def _is_message(message: object) -> bool:
@@ -486,10 +454,10 @@ def build_report(data: bytes, provider: str | None, cipher: FernetCipher | None)
     return StateReport(
         True,
         **known,
-        version=found.version,
+        version=MESSAGES_VERSION if found.is_imported else VERSION,
         provider=found.provider,
         blocks=len(found.blocks),
         processed_length=found.processed_length,
-        responses=len(found.conversation_state.anchors),
+        responses=len(found.memory.unpack().anchors),
         kinds=FrozenMap(Counter(block.kind for block in found.blocks)),
     )

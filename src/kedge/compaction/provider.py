@@ -21,7 +21,7 @@ from kedge.errors import KedgeError
 from kedge.events import Usage
 from kedge.planning.anchors import check_positive_int
 from kedge.planning.digests import is_compaction
-from kedge.turns import ITEM_ID, OUTPUT_INDEX, RESPONSE_ID, Block, Turn
+from kedge.turns import Block, Turn
 
 
 @runtime_checkable
@@ -142,6 +142,5 @@ def _context_start(request: CompactionRequest) -> int:
 
 
 def _detach_block(block: Block) -> Block:
-    """Return the block without its response ids, because no record has to match it any more."""
-    unmarked = block.with_metadata({RESPONSE_ID: None, ITEM_ID: None, OUTPUT_INDEX: None})
-    return unmarked.with_origin(ServerCompactor.name)
+    """Return the block without its source, because no record has to match it any more."""
+    return block.with_source(None).with_origin(ServerCompactor.name)

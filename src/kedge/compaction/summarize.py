@@ -10,8 +10,9 @@ near its maximum, which is then compacted, with a request, after every answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kedge.compaction.base import (
     CompactionRequest,
@@ -33,7 +34,7 @@ SUMMARY_PROMPT = (
     "names, numbers, decisions, what was asked for and what is still open; keep what an earlier summary "
     "says. Write only the summary."
 )
-SUMMARY_KEY = "summary"
+SUMMARY_KEY = "kedge.summary"
 """Metadata key of a summary: the number of blocks it replaces."""
 MIN_SUMMARY_TOKENS = 32
 """The lowest default for the maximum length of a summary: its heading and a sentence."""

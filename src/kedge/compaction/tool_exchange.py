@@ -8,8 +8,9 @@ and the end remain. A note with the length of the removed text replaces it.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from kedge.compaction.base import (
     CompactionRequest,
@@ -131,7 +132,7 @@ def _dump_json(value: object) -> str:
     return text
 
 
-SHORTENED_KEY = "shortened"
+SHORTENED_KEY = "kedge.shortened"
 """Metadata key of a shortened block: its original number of characters."""
 
 

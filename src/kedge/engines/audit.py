@@ -129,7 +129,7 @@ async def _fetch_context(
     response = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
-    stored = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    stored: list[Block] = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     return stored, response.get("previous_response_id") or ""
 
 

@@ -237,7 +237,7 @@ def list_earlier(plan: RequestPlan, *, complete: bool) -> list[Block]:
         return []
     lead = plan.source.lead if isinstance(plan.source, Turn) else 0
     blocks = plan.source[lead : plan.start]
-    found = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    found: list[Block] = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     return found if complete else found[-1:]
 
 

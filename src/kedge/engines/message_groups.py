@@ -80,8 +80,6 @@ def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
                     f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
                     block.id,
                 )
-            case _:
-                raise unsupported_block(block, provider, "remove it")
     return groups
 
 

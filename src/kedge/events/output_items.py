@@ -32,15 +32,13 @@ from kedge.events.types import (
 from kedge.planning.tool_pairs import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
 from kedge.turns import (
-    ITEM_ID,
     NATIVE_API,
-    OUTPUT_INDEX,
-    RESPONSE_ID,
     AssistantBlock,
     Block,
     FrozenMap,
     ReasoningBlock,
     RefusalPart,
+    Source,
     TextPart,
     ToolCallBlock,
     block_from_item,
@@ -167,14 +165,12 @@ class ItemBuilder:
         """Build the block as far as possible; None if there is nothing to build it from."""
         metadata = {
             NATIVE_API: "" if self.type in _BUILT_TYPES else native_api,
-            RESPONSE_ID: response_id,
-            ITEM_ID: self.item_id,
-            OUTPUT_INDEX: self.output_index,
-            PARTIAL: partial or None,
-            FALLBACK_CALL_ID: self.has_fallback_id or None,
+            PARTIAL: partial,
+            FALLBACK_CALL_ID: self.has_fallback_id,
         }
-        known = {name: value for name, value in metadata.items() if value not in ("", None)}
-        identity = {"id": self.block_id, "origin": origin, "metadata": known}
+        known = {name: value for name, value in metadata.items() if value}
+        source = Source(response_id, self.item_id, self.output_index)
+        identity = {"id": self.block_id, "origin": origin, "metadata": known, "source": source}
         if self.item is not None:
             return block_from_item(self._with_text(self._complete_item(self.item)), **identity)
         return self._build_from_deltas(identity)

@@ -396,7 +396,7 @@ TerminalEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 """The events that end a response."""
 
 
-PARTIAL = "partial"
+PARTIAL = "kedge.partial"
 """Metadata key: this block was incomplete when its stream ended."""
 
 OutcomeStatus = Literal["completed", "incomplete", "running", "failed", "cut"]

@@ -23,6 +23,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
+from msgspec import structs
+
 from kedge.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
 from kedge.events import Outcome
@@ -337,7 +339,7 @@ def normalize_block(block: Block) -> Block:
     members of the program's own items, such as the name of a user, are compared with the rest.
     """
     if isinstance(block, ToolCallBlock) and not block.custom:
-        block = replace(block, arguments=normalize_json(block.arguments))
+        block = structs.replace(block, arguments=normalize_json(block.arguments))
     if isinstance(block, AssistantBlock | ToolCallBlock):
         members = get_members(block)
         block = strip_members(block)

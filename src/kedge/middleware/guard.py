@@ -27,6 +27,8 @@ from functools import partial
 from operator import is_
 from typing import Any, Literal, TypeVar, cast
 
+from msgspec import structs
+
 from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting
@@ -45,7 +47,6 @@ from kedge.events import (
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.turns import (
-    OUTPUT_INDEX,
     AssistantBlock,
     Block,
     FilePart,
@@ -73,8 +74,6 @@ B = TypeVar("B", bound=Block)
 ENCRYPTED_CONTENT = "encrypted_content"
 _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRYPTED_CONTENT})
 """Members of an item that hold no text, or text that only the provider can read."""
-_OWN_METADATA = frozenset({OUTPUT_INDEX, "outcome", "workflow", "edited_from"})
-"""Metadata of Kedge that is no content; ids are none either."""
 _MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 """The form of a member's name in the items of providers; any other name may be content, such as an address."""
 _DIRECTIONS = ("in", "out", "both")
@@ -315,7 +314,7 @@ def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
 
 def _replay_block(each: Block) -> Iterator[Event]:
     """Yield events for those that were held back, each with the complete text."""
-    position = (each.item_id, each.metadata.get(OUTPUT_INDEX, -1))
+    position = (each.item_id, -1 if each.output_index is None else each.output_index)
     match each:
         case AssistantBlock():
             for index, part in enumerate(each.parts):
@@ -390,9 +389,9 @@ def _edit_block(each: Block, edit: TextEdit) -> Block:
     """Return the block with every text edited; the identical block if nothing changed."""
     changed = _edit_block_content(each, edit)
     extra = _edit_json(changed.extra, edit)
-    changed = changed if extra is changed.extra else replace(changed, extra=extra)
+    changed = changed if extra is changed.extra else structs.replace(changed, extra=extra)
     metadata = _edit_metadata(changed.metadata, edit)
-    return changed if metadata is changed.metadata else replace(changed, metadata=metadata)
+    return changed if metadata is changed.metadata else structs.replace(changed, metadata=metadata)
 
 
 def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
@@ -400,7 +399,7 @@ def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
     searched = {
         name: value
         for name, value in metadata.items()
-        if name not in _OWN_METADATA and not name.endswith("_id")
+        if not name.startswith("kedge.") and not name.endswith("_id")
     }
     edited = _edit_json(searched, edit)
     if edited is searched:
@@ -412,25 +411,25 @@ def _edit_block_content(each: Block, edit: TextEdit) -> Block:
     match each:
         case UserBlock() | ToolResultBlock() | AssistantBlock():
             parts: Any = tuple(_edit_part(part, edit) for part in each.parts)
-            return each if _all_identical(parts, each.parts) else replace(each, parts=parts)
+            return each if _all_identical(parts, each.parts) else structs.replace(each, parts=parts)
         case SystemBlock():
             text = edit(each.text)
-            return each if text == each.text else replace(each, text=text)
+            return each if text == each.text else structs.replace(each, text=text)
         case ToolCallBlock():
             arguments = edit(each.arguments)
-            return each if arguments == each.arguments else replace(each, arguments=arguments)
+            return (
+                each if arguments == each.arguments else structs.replace(each, arguments=arguments)
+            )
         case ReasoningBlock():
             shown = (*each.summary, *each.texts, each.extra)
             same = all(_edit_json(text, edit) is text for text in shown)
             return each if same else ReasoningBlock(id=each.id)
         case OpaqueBlock():
             item = _edit_json(each.item, edit)
-            return each if item is each.item else replace(each, item=_drop_encrypted(item))
+            return each if item is each.item else structs.replace(each, item=_drop_encrypted(item))
         case UnknownBlock():
             form = _edit_json(each.form, edit)
-            return each if form is each.form else replace(each, form=form)
-        case _:
-            return each
+            return each if form is each.form else structs.replace(each, form=form)
 
 
 def _edit_part(part: Part, edit: TextEdit) -> Part:
@@ -446,7 +445,7 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
             return part if same else OpaquePart(content, extra=extra)
         case FilePart():
             name = edit(part.filename)
-            renamed = part if name == part.filename else replace(part, filename=name)
+            renamed = part if name == part.filename else structs.replace(part, filename=name)
             return _edit_attachment(renamed, edit)
         case ImagePart():
             return _edit_attachment(part, edit)
@@ -458,7 +457,7 @@ def _edit_attachment(part: ImagePart | FilePart, edit: TextEdit) -> Part:
     if url != part.url:
         return TextPart(url)
     extra = _edit_json(part.extra, edit)
-    return part if extra is part.extra else replace(part, extra=extra)
+    return part if extra is part.extra else structs.replace(part, extra=extra)
 
 
 def _edit_json(value: Any, edit: TextEdit) -> Any:

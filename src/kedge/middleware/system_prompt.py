@@ -47,7 +47,7 @@ class _ResponseStartedMiddleware(BaseMiddleware):
 
 
 NAME = "system_prompt"
-LEVEL_KEY = "prompt_level"
+LEVEL_KEY = "kedge.prompt_level"
 """Metadata key of a prompt with others inside of it: their number. It distinguishes the prompts of a stack."""
 
 

@@ -15,7 +15,6 @@ import msgspec
 from kedge.errors import InvalidSetting
 from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning.digests import PrefixIndex
-from kedge.turns.immutable import immutable
 
 Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
 """The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
@@ -117,7 +116,6 @@ def parse_token_counts(value: object) -> TokenCounts | None:
         return None
 
 
-@immutable
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:

@@ -8,10 +8,11 @@ canonical form.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from kedge.text.json_text import encode_plain, encode_sorted
+from msgspec.structs import replace
+
+from kedge.text.json_text import encode, encode_sorted
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -114,8 +115,6 @@ def _canonical_content(block: Block) -> CanonicalForm | None:
             return {"kind": block.kind, "item": thaw(strip_server_fields(block.item))}
         case UnknownBlock():
             return {"kind": block.kind, "form": thaw(drop_nulls(block.form))}
-        case _:
-            raise AssertionError(block.kind)
 
 
 def canonical_json(block: Block) -> bytes | None:
@@ -134,22 +133,22 @@ def canonical_json(block: Block) -> bytes | None:
 
 def _encode_user(block: UserBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode_plain(part.text)
+        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode(part.text)
     return None
 
 
 def _encode_assistant(block: AssistantBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode_plain(part.text)
+        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode(part.text)
     return None
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
     return b'{"arguments":%b,"call_id":%b,%b"kind":"tool_call","name":%b}' % (
-        encode_plain(block.arguments),
-        encode_plain(block.call_id),
+        encode(block.arguments),
+        encode(block.call_id),
         b'"custom":true,' if block.custom else b"",
-        encode_plain(block.name),
+        encode(block.name),
     )
 
 
@@ -157,7 +156,7 @@ def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
         form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
         custom = b'"custom":true,' if block.custom else b""
-        return form % (encode_plain(block.call_id), custom, encode_plain(part.text))
+        return form % (encode(block.call_id), custom, encode(part.text))
     return None
 
 

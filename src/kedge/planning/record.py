@@ -1,8 +1,8 @@
 """Record a response: tag its blocks, append them, and add an anchor record."""
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+
+from msgspec.structs import replace
 
 from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import get_logger
@@ -22,7 +22,7 @@ from kedge.planning.reusable_items import (
     derived_digests,
 )
 from kedge.planning.state import ConversationState, get_state, set_state
-from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
+from kedge.turns import Block, Source, Turn
 
 log = get_logger("kedge.planning")
 
@@ -40,24 +40,15 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     Returns:
         The tagged blocks.
     """
-    tag = {RESPONSE_ID: response_id} if response_id else {}
-    return [
-        block if _is_tagged(block, response_id) else _tag_block(block, {OUTPUT_INDEX: index}, tag)
-        for index, block in enumerate(blocks)
-    ]
+    return [_tag_block(block, response_id, index) for index, block in enumerate(blocks)]
 
 
-def _is_tagged(block: Block, response_id: str) -> bool:
-    tags = block.metadata
-    return (
-        block.origin == ENGINE_ORIGIN and OUTPUT_INDEX in tags and block.response_id == response_id
-    )
-
-
-def _tag_block(block: Block, position: dict[str, Any], tag: dict[str, Any]) -> Block:
-    return replace(
-        block, origin=ENGINE_ORIGIN, metadata=FrozenMap({**position, **block.metadata, **tag})
-    )
+def _tag_block(block: Block, response_id: str, position: int) -> Block:
+    index = position if block.output_index is None else block.output_index
+    source = Source(response_id or block.response_id, block.item_id, index)
+    if block.origin == ENGINE_ORIGIN and source == block.source:
+        return block
+    return replace(block, origin=ENGINE_ORIGIN, source=source)
 
 
 def record_response(

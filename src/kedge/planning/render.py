@@ -11,7 +11,6 @@ from kedge.planning.digests import get_prefix_index, is_compaction
 from kedge.planning.reusable_items import find_compaction_start, find_reusable_ids
 from kedge.planning.state import get_state
 from kedge.turns import (
-    OUTPUT_INDEX,
     Block,
     OpaqueBlock,
     ReasoningBlock,
@@ -128,6 +127,6 @@ def _is_bound_to(block: ReasoningBlock, following: Block, unsealed: bool) -> boo
     encrypted = bool(block.encrypted_content and block.item_id)
     if not (encrypted or unsealed) or not block.response_id:
         return False
-    index, next_index = block.metadata.get(OUTPUT_INDEX), following.metadata.get(OUTPUT_INDEX)
-    adjacent = isinstance(index, int) and next_index == index + 1
+    index = block.output_index
+    adjacent = index is not None and following.output_index == index + 1
     return adjacent and following.response_id == block.response_id

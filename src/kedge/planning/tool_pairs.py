@@ -38,7 +38,7 @@ _PROBLEM_MESSAGES: dict[ProblemKind, str] = {
 
 _CALL_TYPES = ToolCallBlock, ToolResultBlock
 
-FALLBACK_CALL_ID = "fallback_call_id"
+FALLBACK_CALL_ID = "kedge.fallback_call_id"
 """Metadata key of a call: its ``call_id`` was assigned here, because the provider sent no usable one."""
 ResultMatch = Literal["id", "fallback", "unmatched"]
 """How a result is matched to its call: by the provider's id of the call, by another id, or not at all."""

@@ -29,7 +29,7 @@ from kedge.server.storage.context import (
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.server.token_counts import count_items
-from kedge.text.json_text import encode, encode_plain
+from kedge.text.json_text import encode
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
 """Seconds for which a queued response waits for a slot."""
@@ -259,7 +259,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             usage=response_object.build_usage(self._count_usage()),
         )
         self._service.remember_reasoning(writer.items, writer.reasoning_texts)
-        result, output = encode_plain(self._result_fields), encode(writer.items)
+        result, output = encode(self._result_fields), encode(writer.items)
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()

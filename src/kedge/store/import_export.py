@@ -1,6 +1,6 @@
 """Export and import: a conversation as lines of JSON, with its tree, its anchors and its telemetry.
 
-    {"format": "kedge.conversation", "version": 1, "conversation": {…}}
+    {"format": "kedge.conversation", "version": 2, "conversation": {…}}
     {"block": {…}}                                  one line per block, numbered 0, 1, …
     {"node": 0, "parent": null, "blocks": [0, 1], "response": {…}, …}   one line per node
 
@@ -36,10 +36,10 @@ from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
-from kedge.turns.block_codec import encode_block
+from kedge.turns.block_codec import encode_block, upgrade_block
 from kedge.turns.frozen_json import thaw
 
-FORMAT, VERSION = "kedge.conversation", 1
+FORMAT, VERSION = "kedge.conversation", 2
 Json = dict[str, Any]
 
 _HEADER_FIELDS = (
@@ -210,6 +210,7 @@ def list_scopes(lines: Iterable[str]) -> set[str]:
 
 def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
     header: Json | None = None
+    version = VERSION
     blocks, nodes = list[str](), list[Json]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -219,10 +220,12 @@ def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str],
             if header is not None:
                 yield header, blocks, nodes
             header, blocks, nodes = _check_header(form, number), [], []
+            version = form["version"]
         elif header is None:
             raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
         elif "block" in form:
-            blocks.append(encode_block(load_block(form["block"], f"line {number}")))
+            block = upgrade_block(form["block"]) if version == 1 else form["block"]
+            blocks.append(encode_block(load_block(block, f"line {number}")))
         else:
             nodes.append(form)
     if header is not None:
@@ -242,8 +245,10 @@ def _parse_line(line: str, number: int) -> Json:
 def _check_header(form: Json, number: int) -> Json:
     if form["format"] != FORMAT:
         raise InvalidJSON(f"line {number}", f"expected the format {FORMAT!r}")
-    if form.get("version") != VERSION:
-        raise InvalidJSON(f"line {number}", f"its version is not {VERSION}; a newer Kedge wrote it")
+    if form.get("version") not in (1, VERSION) or isinstance(form["version"], bool):
+        raise InvalidJSON(
+            f"line {number}", f"its version is above {VERSION}; a newer Kedge wrote it"
+        )
     if not isinstance(form.get("conversation"), dict):
         raise InvalidJSON(f"line {number}", "it has no object 'conversation'; export it again")
     return cast("Json", form["conversation"])

@@ -4,7 +4,7 @@ from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.errors import CannotOpenStore
 from kedge.store.database import Tx, lock_names
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 
 
 def create_schema(tx: Tx) -> None:

@@ -13,7 +13,7 @@ from kedge.database.postgres import (
 )
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
 from kedge.store.responses import STORED_COLUMNS
-from kedge.text.json_text import encode_plain
+from kedge.text.json_text import encode
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def _encode_response(values: Row, number: int) -> str:
 
 def _encode(value: object) -> str:
     """Return a value as JSON; PostgreSQL reads all forms of floats."""
-    return encode_plain(value).decode()
+    return encode(value).decode()
 
 
 class PostgresDatabase(PostgresPool[_PostgresTx], Database):

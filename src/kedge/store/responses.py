@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge.events.request_record import RejectedCandidate, RequestRecord
+from kedge.frozen_dataclasses import build_instances
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.text.json_text import decode
-from kedge.turns.immutable import build_instances
 
 DIGEST_PREFIX = "sha256:"
 RESPONSE_COLUMNS: tuple[str, ...] = tuple(

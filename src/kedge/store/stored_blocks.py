@@ -13,7 +13,7 @@ from typing import Any, cast
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.text.json_text import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
-from kedge.turns.block_codec import parse_blocks
+from kedge.turns.block_codec import parse_block
 from kedge.turns.json_codec import VERSION
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ def hash_block(body: str) -> bytes:
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
     """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
     try:
-        return parse_blocks(bodies)
+        return [parse_block(body) for body in bodies]
     except _DECODE_ERRORS as error:
         index = next(index for index, body in enumerate(bodies) if not _is_readable(body))
         problem = f"block {index} cannot be read ({type(error).__name__})"
@@ -47,7 +47,7 @@ def decode_blocks(bodies: Sequence[str]) -> list[Block]:
 
 def _is_readable(body: str) -> bool:
     try:
-        parse_blocks([body])
+        parse_block(body)
     except _DECODE_ERRORS:
         return False
     return True

@@ -1,14 +1,10 @@
-"""JSON text, encoded and decoded by msgspec with exactly the results of the standard library.
+"""JSON text, encoded and decoded by msgspec: the encoding that defines digests, stored rows and chat states.
 
-Digests, databases and chat states contain the text that ``json.dumps`` writes with ``ensure_ascii=False``,
-``allow_nan=False`` and compact separators, so every function here returns that text, and decoding accepts what
-``json.loads`` accepts. msgspec differs in a few cases, and there the standard library does the work:
-
-- Floats: msgspec writes ``1e16`` for ``1e+16``, ``0.00001`` for ``1e-05`` and ``null`` for NaN. It has no hook for
-  floats, so a value is first matched against types that only have floats that both write equally. This costs
-  twice as much as encoding, and both together a third of the standard library.
-- Keys that are not strings, subclasses of strings and integers, nesting beyond the levels of these types.
-- Lone surrogates, NaN, Infinity, ``1e400`` and byte order marks in decoded text, and all errors.
+Encoding is compact and deterministic, with the shortest text of a float that is read back unchanged. It refuses what
+JSON cannot express: NaN and infinite numbers (which msgspec writes as ``null``), lone surrogates, keys that are
+no text. Decoding accepts what ``json.loads`` accepts. Where msgspec differs (subclasses of strings and integers in
+values to encode; lone surrogates, NaN, ``1e400`` and byte order marks in text to decode; all errors) the standard
+library does the work.
 
 Integers of any size, the order of keys, repeated keys (the last one is used) and escapes are the same in both. A
 set is encoded as an array instead of rejected, so values from users of the library must be checked before.
@@ -16,15 +12,12 @@ set is encoded as an array instead of rejected, so values from users of the libr
 
 import json
 from collections.abc import Callable
-from json.encoder import encode_basestring
+from sys import float_info
 from typing import Annotated, Any
 
 import msgspec
 
 Buffer = bytes | bytearray | memoryview
-
-_CHECKED_LEVELS = 7
-"""The levels of nested arrays and objects that are encoded fast; the size of the type doubles with each."""
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -33,38 +26,24 @@ _decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _standard_encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
-_standard_encode_sorted = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
-).encode
+
+_CHECKED_LEVELS = 7
+"""The levels of nested arrays and objects that are checked fast; the size of the type doubles with each."""
 
 
-def _build_checked_type(number: Any) -> Any:
-    """Return the type of JSON values of limited depth with floats of this type only."""
-    checked: Any = str | int | bool | None | number
+def _build_finite_type() -> Any:
+    """Return the type of JSON values of limited depth with finite numbers only."""
+    finite = Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
+    checked: Any = str | int | bool | None | finite
     for _ in range(_CHECKED_LEVELS):
-        checked = str | int | bool | None | number | dict[str, checked] | list[checked]
-    return msgspec.defstruct("_Checked", [("value", checked)])
+        checked = str | int | bool | None | finite | dict[str, checked] | list[checked]
+    # A Struct, because msgspec analyzes the type of a Struct once and any other type in every call.
+    return msgspec.defstruct("_Finite", [("value", checked)])
 
 
-# Structures, because msgspec analyzes the type of a structure once and any other type in every call.
-_RoundFloats = _build_checked_type(
-    Annotated[float, msgspec.Meta(gt=-1e16, lt=1e16, multiple_of=2**-13)]
-)
-"""Values with floats that are zero or a multiple of a power of two, such as 0.0, 1.0 and -0.5."""
-_UsualFloats = _build_checked_type(Annotated[float, msgspec.Meta(ge=1e-4, lt=1e16)])
-"""Values with floats that need no exponent, such as 0.7."""
-
-
-def _check(value: object) -> None:
-    """Raise ``ValidationError`` if msgspec might not write a value as the standard library does."""
-    try:
-        msgspec.convert({"value": value}, _RoundFloats)
-    except msgspec.ValidationError:
-        msgspec.convert({"value": value}, _UsualFloats)
-
-
-# msgspec analyzes both types when they are first used, and crashes if two threads do that at the same time.
-_check(0.1)
+_Finite = _build_finite_type()
+# Now, because msgspec crashes if two threads analyze a type at the same time.
+msgspec.convert({"value": 0.1}, _Finite)
 
 
 def encode(value: object) -> bytes:
@@ -75,7 +54,7 @@ def encode(value: object) -> bytes:
         TypeError: If it is not a JSON value.
     """
     try:
-        _check(value)
+        msgspec.convert({"value": value}, _Finite)  # which rejects other types, too
         return _encode(value)
     except Exception:  # noqa: BLE001 - the standard library decides whether it is an error
         return _standard_encode(value).encode()
@@ -84,9 +63,8 @@ def encode(value: object) -> bytes:
 def encode_text(value: object) -> str:
     """Return a JSON value as compact text, in which a lone surrogate is not an error."""
     try:
-        _check(value)
-        return _encode(value).decode()
-    except Exception:  # noqa: BLE001 - as above
+        return encode(value).decode()
+    except UnicodeEncodeError:
         return _standard_encode(value)
 
 
@@ -106,28 +84,15 @@ def encode_indented(value: object) -> str:
 
 
 def encode_sorted(value: object) -> bytes:
-    """Return a JSON value as compact UTF-8 with the keys of objects sorted."""
-    try:
-        _check(value)
-        return _encode_sorted(value)
-    except Exception:  # noqa: BLE001 - as above
-        return _standard_encode_sorted(value).encode()
+    """Return a JSON value of plain types as compact UTF-8 with the keys of objects sorted: the input of digests.
 
-
-def encode_plain(value: object) -> bytes:
-    """Encode a value that has no floats and only strings as keys, without checking this."""
-    try:
-        return _encode(value)
-    except Exception:  # noqa: BLE001 - as above
-        return _standard_encode(value).encode()
-
-
-def quote(text: str) -> str:
-    """Return a string as JSON text."""
-    try:
-        return _encode(text).decode()
-    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or a subclass
-        return encode_basestring(text)
+    Raises:
+        ValueError: If it has NaN or an infinite number, or a string has a lone surrogate.
+    """
+    data = _encode_sorted(value)
+    if b"null" in data:  # which msgspec writes for numbers that are not finite
+        _standard_encode(value)
+    return data
 
 
 def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = None) -> Any:

@@ -90,5 +90,6 @@ def apply_edit(call: ToolCallBlock, edit: Edit) -> ToolCallBlock:
         id=call.id,
         metadata=call.metadata,
         origin=call.origin,
+        source=call.source,
         extra=call.extra,
     )

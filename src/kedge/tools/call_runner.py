@@ -6,10 +6,11 @@ A step that ends the execution early raises ``_EarlyResult``: an outcome and a t
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
+from msgspec import structs
 
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
@@ -37,7 +38,7 @@ from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
 """The outcome of a call."""
 
-OUTCOME_KEY = "outcome"
+OUTCOME_KEY = "kedge.outcome"
 """Metadata key of a result block: the outcome of the call."""
 
 
@@ -281,7 +282,7 @@ class CallRunner:
             )
         )
         shown = self._prepend_note(truncate_parts(result.parts, self.context.max_output))
-        result = replace(result, parts=shown)
+        result = structs.replace(result, parts=shown)
         clock = self.clock
         times: dict[str, Any] = {"seconds": clock.seconds, "waited": clock.waiting_seconds()}
         self.record = ToolRun(

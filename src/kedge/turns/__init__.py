@@ -2,14 +2,12 @@
 
 from kedge.turns.block_codec import dump_block, load_block
 from kedge.turns.blocks import (
-    ITEM_ID,
     NATIVE_API,
-    OUTPUT_INDEX,
-    RESPONSE_ID,
     AssistantBlock,
     Block,
     OpaqueBlock,
     ReasoningBlock,
+    Source,
     SystemBlock,
     ToolCallBlock,
     ToolResultBlock,
@@ -28,7 +26,7 @@ from kedge.turns.constructors import (
 )
 from kedge.turns.diff import TurnDiff, diff
 from kedge.turns.frozen_json import FrozenMap
-from kedge.turns.immutable import new_id
+from kedge.turns.ids import new_id
 from kedge.turns.json_codec import dump, dumps, load, loads
 from kedge.turns.parts import (
     FilePart,
@@ -45,10 +43,7 @@ from kedge.turns.responses_items import block_from_item, item_from_block
 from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
 
 __all__ = [
-    "ITEM_ID",
     "NATIVE_API",
-    "OUTPUT_INDEX",
-    "RESPONSE_ID",
     "AssistantBlock",
     "Block",
     "FilePart",
@@ -59,6 +54,7 @@ __all__ = [
     "Part",
     "ReasoningBlock",
     "RefusalPart",
+    "Source",
     "SystemBlock",
     "TextPart",
     "ToolCallBlock",

@@ -5,9 +5,10 @@ a Turn never depends on the file system.
 """
 
 import mimetypes
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kedge import turns
 from kedge.errors import InvalidTurn

@@ -1,19 +1,23 @@
 """Blocks: the immutable elements of a conversation.
 
 Two blocks are equal if their kind and content are equal. The other fields are identity: the local ``id``, the
-``metadata`` (response id, provider item id and output index from the engine, and values of applications), the
+``source`` (response id, provider item id and output index from the engine), the ``metadata`` of applications, the
 ``origin`` (``user``, ``engine`` or the name of a middleware) and ``extra`` (fields that Kedge does not interpret).
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
+from sys import intern
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
+
+import msgspec
+from msgspec.structs import force_setattr, replace
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-from kedge.turns.immutable import check_text_field, freeze_extra, immutable, new_id, set_field
+from kedge.turns.ids import new_id
+from kedge.turns.immutable import Extra, ImmutableStruct, check_texts, freeze_extra
 from kedge.turns.parts import (
     ASSISTANT_PART_TYPES,
     PART_TYPES,
@@ -22,17 +26,10 @@ from kedge.turns.parts import (
     RefusalPart,
     TextPart,
     check_parts,
-    unchecked_text,
 )
 from kedge.turns.server_fields import strip_server_fields
 
-RESPONSE_ID = "response_id"
-"""Metadata key: the response that produced this block. Only engines set it."""
-ITEM_ID = "item_id"
-"""Metadata key: the provider's id of this item."""
-OUTPUT_INDEX = "output_index"
-"""Metadata key: the position of this item in the output of its response."""
-NATIVE_API = "native_api"
+NATIVE_API = "kedge.native_api"
 """Metadata key of an opaque block: the API that its item is of, unless this is the Responses API."""
 
 BlockKind = Literal[
@@ -40,49 +37,81 @@ BlockKind = Literal[
 ]
 KNOWN_KINDS: frozenset[str] = frozenset(get_args(BlockKind)) - {"unknown"}
 Role = Literal["system", "developer"]
+USER, ENGINE = "user", "engine"
+"""The origins of most blocks."""
+_Id = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What an engine knows about the item of a block; in JSON an array.
+
+    Attributes:
+        response_id: The response that produced it, or an empty string.
+        item_id: The provider's id of the item, or an empty string.
+        output_index: The position of the item in the output of its response.
+    """
+
+    response_id: str = ""
+    item_id: str = ""
+    output_index: int | None = None
+
+    def __post_init__(self) -> None:
+        response_id, item_id, index = self.response_id, self.item_id, self.output_index
+        if type(response_id) is not str or not response_id.isascii():
+            force_setattr(self, "response_id", check_text(response_id, "response_id"))
+        if type(item_id) is not str or not item_id.isascii():
+            force_setattr(self, "item_id", check_text(item_id, "item_id"))
+        if index is not None and type(index) is not int:
+            raise InvalidJSON("output_index", f"expected an integer, got {type(index).__name__}")
+
+
+_SOURCE_FIELDS = frozenset(Source.__struct_fields__)
 
 
 class _CacheSlot:
     __slots__ = ("_digest",)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class Block(_CacheSlot):
-    """An element of a conversation; the base class of all blocks.
+class BlockBase(ImmutableStruct, _CacheSlot, frozen=True, kw_only=True, tag_field="kind"):
+    """The base class of all blocks.
 
     Attributes:
         kind: The kind of block.
         id: The local id; generated if it is empty.
-        metadata: Values of engines and applications, which the model does not see.
+        metadata: Values of the application, which the model does not see; the names of Kedge's own
+            start with ``kedge.``.
+        source: What an engine knows about the block, if it is of a response.
         origin: What added the block: ``user``, ``engine`` or the name of a middleware.
         extra: Fields that Kedge does not interpret.
     """
 
-    kind: ClassVar[BlockKind]
-    id: str = ""
+    kind: ClassVar[Any]
+    id: _Id = ""
     metadata: FrozenMap = EMPTY
-    origin: str = "user"
-    extra: FrozenMap = EMPTY
+    origin: str = USER
+    source: Source | None = None
+    extra: Extra = EMPTY
 
     def __post_init__(self) -> None:
-        name = self.id
+        name, origin = self.id, self.origin
         if name == "":
-            set_field(self, "id", new_id("blk"))
+            force_setattr(self, "id", new_id("blk"))
         elif type(name) is not str or not name.isascii():
-            set_field(self, "id", check_text(name, "id"))
-        if self.origin not in ("user", "engine"):
-            check_text_field(self, "origin", self.origin)
-        if self.metadata is not EMPTY and type(self.metadata) is not FrozenMap:
-            set_field(self, "metadata", freeze_map(self.metadata, "metadata"))
+            force_setattr(self, "id", check_text(name, "id"))
+        if origin is not USER and origin is not ENGINE:
+            force_setattr(self, "origin", intern(check_text(origin, "origin")))
+        if self.metadata is not EMPTY:
+            force_setattr(self, "metadata", _check_metadata(self.metadata))
+        if self.source is not None and type(self.source) is not Source:
+            raise InvalidJSON("source", f"expected a Source, got {type(self.source).__name__}")
         if self.extra is not EMPTY:
-            freeze_extra(self, "kind")
-        _set_digest(self, None)
+            freeze_extra(self)
+        cache_digest(self, None)
         self._check()
 
     def _check(self) -> None:
         """Check the content, or raise ``InvalidTurn``."""
-        raise InvalidTurn("Block is an abstract class; use kedge.user, kedge.assistant and so on")
+        raise InvalidTurn("this class is abstract; use kedge.user, kedge.assistant and so on")
 
     @property
     @abstractmethod
@@ -97,14 +126,17 @@ class Block(_CacheSlot):
     @property
     def response_id(self) -> str:
         """The response that produced this block, or an empty string."""
-        value = self.metadata.get(RESPONSE_ID)
-        return value if isinstance(value, str) else ""
+        return "" if self.source is None else self.source.response_id
 
     @property
     def item_id(self) -> str:
         """The provider's id of this item, or an empty string."""
-        value = self.metadata.get(ITEM_ID)
-        return value if isinstance(value, str) else ""
+        return "" if self.source is None else self.source.item_id
+
+    @property
+    def output_index(self) -> int | None:
+        """The position of this item in the output of its response, if it is known."""
+        return None if self.source is None else self.source.output_index
 
     def with_metadata(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Return this block with metadata added.
@@ -118,6 +150,17 @@ class Block(_CacheSlot):
         """
         return replace(self, metadata=self.metadata.with_members({**(members or {}), **more}))
 
+    def with_source(self, source: Source | None) -> Self:
+        """Return this block with another source.
+
+        Args:
+            source: The source, or None.
+
+        Returns:
+            A block with the same id and content.
+        """
+        return replace(self, source=source)
+
     def with_origin(self, origin: str) -> Self:
         """Return this block with another origin.
 
@@ -130,7 +173,7 @@ class Block(_CacheSlot):
         return replace(self, origin=origin)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Block):
+        if not isinstance(other, BlockBase):
             return NotImplemented
         return self.kind == other.kind and self.content == other.content
 
@@ -140,70 +183,37 @@ class Block(_CacheSlot):
     def __repr__(self) -> str:
         from kedge.turns.text_format import describe  # imports this module
 
-        return f"<{self.kind} {describe(self)}>"
+        return f"<{self.kind} {describe(cast('Block', self))}>"
 
 
-B = TypeVar("B", bound=Block)
-_set_id, _set_metadata, _set_origin, _set_extra, _set_digest = (
-    vars(owner)[name].__set__
-    for owner, name in (
-        *((Block, name) for name in ("id", "metadata", "origin", "extra")),
-        (_CacheSlot, "_digest"),
-    )
-)
-
-
-def _new_block(cls: type[B], id: str, metadata: FrozenMap, origin: str, extra: FrozenMap) -> B:  # noqa: A002
-    """Create a block whose fields, except those of the base class, are not set yet."""
-    self = object.__new__(cls)
-    _set_id(self, id)
-    _set_metadata(self, metadata)
-    _set_origin(self, origin)
-    _set_extra(self, extra)
-    return self
+IDENTITY_FIELDS = frozenset(BlockBase.__struct_fields__) - {"extra"}
 
 
 # The digest of a block's canonical form is derived by planning, a layer above, and cached in the block:
 # a separate dictionary would cost a lookup and an entry for each block of a long conversation. The
-# slot is private to this module. It is not a field, so it is not compared, copied or pickled.
+# slot is private to this module. It is not a field, so it is not compared, copied, encoded or pickled.
 
-get_cached_digest: Callable[[Block], bytes | None] = attrgetter("_digest")
+
+get_cached_digest: Callable[[BlockBase], bytes | None] = attrgetter("_digest")
 """Return the digest that was cached for this block, or None."""
-
-
-cache_digest: Callable[[Block, bytes], None] = _set_digest
+cache_digest: Callable[[BlockBase, bytes | None], None] = vars(_CacheSlot)["_digest"].__set__
 """Cache a digest that was derived from a block's content."""
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class UserBlock(Block):
+class UserBlock(BlockBase, frozen=True, tag="user"):
     """A message of the user.
 
     Attributes:
         parts: Text, images, files.
     """
 
-    kind: ClassVar[BlockKind] = "user"
+    kind: ClassVar[Literal["user"]] = "user"
     parts: tuple[Part, ...]
 
-    def __new__(
-        cls,
-        parts: tuple[Part, ...],
-        *,
-        id: str = "",  # noqa: A002
-        metadata: FrozenMap = EMPTY,
-        origin: str = "user",
-        extra: FrozenMap = EMPTY,
-    ) -> Self:
-        """Construct the block, which is faster than the generated ``__init__``."""
-        self = _new_block(cls, id, metadata, origin, extra)
-        set_field(self, "parts", parts)
-        self.__post_init__()
-        return self
-
     def _check(self) -> None:
-        _normalize_parts(self, PART_TYPES, "a user block")
+        parts = self.parts
+        if type(parts) is not tuple or len(parts) != 1 or type(parts[0]) is not TextPart:
+            force_setattr(self, "parts", check_parts(parts, PART_TYPES, "a user block"))
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -216,35 +226,22 @@ class UserBlock(Block):
         return join_text(self.parts)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AssistantBlock(Block):
+class AssistantBlock(BlockBase, frozen=True, tag="assistant"):
     """A message of the model.
 
     Attributes:
         parts: Text or a refusal.
     """
 
-    kind: ClassVar[BlockKind] = "assistant"
+    kind: ClassVar[Literal["assistant"]] = "assistant"
     parts: tuple[AssistantPart, ...]
 
-    def __new__(
-        cls,
-        parts: tuple[AssistantPart, ...],
-        *,
-        id: str = "",  # noqa: A002
-        metadata: FrozenMap = EMPTY,
-        origin: str = "user",
-        extra: FrozenMap = EMPTY,
-    ) -> Self:
-        """Construct the block, which is faster than the generated ``__init__``."""
-        self = _new_block(cls, id, metadata, origin, extra)
-        set_field(self, "parts", parts)
-        self.__post_init__()
-        return self
-
     def _check(self) -> None:
-        _normalize_parts(self, ASSISTANT_PART_TYPES, "an assistant block")
+        parts = self.parts
+        if type(parts) is not tuple or len(parts) != 1 or type(parts[0]) is not TextPart:
+            force_setattr(
+                self, "parts", check_parts(parts, ASSISTANT_PART_TYPES, "an assistant block")
+            )
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -262,33 +259,7 @@ class AssistantBlock(Block):
         return "".join(part.text for part in self.parts if isinstance(part, RefusalPart))
 
 
-_set_user_parts, _set_assistant_parts = (
-    vars(cls)["parts"].__set__ for cls in (UserBlock, AssistantBlock)
-)
-
-
-def unchecked_message(
-    kind: str,
-    id: str,  # noqa: A002
-    text: str,
-    metadata: FrozenMap,
-    origin: str,
-) -> UserBlock | AssistantBlock:
-    """Return a user or assistant block with one text; the caller has checked all values."""
-    block: UserBlock | AssistantBlock
-    if kind == "user":
-        block = _new_block(UserBlock, id, metadata, origin, EMPTY)
-        _set_user_parts(block, (unchecked_text(text),))
-    else:
-        block = _new_block(AssistantBlock, id, metadata, origin, EMPTY)
-        _set_assistant_parts(block, (unchecked_text(text),))
-    _set_digest(block, None)
-    return block
-
-
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SystemBlock(Block):
+class SystemBlock(BlockBase, frozen=True, tag="system"):
     """Instructions to the model.
 
     Those at the start of a Turn are sent with every request; later ones are part of the history.
@@ -298,17 +269,17 @@ class SystemBlock(Block):
         role: ``system`` or ``developer``.
     """
 
-    kind: ClassVar[BlockKind] = "system"
-    # Without field() the property of the base class would be its default.
-    text: str = field()  # pyright: ignore[reportIncompatibleMethodOverride] - both are read-only
+    kind: ClassVar[Literal["system"]] = "system"
+    text: str  # pyright: ignore[reportIncompatibleMethodOverride] - both are read-only
     role: Role = "system"
 
     def _check(self) -> None:
-        _check_texts(self, "text", "role")
+        check_texts(self, "text", "role")
         if self.role not in ("system", "developer"):
             raise InvalidTurn(
                 f"the role of a system block must be system or developer, not {self.role!r}"
             )
+        force_setattr(self, "role", intern(self.role))
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -316,9 +287,7 @@ class SystemBlock(Block):
         return (self.role, self.text)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ToolCallBlock(Block):
+class ToolCallBlock(BlockBase, frozen=True, tag="tool_call"):
     """A tool call of the model.
 
     Attributes:
@@ -328,37 +297,23 @@ class ToolCallBlock(Block):
         custom: Whether the tool takes free-form input instead of JSON arguments.
     """
 
-    kind: ClassVar[BlockKind] = "tool_call"
+    kind: ClassVar[Literal["tool_call"]] = "tool_call"
     name: str
     arguments: str
-    call_id: str
+    call_id: _Id
     custom: bool = False
 
-    def __new__(
-        cls,
-        name: str,
-        arguments: str,
-        call_id: str,
-        custom: bool = False,
-        *,
-        id: str = "",  # noqa: A002
-        metadata: FrozenMap = EMPTY,
-        origin: str = "user",
-        extra: FrozenMap = EMPTY,
-    ) -> Self:
-        """Construct the block, which is faster than the generated ``__init__``."""
-        self = _new_block(cls, id, metadata, origin, extra)
-        set_field(self, "name", name)
-        set_field(self, "arguments", arguments)
-        set_field(self, "call_id", call_id)
-        set_field(self, "custom", custom)
-        self.__post_init__()
-        return self
-
     def _check(self) -> None:
-        _check_texts(self, "name", "arguments", "call_id")
-        _check_bool(self.custom)
-        if not self.call_id:
+        name, arguments, call_id = self.name, self.arguments, self.call_id
+        if type(name) is not str or not name.isascii():
+            force_setattr(self, "name", check_text(name, "name"))
+        if type(arguments) is not str or not arguments.isascii():
+            force_setattr(self, "arguments", check_text(arguments, "arguments"))
+        if type(call_id) is not str or not call_id.isascii():
+            force_setattr(self, "call_id", check_text(call_id, "call_id"))
+        if self.custom is not True and self.custom is not False:
+            raise InvalidJSON("custom", f"expected a bool, got {type(self.custom).__name__}")
+        if not call_id:
             raise InvalidTurn("a tool call needs a call_id")
 
     @property
@@ -367,9 +322,7 @@ class ToolCallBlock(Block):
         return (self.call_id, self.name, self.arguments, self.custom)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ToolResultBlock(Block):
+class ToolResultBlock(BlockBase, frozen=True, tag="tool_result"):
     """The result of a tool call.
 
     Attributes:
@@ -378,35 +331,20 @@ class ToolResultBlock(Block):
         custom: Whether the call is one of a tool that takes free-form input.
     """
 
-    kind: ClassVar[BlockKind] = "tool_result"
-    call_id: str
+    kind: ClassVar[Literal["tool_result"]] = "tool_result"
+    call_id: _Id
     parts: tuple[Part, ...]
     custom: bool = False
 
-    def __new__(
-        cls,
-        call_id: str,
-        parts: tuple[Part, ...],
-        custom: bool = False,
-        *,
-        id: str = "",  # noqa: A002
-        metadata: FrozenMap = EMPTY,
-        origin: str = "user",
-        extra: FrozenMap = EMPTY,
-    ) -> Self:
-        """Construct the block, which is faster than the generated ``__init__``."""
-        self = _new_block(cls, id, metadata, origin, extra)
-        set_field(self, "call_id", call_id)
-        set_field(self, "parts", parts)
-        set_field(self, "custom", custom)
-        self.__post_init__()
-        return self
-
     def _check(self) -> None:
-        _normalize_parts(self, PART_TYPES, "a tool result")
-        _check_texts(self, "call_id")
-        _check_bool(self.custom)
-        if not self.call_id:
+        parts, call_id = self.parts, self.call_id
+        if type(parts) is not tuple or len(parts) != 1 or type(parts[0]) is not TextPart:
+            force_setattr(self, "parts", check_parts(parts, PART_TYPES, "a tool result"))
+        if type(call_id) is not str or not call_id.isascii():
+            force_setattr(self, "call_id", check_text(call_id, "call_id"))
+        if self.custom is not True and self.custom is not False:
+            raise InvalidJSON("custom", f"expected a bool, got {type(self.custom).__name__}")
+        if not call_id:
             raise InvalidTurn("a tool result needs the call_id of its call")
 
     @property
@@ -420,9 +358,7 @@ class ToolResultBlock(Block):
         return join_text(self.parts)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ReasoningBlock(Block):
+class ReasoningBlock(BlockBase, frozen=True, tag="reasoning"):
     """Reasoning of the model, as far as the provider returns it.
 
     Attributes:
@@ -431,15 +367,15 @@ class ReasoningBlock(Block):
         encrypted_content: The reasoning as the provider encrypted it.
     """
 
-    kind: ClassVar[BlockKind] = "reasoning"
+    kind: ClassVar[Literal["reasoning"]] = "reasoning"
     summary: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     encrypted_content: str = ""
 
     def _check(self) -> None:
-        set_field(self, "summary", _to_text_tuple(self.summary, "summary"))
-        set_field(self, "texts", _to_text_tuple(self.texts, "texts"))
-        _check_texts(self, "encrypted_content")
+        force_setattr(self, "summary", _to_text_tuple(self.summary, "summary"))
+        force_setattr(self, "texts", _to_text_tuple(self.texts, "texts"))
+        check_texts(self, "encrypted_content")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -447,9 +383,7 @@ class ReasoningBlock(Block):
         return (self.summary, self.texts, self.encrypted_content)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class OpaqueBlock(Block):
+class OpaqueBlock(BlockBase, frozen=True, tag="opaque"):
     """A provider's item of a type that Kedge does not interpret, stored without loss.
 
     Like every block it is compared by the content that a model reads: see ``kedge.turns.server_fields``.
@@ -458,11 +392,12 @@ class OpaqueBlock(Block):
         item: The item as the provider sent it.
     """
 
-    kind: ClassVar[BlockKind] = "opaque"
+    kind: ClassVar[Literal["opaque"]] = "opaque"
     item: FrozenMap
 
     def _check(self) -> None:
-        set_field(self, "item", freeze_map(self.item, "item"))
+        if type(self.item) is not FrozenMap:
+            force_setattr(self, "item", freeze_map(self.item, "item"))
         if not isinstance(self.item.get("type"), str):
             raise InvalidTurn("an opaque block's item needs a type")
 
@@ -477,32 +412,45 @@ class OpaqueBlock(Block):
         return (strip_server_fields(self.item),)
 
 
-@immutable
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class UnknownBlock(Block):
+class UnknownBlock(BlockBase, frozen=True, tag="unknown"):
     """A block of a kind that a newer version of Kedge wrote.
 
     Attributes:
         form: Its JSON form.
     """
 
-    kind: ClassVar[BlockKind] = "unknown"
+    kind: ClassVar[Literal["unknown"]] = "unknown"
     form: FrozenMap
 
     def _check(self) -> None:
-        set_field(self, "form", freeze_map(self.form, "form"))
+        if type(self.form) is not FrozenMap:
+            force_setattr(self, "form", freeze_map(self.form, "form"))
         kind = self.form.get("kind")
         if not isinstance(kind, str) or kind in KNOWN_KINDS:
             raise InvalidTurn("the form of an unknown block needs a kind that Kedge does not know")
-        if self.extra or not self.form.keys().isdisjoint(("id", "metadata", "origin")):
+        if self.extra or not self.form.keys().isdisjoint(IDENTITY_FIELDS):
             raise InvalidTurn(
-                "the form of an unknown block must not have id, metadata, origin or extra"
+                "the form of an unknown block must not have id, metadata, origin, source or extra"
             )
 
     @property
     def content(self) -> tuple[object, ...]:
         """The JSON form."""
         return (self.form,)
+
+
+KnownBlock = (
+    UserBlock
+    | AssistantBlock
+    | SystemBlock
+    | ToolCallBlock
+    | ToolResultBlock
+    | ReasoningBlock
+    | OpaqueBlock
+)
+"""A block of a kind that Kedge knows."""
+Block = KnownBlock | UnknownBlock
+"""An element of a conversation; its ``kind`` tells which of these types it has."""
 
 
 def join_text(parts: tuple[Part, ...]) -> str:
@@ -512,25 +460,14 @@ def join_text(parts: tuple[Part, ...]) -> str:
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
-def _check_texts(block: Block, *names: str) -> None:
-    for name in names:
-        check_text_field(block, name, getattr(block, name))
-
-
-def _normalize_parts(
-    block: "UserBlock | AssistantBlock | ToolResultBlock",
-    allowed: tuple[type[Any], ...],
-    subject: str,
-) -> None:
-    parts = block.parts
-    if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
-        return  # one text, the most common case
-    set_field(block, "parts", check_parts(parts, allowed, subject))
-
-
-def _check_bool(custom: object) -> None:
-    if not isinstance(custom, bool):
-        raise InvalidJSON("custom", f"expected a bool, got {type(custom).__name__}")
+def _check_metadata(members: Mapping[str, Any]) -> FrozenMap:
+    metadata = freeze_map(members, "metadata")
+    if used := _SOURCE_FIELDS & metadata.keys():
+        name = min(used)
+        raise InvalidTurn(
+            f"metadata holds {name!r}, which belongs to the source; use source=Source({name}=…)"
+        )
+    return metadata
 
 
 def _to_text_tuple(texts: Iterable[str], name: str) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ time at which an application received it, are left out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, OpaqueBlock, SystemBlock, ToolResultBlock, UserBlock

@@ -1,6 +1,7 @@
 """Functions that construct blocks.
 
-The first argument is the content; the keyword arguments ``id``, ``metadata`` and ``origin`` are common to all blocks.
+The first argument is the content; the keyword arguments ``id``, ``metadata``, ``origin`` and ``source`` are common
+to all blocks.
 """
 
 import json
@@ -14,13 +15,14 @@ from kedge.turns.blocks import (
     OpaqueBlock,
     ReasoningBlock,
     Role,
+    Source,
     SystemBlock,
     ToolCallBlock,
     ToolResultBlock,
     UserBlock,
 )
 from kedge.turns.frozen_json import freeze, freeze_map, thaw
-from kedge.turns.immutable import new_id
+from kedge.turns.ids import new_id
 from kedge.turns.parts import PART_TYPES, AssistantPart, Part, TextPart
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -31,14 +33,16 @@ class Identity(TypedDict, total=False):
 
     Attributes:
         id: The local id; generated if it is empty.
-        metadata: Values of engines and applications, which the model does not see.
+        metadata: Values of the application, which the model does not see.
         origin: What added the block: ``user``, ``engine`` or the name of a middleware.
+        source: What an engine knows about the block, if it is of a response.
         extra: Fields that Kedge does not interpret.
     """
 
     id: str
     metadata: Mapping[str, Any]
     origin: str
+    source: Source | None
     extra: Mapping[str, Any]
 
 
@@ -47,7 +51,7 @@ def user(content: str | Part | Iterable[str | Part], **identity: Unpack[Identity
 
     Args:
         content: Text, a part, or a list of texts and parts such as ``image(...)`` and ``file(...)``.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block.
@@ -68,7 +72,7 @@ def assistant(
 
     Args:
         text: Text, a part such as ``RefusalPart``, or a list of texts and parts.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block.
@@ -86,7 +90,7 @@ def system(text: str, role: Role = "system", **identity: Unpack[Identity]) -> Sy
     Args:
         text: The instructions.
         role: ``system`` or ``developer``.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block. At the start of a Turn its text is sent with every request.
@@ -112,7 +116,7 @@ def tool_call(
         arguments: The arguments exactly as the model wrote them, or a mapping, which is encoded as JSON.
         call_id: The id that connects the call to its result; generated if it is empty.
         custom: Whether the tool takes free-form input instead of JSON arguments.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block.
@@ -139,7 +143,7 @@ def tool_result(
         call_id: The ``call_id`` of the call.
         output: Text, a part, a list with parts, or any JSON value, which is encoded as JSON.
         custom: Whether the call is one of a tool that takes free-form input.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block.
@@ -163,7 +167,7 @@ def reasoning(
         summary: The summary, or several.
         text: The reasoning text, or several.
         encrypted_content: The reasoning as the provider encrypted it.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block.
@@ -181,7 +185,7 @@ def opaque(item: Mapping[str, Any], **identity: Unpack[Identity]) -> OpaqueBlock
 
     Args:
         item: The item; it needs a ``type``.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block; see ``Block``.
 
     Returns:
         The block, which is sent to the same API unchanged.

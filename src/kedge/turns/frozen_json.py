@@ -9,7 +9,7 @@ built only when an error is raised, so that valid values have no cost.
 import json
 import math
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, NoReturn, Self, cast
 
 from kedge.errors import InvalidJSON
@@ -33,9 +33,9 @@ class FrozenMap(Mapping[str, Any]):
         InvalidJSON: If a member is not a JSON value.
     """
 
-    __slots__ = ("_depth", "_members")
+    __slots__ = ("_content", "_depth")
+    _content: dict[str, Any]
     _depth: int | None
-    _members: Mapping[str, Any]
 
     # Members are set in __new__, because a second call of __init__ would change the map in place.
     def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
@@ -56,7 +56,7 @@ class FrozenMap(Mapping[str, Any]):
         Raises:
             InvalidJSON: If a member is not a JSON value.
         """
-        merged = {**self._members, **freeze_map(changes, "$")}
+        merged = {**self._content, **freeze_map(changes, "$")}
         removed = [name for name, value in changes.items() if value is None]
         for name in removed:
             del merged[name]
@@ -66,37 +66,37 @@ class FrozenMap(Mapping[str, Any]):
     def depth(self) -> int:
         """The number of levels of maps and tuples in this value, including itself."""
         if self._depth is None:
-            _set_field(self, "_depth", 1 + max(map(_depth, self._members.values()), default=0))
+            _set_field(self, "_depth", 1 + max(map(_depth, self._content.values()), default=0))
         return cast("int", self._depth)
 
     def __getitem__(self, key: str) -> Any:
-        return self._members[key]
+        return self._content[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
+        return iter(self._content)
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._content)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._members
+        return key in self._content
 
     # Mapping has these four methods too, but they are several times slower.
     def get(self, key: str, default: Any = None) -> Any:
         """Return a member, or the default."""
-        return self._members.get(key, default)
+        return self._content.get(key, default)
 
     def keys(self) -> KeysView[str]:
         """Return the names of the members."""
-        return self._members.keys()
+        return self._content.keys()
 
     def values(self) -> ValuesView[Any]:
         """Return the values of the members."""
-        return self._members.values()
+        return self._content.values()
 
     def items(self) -> ItemsView[str, Any]:
         """Return the members as pairs."""
-        return self._members.items()
+        return self._content.items()
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("FrozenMap cannot have subclasses, which could be mutable")
@@ -109,13 +109,13 @@ class FrozenMap(Mapping[str, Any]):
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
         """Return the members of both; those of ``other`` take precedence."""
-        return unchecked_map({**self._members, **freeze_map(other, "$")})
+        return unchecked_map({**self._content, **freeze_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:
         return json_equal(self, other) if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(frozenset((name, _json_hash(value)) for name, value in self._members.items()))
+        return hash(frozenset((name, _json_hash(value)) for name, value in self._content.items()))
 
     def __copy__(self) -> Self:
         return self
@@ -124,26 +124,16 @@ class FrozenMap(Mapping[str, Any]):
         return self
 
     def __reduce__(self) -> tuple[type["FrozenMap"], tuple[dict[str, Any]]]:
-        return FrozenMap, (dict(self._members),)
+        return FrozenMap, (dict(self._content),)
 
     def __repr__(self) -> str:
         return repr(thaw(self))
 
 
-class InvalidValue:
-    """Replaces an invalid value in parsed JSON until its path is known."""
-
-    __slots__ = ("problem", "step")
-
-    def __init__(self, problem: str, member: str | None = None) -> None:
-        self.problem = problem
-        self.step = "" if member is None else path_step(member)
-
-
 def freeze(value: Any, path: str = "$") -> Any:
     """Copy a JSON value into immutable form, or raise ``InvalidJSON``.
 
-    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it is immutable and is stored
+    A frozen dataclass or Struct with a ``to_json`` method is a value of a higher layer; it is immutable and is stored
     unchanged.
     """
     try:
@@ -406,8 +396,6 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
             return _freeze_mapping(cast("Mapping[Any, Any]", value), depth_left)
         case list() | tuple():
             return _freeze_sequence(cast("list[Any]", value), depth_left)
-        case InvalidValue():
-            raise InvalidJSON(value.step, value.problem)
         case _ if _has_json_form(value):
             return value
         case _:
@@ -429,18 +417,23 @@ _CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
 }
 
 
-_set_members, _set_depth = (vars(FrozenMap)[name].__set__ for name in ("_members", "_depth"))
+_set_content, _set_depth = (vars(FrozenMap)[name].__set__ for name in ("_content", "_depth"))
 
 
-def unchecked_map(members: dict[str, Any]) -> FrozenMap:
-    """Return a map of members that the caller has frozen and checked, and must not change."""
+def _build_map(members: dict[str, Any]) -> FrozenMap:
     frozen = object.__new__(FrozenMap)
-    _set_members(frozen, MappingProxyType(members))
+    _set_content(frozen, members)
     _set_depth(frozen, None)
     return frozen
 
 
-EMPTY = unchecked_map({})
+EMPTY = _build_map({})
+"""The only map without members, so that an identity check finds out whether a map is empty."""
+
+
+def unchecked_map(members: dict[str, Any]) -> FrozenMap:
+    """Return a map of members that the caller has frozen and checked, and must not change."""
+    return _build_map(members) if members else EMPTY
 
 
 def _depth(value: Any) -> int:
@@ -450,8 +443,9 @@ def _depth(value: Any) -> int:
 
 
 def _has_json_form(value: object) -> bool:
-    """Return whether a value is a frozen dataclass with a JSON form."""
-    settings = getattr(type(value), "__dataclass_params__", None)
+    """Return whether a value is a frozen dataclass or Struct with a JSON form."""
+    kind: Any = type(value)
+    settings = getattr(kind, "__struct_config__", getattr(kind, "__dataclass_params__", None))
     return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
 
 

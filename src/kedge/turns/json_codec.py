@@ -6,26 +6,35 @@ completely or not at all.
 """
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from kedge.errors import InvalidJSON
-from kedge.text.json_text import encode_text, quote
 from kedge.turns.block_codec import (
     JsonObject,
-    decode_block,
     dump_block,
-    encode_block,
-    read_array,
-    read_at,
-    read_id,
+    encode_json,
+    is_plain,
+    load_block,
+    name_type,
     read_map,
     read_object,
+    upgrade_block,
 )
 from kedge.turns.blocks import Block
-from kedge.turns.frozen_json import MAX_INTEGER_BITS, InvalidValue, thaw
+from kedge.turns.frozen_json import MAX_INTEGER_BITS, FrozenMap, check_text, path_step, thaw
 from kedge.turns.turn import TURN_MEMBERS, Turn
 
 MAX_DIGITS = len(str(1 << MAX_INTEGER_BITS))
+
+
+class InvalidValue:
+    """Replaces an invalid value in parsed JSON until its path is known."""
+
+    __slots__ = ("problem", "step")
+
+    def __init__(self, problem: str, member: str | None = None) -> None:
+        self.problem = problem
+        self.step = "" if member is None else path_step(member)
 
 
 def parse_json(text: str | bytes) -> object:
@@ -79,9 +88,24 @@ _decode = json.JSONDecoder(
 ).decode
 
 
-VERSION = 1
+def _find_invalid_value(value: object) -> InvalidJSON | None:
+    """Return the error of an invalid value in parsed JSON, if there is one."""
+    remaining: list[tuple[str, object]] = [("$", value)]
+    while remaining:
+        path, value = remaining.pop()
+        if isinstance(value, InvalidValue):
+            return InvalidJSON(path + value.step, value.problem)
+        if isinstance(value, dict):
+            members = cast("dict[str, object]", value).items()
+            remaining += [(path + path_step(name), member) for name, member in members]
+        elif isinstance(value, list):
+            elements = enumerate(cast("list[object]", value))
+            remaining += [(f"{path}[{index}]", element) for index, element in elements]
+    return None
+
+
+VERSION = 2
 FORMAT = "kedge.turn"
-_HEADER = f'{{"format":"{FORMAT}","version":{VERSION},'
 
 
 def dumps(turn: Turn) -> str:
@@ -93,10 +117,8 @@ def dumps(turn: Turn) -> str:
     Returns:
         The text, which ``loads`` parses.
     """
-    data = f',"data":{encode_text(thaw(turn.data))}' if turn.data else ""
-    blocks = ",".join([encode_block(block) for block in turn.blocks])
-    extra = f",{encode_text(thaw(turn.extra))[1:-1]}" if turn.extra else ""
-    return f'{_HEADER}"id":{quote(turn.id)}{data},"blocks":[{blocks}]{extra}}}'
+    blocks = [block if is_plain(block) else dump_block(block) for block in turn.blocks]
+    return encode_json({**_dump_members(turn), "blocks": blocks, **turn.extra}).decode()
 
 
 def loads(text: str | bytes) -> Turn:
@@ -113,7 +135,11 @@ def loads(text: str | bytes) -> Turn:
     Raises:
         InvalidJSON: If the text is malformed; ``path`` names the invalid member.
     """
-    return load(parse_json(text))
+    value = parse_json(text)
+    try:
+        return load(value)
+    except InvalidJSON as error:
+        raise _find_invalid_value(value) or error from None
 
 
 def dump(turn: Turn) -> JsonObject:
@@ -125,14 +151,13 @@ def dump(turn: Turn) -> JsonObject:
     Returns:
         A dict, which ``load`` parses.
     """
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "id": turn.id,
-        **({"data": thaw(turn.data)} if turn.data else {}),
-        "blocks": [dump_block(block) for block in turn.blocks],
-        **thaw(turn.extra),
-    }
+    blocks = [dump_block(block) for block in turn.blocks]
+    return {**_dump_members(turn), "blocks": blocks, **thaw(turn.extra)}
+
+
+def _dump_members(turn: Turn) -> JsonObject:
+    data = {"data": thaw(turn.data)} if turn.data else {}
+    return {"format": FORMAT, "version": VERSION, "id": turn.id, **data}
 
 
 def load(value: object) -> Turn:
@@ -157,32 +182,53 @@ def _load_turn(value: object) -> Turn:
     form = read_object(value)
     if form.get("format") != FORMAT:
         raise InvalidJSON(".format", f"expected {FORMAT!r}")
-    read_at(".version", _check_version, form.get("version"))
-    if "blocks" not in form:
-        raise InvalidJSON(".blocks", "missing")
-    blocks = read_at(".blocks", read_array, form["blocks"], decode_block)
-    _check_ids(blocks)
+    _check_version(form.get("version"))
+    rest = {name: member for name, member in form.items() if name not in TURN_MEMBERS}
     return Turn(
-        blocks,
-        id=read_at(".id", read_id, form["id"]) if "id" in form else "",
-        data=read_at(".data", read_map, form["data"]) if "data" in form else {},
-        extra=read_map({name: member for name, member in form.items() if name not in TURN_MEMBERS}),
+        _load_blocks(form),
+        id=_read_id(form["id"]) if "id" in form else "",
+        data=_read_data(form["data"]) if "data" in form else {},
+        extra=read_map(rest),
     )
 
 
-def _check_version(version: object) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidJSON("", "expected a positive integer")
-    if version > VERSION:
-        raise InvalidJSON(
-            "",
-            f"written by a newer version of Kedge (form {version}, this one reads {VERSION}); upgrade Kedge",
-        )
-
-
-def _check_ids(blocks: tuple[Block, ...]) -> None:
+def _load_blocks(form: JsonObject) -> list[Block]:
+    if "blocks" not in form:
+        raise InvalidJSON(".blocks", "missing")
+    if not isinstance(form["blocks"], list):
+        raise InvalidJSON(".blocks", f"expected an array, got {name_type(form['blocks'])}")
+    forms = cast("list[object]", form["blocks"])
+    if form["version"] == 1:
+        forms = [upgrade_block(each) for each in forms]
+    blocks = [load_block(each, f".blocks[{index}]") for index, each in enumerate(forms)]
     seen: dict[str, int] = {}
     for index, block in enumerate(blocks):
         first = seen.setdefault(block.id, index)
         if first != index:
             raise InvalidJSON(f".blocks[{index}].id", f"the same id as $.blocks[{first}]")
+    return blocks
+
+
+def _read_id(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidJSON(".id", f"expected a string, got {name_type(value)}")
+    if not value:
+        raise InvalidJSON(".id", "expected an id, got an empty string")
+    return check_text(value, ".id")
+
+
+def _read_data(value: object) -> FrozenMap:
+    try:
+        return read_map(value)
+    except InvalidJSON as error:
+        raise error.prefix_path(".data") from None
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidJSON(".version", "expected a positive integer")
+    if version > VERSION:
+        raise InvalidJSON(
+            ".version",
+            f"written by a newer version of Kedge (form {version}, this one reads {VERSION}); upgrade Kedge",
+        )

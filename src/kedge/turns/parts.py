@@ -7,12 +7,14 @@ equals the part that a server returns.
 import base64
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, Self, TypeVar, cast
+from sys import intern
+from typing import Literal, TypeVar, cast
+
+from msgspec.structs import astuple, force_setattr
 
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-from kedge.turns.immutable import check_text_field, freeze_extra, immutable, set_field
+from kedge.turns.immutable import Extra, ImmutableStruct, check_texts, freeze_extra
 
 Detail = Literal["auto", "low", "high", "original"]
 
@@ -25,15 +27,26 @@ IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def _format_part(part: "Part") -> str:
-    from kedge.turns.text_format import format_part  # imports this module
+class PartBase(ImmutableStruct, frozen=True, kw_only=True, tag_field="type"):
+    """The base class of all parts: equal if all fields but ``extra`` are equal."""
 
-    return format_part(part)
+    extra: Extra = EMPTY
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return astuple(self)[:-1] == astuple(other)[:-1]
+
+    def __hash__(self) -> int:
+        return hash((type(self), *astuple(self)[:-1]))
+
+    def __repr__(self) -> str:
+        from kedge.turns.text_format import format_part  # imports this module
+
+        return format_part(cast("Part", self))
 
 
-@immutable
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(PartBase, frozen=True, tag="text"):
     """Text.
 
     Attributes:
@@ -42,41 +55,16 @@ class TextPart:
     """
 
     text: str
-    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
-
-    def __new__(cls, text: str, *, extra: FrozenMap = EMPTY) -> Self:
-        """Construct the part, which is faster than the generated ``__init__``."""
-        self = object.__new__(cls)
-        set_field(self, "text", text)
-        set_field(self, "extra", extra)
-        self.__post_init__()
-        return self
-
-    def __repr__(self) -> str:
-        return _format_part(self)
 
     def __post_init__(self) -> None:
         text = self.text
         if type(text) is not str or not text.isascii():
-            set_field(self, "text", check_text(text, "text"))
+            force_setattr(self, "text", check_text(text, "text"))
         if self.extra is not EMPTY:
-            freeze_extra(self, "type")
+            freeze_extra(self)
 
 
-_set_text, _set_text_extra = (vars(TextPart)[name].__set__ for name in ("text", "extra"))
-
-
-def unchecked_text(text: str) -> TextPart:
-    """Return a part with a text that the caller has checked."""
-    part = object.__new__(TextPart)
-    _set_text(part, text)
-    _set_text_extra(part, EMPTY)
-    return part
-
-
-@immutable
-@dataclass(frozen=True, slots=True)
-class RefusalPart:
+class RefusalPart(PartBase, frozen=True, tag="refusal"):
     """A model's refusal.
 
     Attributes:
@@ -85,20 +73,14 @@ class RefusalPart:
     """
 
     text: str
-    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
-
-    def __repr__(self) -> str:
-        return _format_part(self)
 
     def __post_init__(self) -> None:
-        check_text_field(self, "text", self.text)
+        check_texts(self, "text")
         if self.extra is not EMPTY:
-            freeze_extra(self, "type")
+            freeze_extra(self)
 
 
-@immutable
-@dataclass(frozen=True, slots=True)
-class ImagePart:
+class ImagePart(PartBase, frozen=True, tag="image"):
     """An image; exactly one of ``url`` and ``file_id`` is set.
 
     Attributes:
@@ -111,19 +93,16 @@ class ImagePart:
     url: str = ""
     detail: str = "auto"
     file_id: str = ""
-    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
-
-    def __repr__(self) -> str:
-        return _format_part(self)
 
     def __post_init__(self) -> None:
-        _check_texts(self, "url", "detail", "file_id")
+        check_texts(self, "url", "detail", "file_id")
+        force_setattr(self, "detail", intern(self.detail))  # defaults are omitted by identity
+        if self.extra is not EMPTY:
+            freeze_extra(self)
         _require_exactly_one("an image", url=self.url, file_id=self.file_id)
 
 
-@immutable
-@dataclass(frozen=True, slots=True)
-class FilePart:
+class FilePart(PartBase, frozen=True, tag="file"):
     """A file; exactly one of ``url``, ``data`` and ``file_id`` is set.
 
     Attributes:
@@ -138,19 +117,15 @@ class FilePart:
     data: str = ""
     file_id: str = ""
     filename: str = ""
-    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
-
-    def __repr__(self) -> str:
-        return _format_part(self)
 
     def __post_init__(self) -> None:
-        _check_texts(self, "url", "data", "file_id", "filename")
+        check_texts(self, "url", "data", "file_id", "filename")
+        if self.extra is not EMPTY:
+            freeze_extra(self)
         _require_exactly_one("a file", url=self.url, data=self.data, file_id=self.file_id)
 
 
-@immutable
-@dataclass(frozen=True, slots=True)
-class OpaquePart:
+class OpaquePart(PartBase, frozen=True, tag="opaque"):
     """A part of a type that Kedge does not interpret.
 
     Attributes:
@@ -159,15 +134,12 @@ class OpaquePart:
     """
 
     content: FrozenMap
-    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
-
-    def __repr__(self) -> str:
-        return _format_part(self)
 
     def __post_init__(self) -> None:
-        set_field(self, "content", freeze_map(self.content, "content"))
+        if type(self.content) is not FrozenMap:
+            force_setattr(self, "content", freeze_map(self.content, "content"))
         if self.extra is not EMPTY:
-            freeze_extra(self, "type")
+            freeze_extra(self)
 
 
 Part = TextPart | RefusalPart | ImagePart | FilePart | OpaquePart
@@ -312,13 +284,6 @@ def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], subject: str) 
             names = ", ".join(each.__name__ for each in allowed)
             raise InvalidTurn(f"{subject} must have {names}, not {type(part).__name__}")
     return checked
-
-
-def _check_texts(part: ImagePart | FilePart, *names: str) -> None:
-    for name in names:
-        check_text_field(part, name, getattr(part, name))
-    if part.extra is not EMPTY:
-        freeze_extra(part, "type")
 
 
 def _require_exactly_one(subject: str, **choices: str) -> None:

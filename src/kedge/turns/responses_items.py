@@ -9,17 +9,18 @@ of the model's output only ``RESENT_FIELDS`` are. An item that cannot be convert
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns.blocks import (
-    ITEM_ID,
     NATIVE_API,
     AssistantBlock,
     Block,
     OpaqueBlock,
     ReasoningBlock,
+    Source,
     SystemBlock,
     ToolCallBlock,
     ToolResultBlock,
@@ -120,8 +121,6 @@ def item_from_block(block: Block) -> Item:
                 f"block {block.id} is of a kind that this version of Kedge does not know "
                 f"({block.form.get('kind')!r}); remove it or upgrade Kedge"
             )
-        case _:
-            raise AssertionError(block.kind)
 
 
 def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
@@ -129,7 +128,7 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
 
     Args:
         item: The item as a server sends, stores or streams it.
-        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block.
+        **identity: ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` of the block.
 
     Returns:
         The block; an ``OpaqueBlock`` for an unknown type or form.
@@ -141,7 +140,9 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
         raise InvalidTurn(f"an item must be an object, not {type(item).__name__}")
     item = _infer_type(item)
     if isinstance(item.get("id"), str):
-        identity["metadata"] = {ITEM_ID: item["id"], **(identity.get("metadata") or {})}
+        source = identity.get("source") or Source()
+        if not source.item_id:
+            identity["source"] = replace(source, item_id=item["id"])
     kind = item["type"]
     read = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
     try:

@@ -76,8 +76,6 @@ def _format_content(block: Block) -> str:
             return block.type
         case UnknownBlock():
             return f"(a block of kind {block.form.get('kind')!r})"
-        case _:
-            raise AssertionError(block.kind)
 
 
 def _format_reasoning(block: ReasoningBlock) -> str:

@@ -28,15 +28,16 @@ from operator import is_
 from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn
-from kedge.turns.blocks import Block, SystemBlock
+from kedge.turns.blocks import Block, BlockBase, SystemBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-from kedge.turns.immutable import new_id, set_field
+from kedge.turns.ids import new_id
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart
 from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
 
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 """The fields of a Turn's JSON form; others are stored in ``extra``."""
 
+_set_field = object.__setattr__
 _MIN_LIMIT = 16
 """The maximum number of blocks in the shared list of a short Turn."""
 
@@ -467,7 +468,7 @@ def count_leading(blocks: Sequence[Block]) -> int:
 
 def _check_blocks(blocks: Iterable[object]) -> None:
     for block in blocks:
-        if not isinstance(block, Block):
+        if not isinstance(block, BlockBase):
             kind = type(block).__name__
             match block:
                 case ImagePart() | FilePart() | OpaquePart():
@@ -510,11 +511,11 @@ def _build_turn(
     extra: FrozenMap,
 ) -> Turn:
     turn = object.__new__(Turn)
-    set_field(turn, "_memo", memo)
-    set_field(turn, "lead", lead)
-    set_field(turn, "id", id)
-    set_field(turn, "data", data)
-    set_field(turn, "extra", extra)
+    _set_field(turn, "_memo", memo)
+    _set_field(turn, "lead", lead)
+    _set_field(turn, "id", id)
+    _set_field(turn, "data", data)
+    _set_field(turn, "extra", extra)
     return turn
 
 

@@ -99,7 +99,7 @@ WORKFLOW_TAG_PREFIX = f"{WORKFLOW_KEY}:"
 WORKFLOW_KINDS = ("refine", "debate", "steps")
 MAX_EDITS = 5
 """The number of edits of a path whose previous texts are shown."""
-EDITED_KEY = "edited_from"
+EDITED_KEY = "kedge.edited_from"
 """The metadata of an edited message: the id of the block that it replaced."""
 MAX_UNANSWERED = 3
 """The number of questions without an answer that are shown at a node."""

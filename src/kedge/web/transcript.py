@@ -250,8 +250,6 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
         case UnknownBlock():
             text = encode_indented(dump_block(block))
             return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)
-        case _:
-            raise TypeError(f"a block of unknown kind: {type(block).__name__}")
 
 
 def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> MessageView:

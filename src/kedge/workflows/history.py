@@ -12,6 +12,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.workflows.events import WorkflowKind
 from kedge.workflows.results import Ruling, Verdict
 from kedge.workflows.roles import (
+    BLOCK_WORKFLOW_KEY,
     MAX_ROLES,
     ROUND_KEY,
     WORKFLOW_KEY,
@@ -154,7 +155,7 @@ async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> Work
             case UserBlock() if is_ours and block.origin == CORRECTION_ORIGIN:
                 exchanges.append(WorkflowExchange(exchanges[-1].number, block.text, ""))
             case UserBlock():
-                is_ours = block.metadata.get(WORKFLOW_KEY) == workflow
+                is_ours = block.metadata.get(BLOCK_WORKFLOW_KEY) == workflow
                 if is_ours:
                     number = int(block.metadata.get(ROUND_KEY, 0))
                     exchanges.append(WorkflowExchange(number, block.text, ""))

@@ -36,7 +36,9 @@ MAX_ROLES = 1_000
 """The maximum number of conversations of one workflow that are read, with copies."""
 FURTHER_WORKFLOWS_KEY = "workflows"
 """The member of a conversation's data with the records of its second and later workflows, by id."""
-ROUND_KEY = "round"
+BLOCK_WORKFLOW_KEY = "kedge.workflow"
+"""Metadata key of a message of a workflow: its id."""
+ROUND_KEY = "kedge.round"
 
 
 def new_workflow_id() -> str:
@@ -84,7 +86,8 @@ class Role:
     def is_resumed(self) -> bool:
         """Whether the workflow has sent a question before."""
         return any(
-            block.metadata.get(WORKFLOW_KEY) == self.workflow for block in self.conversation.turn
+            block.metadata.get(BLOCK_WORKFLOW_KEY) == self.workflow
+            for block in self.conversation.turn
         )
 
     async def ask(
@@ -97,7 +100,7 @@ class Role:
     ) -> Reply[Any]:
         """Send the question of this number once; later calls return the stored answer."""
         self.watch(QuestionAsked(self.workflow, self.role, number))
-        block = user(message, metadata={WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
+        block = user(message, metadata={BLOCK_WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
         key = f"{self.workflow}/{self.role}/{number}"
         async with self.conversation.stream(block, key=key, streaming=False, **options) as stream:
             async for event in stream:
@@ -311,7 +314,7 @@ def _count_corrections(turn: Turn) -> int:
     """Return the number of rejected answers since the last question of a workflow."""
     count = 0
     for block in reversed(turn.blocks):
-        if WORKFLOW_KEY in block.metadata:
+        if BLOCK_WORKFLOW_KEY in block.metadata:
             break
         count += block.origin == CORRECTION_ORIGIN
     return count

@@ -130,9 +130,9 @@ async def test_run_and_stream_return_the_same_blocks(
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
     assert block_contents(stream.turn.blocks) == block_contents(complete.blocks)
-    positions = [block.metadata["output_index"] for block in complete.blocks[1:]]
+    positions = [block.output_index for block in complete.blocks[1:]]
     assert positions == list(range(len(positions)))
-    assert [b.metadata["output_index"] for b in stream.turn.blocks[1:]] == positions
+    assert [b.output_index for b in stream.turn.blocks[1:]] == positions
     reasoning_text = "".join(e.delta for e in events if isinstance(e, ReasoningDelta))
     received = [b.summary + b.texts for b in complete if isinstance(b, ReasoningBlock)]
     assert reasoning_text == "".join(text for texts in received for text in texts)
@@ -287,7 +287,7 @@ async def test_truncated_answer_raises_incomplete_error(engine: Engine, streamin
     assert error.code == "max_output_tokens"
     assert error.turn == turn
     assert error.partial
-    assert error.partial[-1].metadata["partial"] is True
+    assert error.partial[-1].metadata["kedge.partial"] is True
     assert len(await engine.run(turn.append(user("Never mind. What is 2+3?")))) == 3
 
 

@@ -164,7 +164,7 @@ async def test_cut_stream_raises_error(
         isinstance(error, StreamCut) or "socket" in name
     )  # a WebSocket stream begins with an event
     assert error.turn == turn
-    assert all(block.metadata.get("partial") for block in error.partial)
+    assert all(block.metadata.get("kedge.partial") for block in error.partial)
     finished = await engine.run(turn, streaming=True)
     assert len(finished) == 2
 
