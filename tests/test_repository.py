@@ -82,6 +82,13 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
+def test_changelog_is_short() -> None:
+    """The changelog describes one version, in at most 150 lines."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert text.count("\n## ") == 1
+
+
 def test_the_version_is_defined_once() -> None:
     """The version is in ``pyproject.toml``, and the code reads it from the installed metadata."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
