@@ -63,6 +63,13 @@ if TYPE_CHECKING:
     from kedge.turns import Block, Turn
 
 
+def describe_type(value: object) -> str:
+    """Return the type of an argument for an error; for a coroutine, that ``await`` is missing."""
+    if hasattr(value, "cr_await"):
+        return "a coroutine: write await before the call that returns it"
+    return type(value).__name__
+
+
 class KedgeError(Exception):
     """The base class of every error that Kedge raises deliberately.
 
@@ -189,10 +196,9 @@ class UnknownSetting(InvalidSetting, TypeError):
 
         names = sorted(known)
         matches = get_close_matches(name, names, n=1)
-        hint = f"did you mean {matches[0]!r}?" if matches else advice
-        settings = f"The settings are: {', '.join(names)}."
+        hint = f"; did you mean {matches[0]!r}?" if matches else f"; {advice}." if advice else "."
         super().__init__(
-            "; ".join(filter(None, (f"{owner} has no setting {name!r}", hint))) + f" {settings}"
+            f"{owner} has no setting {name!r}{hint} The settings are: {', '.join(names)}."
         )
         self.name = name
 

@@ -607,3 +607,19 @@ async def test_instructions_are_sent_with_every_call() -> None:
     assert answer.plan is not None
     assert not answer.plan.is_full
     assert b"Be brief." not in answer.state.partition(b"instructions")[0]
+
+
+async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> None:
+    """Text in place of a state, a reply and a missing await raise errors that show the call."""
+    chat = open_chat()
+    with pytest.raises(InvalidSetting, match=r'chat_with_state\(None, "Hello"\)'):
+        await chat.chat_with_state("Hello")
+    reply: Any = await chat.chat_with_state(None, "My name is Ada.")
+    with pytest.raises(InvalidSetting, match=r"pass reply\.state"):
+        await chat.chat_with_state(reply, "Hello")
+    missing: Any = chat.chat_with_state(None, "Hello")
+    with pytest.raises(InvalidSetting, match="write await before the call"):
+        await chat.chat_with_state(missing, "Hello")
+    missing.close()
+    assert reply.turn.text == reply.text
+    assert Turn([user("Hello")]).text == ""

@@ -1,6 +1,7 @@
 """Test model strings, and the one-line errors for missing settings."""
 
 import asyncio
+import inspect
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 import kedge.providers
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
-from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, Unreachable
+from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
 from kedge.providers import connect
 from kedge.providers.registry import resolve_ollama_url
+from kedge.providers.settings import ConnectSettings
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -38,6 +40,8 @@ from kedge.turns import Turn, user
         ("anthropic:", "anthropic:claude-"),
         ("anthropic:http://127.0.0.1:1/v1#model", "pass it as base_url="),
         ("openai:http://127.0.0.1:1/v1#model", "or write responses:<url>#<model>"),
+        ("claude-opus-4-8", "did you mean 'anthropic:claude-opus-4-8'?"),
+        ("openai/gpt-5.1", "did you mean 'openai:gpt-5.1'?"),
         ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
     ],
 )
@@ -298,3 +302,33 @@ def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[
     """A timeout or a number of retries that cannot be used is rejected before the first request."""
     with pytest.raises(InvalidSetting, match=r"(timeout|max_retries) must be"):
         connect(model, api_key="sk-1", **settings)
+
+
+@pytest.mark.parametrize("model", ["practice", "ollama:llama3.2", "anthropic:claude-opus-4-8"])
+def test_unknown_settings_are_named(model: str) -> None:
+    """A misspelled setting, or one of another API, is an error with a suggestion, for every engine."""
+    settings: dict[str, Any] = {"tmeout": 3, "api_key": "k"}
+    with pytest.raises(UnknownSetting, match="no setting 'tmeout'; did you mean 'timeout'"):
+        connect(model, **settings)
+    with pytest.raises(UnknownSetting, match="no setting 'colour'"):
+        connect(model, colour=1, api_key="k")
+
+
+def test_settings_are_those_of_the_engines() -> None:
+    """`ConnectSettings` names the settings of all engines, except those that providers set."""
+    engines = (ResponsesEngine, ChatCompletionsEngine, AnthropicEngine)
+    names = {name for engine in engines for name in inspect.signature(engine).parameters}
+    internal = {"model", "make_client", "provider", "settings", "known_server", "cache_rules"}
+    assert names - internal == {*ConnectSettings.__optional_keys__} & names
+
+
+def test_a_model_must_be_text() -> None:
+    """Anything but text raises an error that shows a model string; for a coroutine, that await is missing."""
+
+    async def find_model() -> str:
+        return "practice"
+
+    model: Any = find_model()
+    with pytest.raises(InvalidSetting, match="write await before the call"):
+        connect(model)
+    model.close()

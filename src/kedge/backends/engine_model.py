@@ -196,7 +196,7 @@ class EngineModel:
         try:
             context = self._build_turn(PracticeRequest(items=items), lambda _: None)
             turn = context.append(user(SUMMARY_PROMPT))
-            params = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
+            params: dict[str, Any] = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
             finished = await self._engine.run(turn, mode="stateless", **params)
         except KedgeError as error:
             to_api_error(error)  # logs the error

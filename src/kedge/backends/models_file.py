@@ -75,7 +75,8 @@ def open_model(
         made.name = name or made.name
         return made
     # Clients of this server retry themselves.
-    engine = connect(model, **{"max_retries": 0, **settings})
+    settings.setdefault("max_retries", 0)
+    engine = connect(model, **settings)
     shown = name or rest.rpartition("#")[2] or kind
     return EngineModel(
         shown,

@@ -134,7 +134,8 @@ class BatchContext:
         typed: dict[str, Any] = {} if line.schema is None else {"output": thaw(line.schema)}
         reply = await conversation.send(line.prompts[number], key=key, **typed, **options)
         if find_running(reply.turn):  # the result of a line is its answer
-            reply = await conversation.resume(**typed, **{**options, "background": False})
+            options["background"] = False
+            reply = await conversation.resume(**typed, **options)
         return json.dumps(reply.output, ensure_ascii=False) if typed else reply.text
 
     def _get_engine(self, model: str) -> Engine:

@@ -5,10 +5,11 @@ stores. The same bytes continue a conversation in any process, and two calls wit
 branches of it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
 from msgspec import structs
+from typing_extensions import TypeForm, TypeVar
 
 from kedge.chat.reply import ChatReply, ChatStream, StateWriter
 from kedge.chat.state import (
@@ -31,12 +32,15 @@ from kedge.engines import (
     Engine,
     Middleware,
     OutputSchema,
+    Reply,
     ResendLimit,
     find_filters,
     unwrap,
 )
+from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
+from kedge.errors import InvalidSetting, describe_type
 from kedge.event_loops import AsyncResource, SyncFacade, wrap_method
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
@@ -51,7 +55,7 @@ from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
 
-T = TypeVar("T")
+T = TypeVar("T", default=None)
 
 State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
@@ -130,21 +134,13 @@ class Chat(AsyncResource):
             repair=repair,
         )
 
-    @overload
     async def chat_with_state(
-        self, state: State, *blocks: Block | str, output: None = None, **options: Any
-    ) -> ChatReply[None]: ...
-    @overload
-    async def chat_with_state(
-        self, state: State, *blocks: Block | str, output: type[T] | OutputSchema[T], **options: Any
-    ) -> ChatReply[T]: ...
-    @overload
-    async def chat_with_state(
-        self, state: State, *blocks: Block | str, output: Any, **options: Any
-    ) -> ChatReply[Any]: ...
-    async def chat_with_state(
-        self, state: State, *blocks: Block | str, output: Any = None, **options: Any
-    ) -> ChatReply[Any]:
+        self,
+        state: State,
+        *blocks: Block | str,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatReply[T]:
         """Send messages and return the answer with the state to continue with.
 
         Args:
@@ -168,26 +164,23 @@ class Chat(AsyncResource):
         async with self.stream_with_state(state, *blocks, output=output, **options) as stream:
             return await stream.finish()
 
-    @overload
     def stream_with_state(
-        self, state: State, *blocks: Block | str, output: None = None, **options: Any
-    ) -> ChatStream[None]: ...
-    @overload
-    def stream_with_state(
-        self, state: State, *blocks: Block | str, output: type[T] | OutputSchema[T], **options: Any
-    ) -> ChatStream[T]: ...
-    @overload
-    def stream_with_state(
-        self, state: State, *blocks: Block | str, output: Any, **options: Any
-    ) -> ChatStream[Any]: ...
-    def stream_with_state(
-        self, state: State, *blocks: Block | str, output: Any = None, **options: Any
-    ) -> ChatStream[Any]:
+        self,
+        state: State,
+        *blocks: Block | str,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatStream[T]:
         """Send messages and return a stream of events; after the last one it has the ``answer``.
 
         Arguments and errors are those of ``chat_with_state``; errors are raised by the iteration.
         """
         start, discarded = self._load_state(state)
+        if discarded and isinstance(state, str) and not blocks:
+            raise InvalidSetting(
+                "there is no message: the first argument is the state of the last answer, or None for a new "
+                'conversation; write chat_with_state(None, "Hello")'
+            )
         turn = _build_turn(start, blocks)
         options.setdefault("keep_reasoning", self.keep_reasoning)
         stream = self.engine.stream(turn, output=output, **options)
@@ -333,13 +326,15 @@ class Chat(AsyncResource):
     inspect_state = _StateInspector()
     """Return a ``StateReport``: the content of a state, and why it would be discarded."""
 
-    def plan(self, state: State, *blocks: Block | str, **options: Any) -> RequestPlan:
+    def plan(
+        self, state: State, *blocks: Block | str, **options: Unpack[RequestOptions]
+    ) -> RequestPlan:
         """Return the plan of the request that ``chat_with_state`` would send: a dry run."""
         start, _ = self._load_state(state)
         return self.engine.plan(_build_turn(start, blocks), **options)
 
     async def probe_and_plan(
-        self, state: State, *blocks: Block | str, **options: Any
+        self, state: State, *blocks: Block | str, **options: Unpack[RequestOptions]
     ) -> RequestPlan:
         """Return the plan of the request that ``chat_with_state`` would send, after the probes that it would make."""
         start, _ = self._load_state(state)
@@ -374,6 +369,11 @@ class Chat(AsyncResource):
 
     def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
         """Return the state, or a new one with the reason why the given one was discarded."""
+        if hasattr(state, "cr_await") or isinstance(state, Reply):
+            remedy = "reply.state" if isinstance(state, Reply) else "the state of an awaited reply"
+            raise InvalidSetting(
+                f"a state must be bytes, not {describe_type(state)}; pass {remedy}"
+            )
         data = as_bytes(state)
         if not data:
             return ChatState(self.provider), None

@@ -334,7 +334,7 @@ class ChatSession:
     async def plan(self, text: str) -> str:
         """Return the plan of the next request."""
         messages = [user([text, *self.attached])] if text else []
-        options = {"streaming": True, **self.send_options}
+        options: dict[str, Any] = {"streaming": True, **self.send_options}
         return (await self.conversation.probe_and_plan(*messages, **options)).explain()
 
     async def show(self, _: str) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
+
+from typing_extensions import TypeForm, TypeVar
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation.anchor_index import add_candidates, needs_lookup, with_stored_anchors
@@ -49,8 +51,9 @@ from kedge.engines import (
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.engines.request_log import CostFunction
+from kedge.engines.request_options import RequestOptions
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, UnknownSetting
+from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, UnknownSetting, describe_type
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
@@ -67,10 +70,10 @@ from kedge.turns.frozen_json import EMPTY
 if TYPE_CHECKING:
     from kedge.conversation.sync import SyncConversation
 
-T = TypeVar("T")
+T = TypeVar("T", default=None)
 
 MEMORY_URL = "sqlite://:memory:"
-SETTING_ADVICE = "instructions are system=…, the first messages blocks=[…], options of one request arguments of send()."
+SETTING_ADVICE = "instructions are system=…, the first messages blocks=[…], options of one request arguments of send()"
 
 Concurrency = Literal["conflict", "queue"]
 """The behavior of a turn while another one of the same conversation runs."""
@@ -328,41 +331,14 @@ class Conversation(LazyConversation):
 
     # Sending
 
-    @overload
     async def send(
         self,
         *messages: Block | str,
         key: str = "",
         at: int | str | None = None,
-        output: None = None,
-        **options: Any,
-    ) -> Reply[None]: ...
-    @overload
-    async def send(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        output: type[T] | OutputSchema[T],
-        **options: Any,
-    ) -> Reply[T]: ...
-    @overload
-    async def send(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        output: Any,
-        **options: Any,
-    ) -> Reply[Any]: ...
-    async def send(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        output: Any = None,
-        **options: Any,
-    ) -> Reply[Any]:
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply[T]:
         """Send messages and return the answer after both are stored.
 
         Args:
@@ -390,45 +366,15 @@ class Conversation(LazyConversation):
         async with self.stream(*messages, key=key, at=at, output=output, **options) as stream:
             return await stream.finish()
 
-    @overload
     def stream(
         self,
         *messages: Block | str,
         key: str = "",
         at: int | str | None = None,
         keep: int | None = None,
-        output: None = None,
-        **options: Any,
-    ) -> ConversationStream[None]: ...
-    @overload
-    def stream(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        keep: int | None = None,
-        output: type[T] | OutputSchema[T],
-        **options: Any,
-    ) -> ConversationStream[T]: ...
-    @overload
-    def stream(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        keep: int | None = None,
-        output: Any,
-        **options: Any,
-    ) -> ConversationStream[Any]: ...
-    def stream(
-        self,
-        *messages: Block | str,
-        key: str = "",
-        at: int | str | None = None,
-        keep: int | None = None,
-        output: Any = None,
-        **options: Any,
-    ) -> ConversationStream[Any]:
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ConversationStream[T]:
         """Send messages and return a stream of events; after the last one it has the ``reply``.
 
         Arguments and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
@@ -439,11 +385,18 @@ class Conversation(LazyConversation):
         run = partial(self._run_once, key, blocks) if key else self._run
         return self._open_stream(partial(run, build_task), output, options)
 
-    async def resume(self, node: int | None = None, **options: Any) -> Reply[Any]:
+    async def resume(
+        self,
+        node: int | None = None,
+        *,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply[T]:
         """Continue with a question that was stored and never answered.
 
         Args:
             node: The node of the question; by default the newest one at the head.
+            output: The type of the answer.
             **options: The options of an engine's ``run``.
 
         Returns:
@@ -453,12 +406,17 @@ class Conversation(LazyConversation):
             NotInStore: There is no such question.
         """
         options.setdefault("streaming", False)
-        async with self.stream_resume(node, **options) as stream:
+        async with self.stream_resume(node, output=output, **options) as stream:
             return await stream.finish()
 
     def stream_resume(
-        self, node: int | None = None, *, restart: bool = False, output: Any = None, **options: Any
-    ) -> ConversationStream[Any]:
+        self,
+        node: int | None = None,
+        *,
+        restart: bool = False,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ConversationStream[T]:
         """Continue with a question that was stored and never answered, and return the events.
 
         Args:
@@ -499,7 +457,7 @@ class Conversation(LazyConversation):
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
         return await self._change_turn(lambda turn: turn.append(*blocks), kind)
 
-    def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
+    def plan(self, *messages: Block | str, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan of the request that ``send`` would send: a dry run.
 
         Args:
@@ -517,7 +475,9 @@ class Conversation(LazyConversation):
             return replace(plan, conditional=True)
         return plan
 
-    async def probe_and_plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
+    async def probe_and_plan(
+        self, *messages: Block | str, **options: Unpack[RequestOptions]
+    ) -> RequestPlan:
         """Return the plan of the request that ``send`` would send, after the probes that it would make.
 
         Args:
@@ -723,7 +683,12 @@ class Conversation(LazyConversation):
 
         return await self._change_turn(change)
 
-    async def regenerate(self, *, output: Any = None, **options: Any) -> Reply[Any]:
+    async def regenerate(
+        self,
+        *,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply[T]:
         """Send the last question again; the previous answer remains in the tree.
 
         Args:
@@ -740,7 +705,12 @@ class Conversation(LazyConversation):
         async with self.stream_regenerate(output=output, **options) as stream:
             return await stream.finish()
 
-    def stream_regenerate(self, *, output: Any = None, **options: Any) -> ConversationStream[Any]:
+    def stream_regenerate(
+        self,
+        *,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ConversationStream[T]:
         """Send the last question again and return the events; the previous answer remains in the tree.
 
         Args:
@@ -833,12 +803,11 @@ class Conversation(LazyConversation):
         return self.row if self.row.number else None
 
     def _open_stream(
-        self, run: Callable[[dict[str, Any]], ReplyEvents], output: Any, options: dict[str, Any]
+        self, run: Callable[[dict[str, Any]], ReplyEvents], output: Any, options: Mapping[str, Any]
     ) -> ConversationStream[Any]:
         """Return the stream of a run, with the schema of a typed answer among its options."""
         schema = None if output is None else to_output_schema(output)
-        options = {**options, "output": schema} if schema else options
-        open_events = partial(run, options)
+        open_events = partial(run, {**options, "output": schema} if schema else {**options})
         if self._is_queued:
             open_events = partial(self._wait_in_queue, open_events)
         return ConversationStream(open_events, schema)
@@ -1060,7 +1029,7 @@ def _to_engine(model: object) -> Engine:
         )
     if not isinstance(model, Engine | str):
         raise InvalidSetting(
-            f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {type(model).__name__}"
+            f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {describe_type(model)}"
         )
     return connect(model) if isinstance(model, str) else model
 

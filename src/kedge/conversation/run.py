@@ -199,7 +199,7 @@ class ConversationRun:
         self.store = task.checkpoint.store
         self.question_saved = task.resumed
         self.recorder = RunRecorder(self.store.clock)
-        options = {**self.options, "before_send": self._save_outgoing}
+        options: dict[str, Any] = {**self.options, "before_send": self._save_outgoing}
         if self.store.keep_bodies:
             options["tap"] = self.recorder.record_exchange
         with bind_fields(conversation_id=self.checkpoint.row.id):

@@ -1,10 +1,11 @@
 """The methods of a conversation for sync code."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from kedge.conversation.conversation import Conversation
 from kedge.engines import Engine
+from kedge.engines.request_options import RequestOptions
 from kedge.engines.sync import wrap_stream
 from kedge.event_loops import SyncFacade, run_sync, wrap_method, wrap_navigation
 from kedge.planning import RequestPlan
@@ -51,7 +52,7 @@ class SyncConversation(SyncFacade[Conversation]):
     responses = wrap_method(Conversation.responses)
     require_row = wrap_method(Conversation.require_row)
 
-    def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
+    def plan(self, *messages: Block | str, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan of the request that ``send`` would send; see ``Conversation.plan``."""
         return self._open().plan(*messages, **options)
 

@@ -7,7 +7,6 @@ from kedge.engines.base import (
     Events,
     Middleware,
     Request,
-    ResendLimit,
     find_filters,
     unwrap,
 )
@@ -15,6 +14,7 @@ from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply
+from kedge.engines.request_options import RequestOptions, ResendLimit
 from kedge.engines.responses import ResponsesEngine
 from kedge.engines.stream import RunStream, Stream
 
@@ -30,6 +30,7 @@ __all__ = [
     "OutputSchema",
     "Reply",
     "Request",
+    "RequestOptions",
     "ResendLimit",
     "ResponsesEngine",
     "RunStream",

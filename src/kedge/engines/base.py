@@ -13,19 +13,18 @@ an engine, so a stack of middleware is an engine too.
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeForm, TypeVar
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
@@ -35,10 +34,20 @@ from kedge.engines.reply import (
     Reply,
     run_until_valid,
 )
-from kedge.engines.request_body import KNOWN_PARAMS, check_params, combine_params
+from kedge.engines.request_body import check_params, combine_params
+from kedge.engines.request_options import (
+    KNOWN_PARAMS,
+    OPTION_NAMES,
+    BeforeSend,
+    EphemeralBlocks,
+    OfferedTools,
+    RequestOptions,
+    ResendLimit,
+    WireTap,
+)
 from kedge.engines.stream import Stream
 from kedge.engines.tool_definitions import to_definition
-from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
+from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter, describe_type
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.events.run import TurnEdited
@@ -50,43 +59,6 @@ from kedge.turns.frozen_json import EMPTY, ReadOnlyObject, copy_containers
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
-
-WireTap = Callable[[bytes, bytes, int | None], None]
-"""Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
-
-
-OfferedTools = Mapping[str, Any] | Iterable[Any]
-"""A toolbox, or functions, tools, toolboxes and tool definitions."""
-
-BeforeSend = Callable[[Turn], Awaitable[None]]
-"""Awaited with each Turn exactly as it is about to be sent."""
-
-
-EphemeralBlocks = str | SystemBlock | Iterable[str | SystemBlock]
-"""System text that is sent with the requests of one run and is not part of any Turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResendLimit:
-    """The largest full send after a loss or a change; a longer history is compacted first, or an error.
-
-    Args:
-        max_bytes: The maximum size of all blocks.
-        max_blocks: The maximum number of blocks.
-    """
-
-    max_bytes: int | None = None
-    max_blocks: int | None = None
-
-    def is_exceeded(self, plan: RequestPlan) -> bool:
-        """Return whether a full send of this plan's Turn is longer."""
-        sizes = ((plan.full_bytes, self.max_bytes), (plan.full_blocks, self.max_blocks))
-        return any(limit is not None and size > limit for size, limit in sizes)
-
-
-def to_resend_limit(limit: int | ResendLimit | None) -> ResendLimit:
-    """Return a limit that was given as a number of bytes, or None for no limit, as a `ResendLimit`."""
-    return limit if isinstance(limit, ResendLimit) else ResendLimit(limit)
 
 
 @dataclass(slots=True)
@@ -141,75 +113,35 @@ class Request:
             object.__setattr__(self, "params", params)
 
     @classmethod
-    def of(
-        cls,
-        *,
-        model: str = "",
-        mode: Mode | None = None,
-        tools: OfferedTools = (),
-        candidates: tuple[AnchorRecord, ...] = (),
-        streaming: bool = True,
-        resend_limit: int | ResendLimit | None = None,
-        tap: WireTap | None = None,
-        before_send: BeforeSend | None = None,
-        output: Any = None,
-        output_retries: int = DEFAULT_OUTPUT_RETRIES,
-        ephemeral: EphemeralBlocks = (),
-        heal: bool = True,
-        keep_reasoning: bool = True,
-        **params: Any,
-    ) -> "Request":
+    def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":
         """Make a request from keyword options.
 
         Args:
-            model: The model to use instead of the engine's.
-            mode: The mode to use instead of the conversation's or the engine's.
-            tools: Tools to offer: a toolbox, or an iterable of functions, tools, toolboxes and
-                definitions in the form of the Responses API. ``run`` and ``stream`` run the calls of
-                functions, tools and toolboxes, with the approver of the stack; calls of definitions
-                are left to the caller.
-            candidates: Further anchors that may be used, such as those of a store's index.
-            streaming: Whether the answer is streamed.
-            resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes, or blocks.
-            tap: Called with each request body, reply body and status.
-            before_send: Awaited with each Turn before it is sent.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
-            output_retries: How often an answer that does not match is requested again.
-            ephemeral: System text or system blocks of this run only: sent, but not part of the Turn.
-            heal: Whether a request that the server cannot continue is sent again in another form; if
-                not, its error is raised at once.
-            keep_reasoning: Whether to request encrypted reasoning, so that it can be sent again after the
-                server has lost a response; Turns and states are smaller without.
-            params: Members of the request body, by the names of the provider's API. Members that
-                Kedge does not know must be in the mapping ``extra_body``.
+            **options: See ``RequestOptions``.
 
         Raises:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
             InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
         """
+        given: dict[str, Any] = {**options}
+        params = {name: given.pop(name) for name in options if name not in OPTION_NAMES}
         if params:
-            check_params(params, known_options=_OPTION_NAMES)
+            check_params(params, known_options=OPTION_NAMES | {"output"})
         text: Mapping[str, Any] = params.get("text") or {}
         if output is not None and text.get("format"):
             raise UnsupportedParameter(
                 "text.format", "set one of the two", "output= determines text.format"
             )
-        functions, definitions = _split_tools(tools)
+        functions, definitions = _split_tools(given.pop("tools", ()))
         return cls(
-            model,
-            validate_mode(mode),
-            (*definitions, *_describe_tools(functions)),
-            params,
-            tuple(candidates),
-            streaming,
-            resend_limit,
-            tap=tap,
-            before_send=before_send,
+            mode=validate_mode(given.pop("mode", None)),
+            tools=(*definitions, *_describe_tools(functions)),
+            params=params,
+            candidates=tuple(given.pop("candidates", ())),
             output=None if output is None else to_output_schema(output),
-            output_retries=output_retries,
-            ephemeral=_join_ephemeral(ephemeral),
-            heal=heal,
-            keep_reasoning=keep_reasoning,
+            ephemeral=_join_ephemeral(given.pop("ephemeral", ())),
+            **given,
         )
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,16 +221,9 @@ def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
     return next((each.approver for each in iter_stack(engine) if each.approver is not None), None)
 
 
-_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
-    "params",
-    "probe",
-    "filters",
-    "applied",
-}
-
 Events = AsyncGenerator[Event, None]
 """The events of a run, ending with ``TurnFinished``, as returned by ``Engine.events``."""
-T = TypeVar("T")
+T = TypeVar("T", default=None)
 
 
 class Engine(AsyncResource, ABC):
@@ -328,17 +253,17 @@ class Engine(AsyncResource, ABC):
         """Run the request and yield its events; the last event is ``TurnFinished``."""
 
     @abstractmethod
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+    def plan(self, turn: Turn, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan for sending the Turn now, without sending it."""
 
-    async def probe_and_plan(self, turn: Turn, **options: Any) -> RequestPlan:
+    async def probe_and_plan(self, turn: Turn, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan for sending the Turn now, after the probes that the request would make.
 
         A probe asks the server who it is and what it stores; it uses no tokens.
 
         Args:
             turn: The Turn.
-            **options: The options of ``Request.of``.
+            **options: See ``RequestOptions``.
 
         Returns:
             The plan, which is not ``conditional``.
@@ -346,31 +271,29 @@ class Engine(AsyncResource, ABC):
         await unwrap(self)._make_probes(self.plan(turn, **options), **options)  # noqa: SLF001
         return self.plan(turn, **options)
 
-    async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
+    async def _make_probes(self, plan: RequestPlan, **options: Unpack[RequestOptions]) -> None:
         """Make the probes that a plan depends on; an engine without evidence about its server needs none."""
 
-    @overload
-    def stream(self, turn: Turn, *, output: None = None, **options: Any) -> "Stream[None]": ...
-    @overload
     def stream(
-        self, turn: Turn, *, output: type[T] | OutputSchema[T], **options: Any
-    ) -> "Stream[T]": ...
-    @overload
-    def stream(self, turn: Turn, *, output: Any, **options: Any) -> "Stream[Any]": ...
-    def stream(self, turn: Turn, *, output: Any = None, **options: Any) -> "Stream[Any]":
+        self,
+        turn: Turn,
+        *,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> "Stream[T]":
         """Send the Turn and return its events.
 
         Args:
             turn: The Turn to send.
             output: The type of the answer: any type that pydantic supports, or a JSON schema. At the end
                 the stream has the value as ``output``.
-            **options: The options of ``Request.of``.
+            **options: See ``RequestOptions``.
 
         Raises:
             InvalidTurn: The argument is not a Turn.
         """
         if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-            problem = f"an engine sends a Turn, not {type(turn).__name__}"
+            problem = f"an engine sends a Turn, not {describe_type(turn)}"
             raise InvalidTurn(f'{problem}; write Turn([user("…")])')
         functions, options["tools"] = _split_tools(options.get("tools", ()))
         if functions:
@@ -399,13 +322,15 @@ class Engine(AsyncResource, ABC):
             open_events, turn, filters, schema, provider=inner.name, model=model, settings=settings
         )
 
-    async def run(self, turn: Turn, *, output: Any = None, **options: Any) -> Turn:
+    async def run(
+        self, turn: Turn, *, output: Any = None, **options: Unpack[RequestOptions]
+    ) -> Turn:
         """Send the Turn, and return it with the answer appended.
 
         Args:
             turn: The Turn to send.
             output: The type of the answer; ``ask`` returns its value as well.
-            **options: The options of ``Request.of``.
+            **options: See ``RequestOptions``.
 
         Returns:
             The Turn with the answer.
@@ -417,21 +342,19 @@ class Engine(AsyncResource, ABC):
         """
         return (await self.ask(turn, output=output, **options)).turn
 
-    @overload
-    async def ask(self, turn: Turn, *, output: None = None, **options: Any) -> Reply[None]: ...
-    @overload
     async def ask(
-        self, turn: Turn, *, output: type[T] | OutputSchema[T], **options: Any
-    ) -> Reply[T]: ...
-    @overload
-    async def ask(self, turn: Turn, *, output: Any, **options: Any) -> Reply[Any]: ...
-    async def ask(self, turn: Turn, *, output: Any = None, **options: Any) -> Reply[Any]:
+        self,
+        turn: Turn,
+        *,
+        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply[T]:
         """Send the Turn, and return the reply, with a typed value if one is requested.
 
         Args:
             turn: The Turn to send.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
-            **options: The options of ``Request.of``.
+            **options: See ``RequestOptions``.
 
         Returns:
             The reply; ``reply.output`` is the value and ``reply.turn`` the Turn with the answer.
@@ -452,12 +375,12 @@ class Engine(AsyncResource, ABC):
             await stream.finish()
         return stream.reply
 
-    async def poll(self, turn: Turn, **options: Any) -> Turn:
+    async def poll(self, turn: Turn, **options: Unpack[RequestOptions]) -> Turn:
         """Wait for a response that the server generates in the background, and return the Turn with it.
 
         Args:
             turn: The Turn that ``run(turn, background=True)`` returned, also if it was stored meanwhile.
-            **options: The options of ``Request.of``.
+            **options: See ``RequestOptions``.
 
         Returns:
             The Turn with the answer.

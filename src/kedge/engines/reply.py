@@ -38,10 +38,9 @@ from kedge.turns import (
     ToolCallBlock,
     Turn,
     UserBlock,
-    snapshot_block_ids,
     user,
 )
-from kedge.turns.turn import has_prefix
+from kedge.turns.turn import find_answer_blocks
 
 log = get_logger("kedge.engines.output")
 
@@ -235,7 +234,7 @@ def read_output(schema: OutputSchema[Any], turn: Turn, sent: Turn | None = None)
     if refusal:
         count("outputs_total", outcome="refused")
         raise OutputRefused(refusal, turn)
-    texts = [block.text for block in _answer_blocks(turn, sent) if block.text]
+    texts = [block.text for block in find_answer_blocks(turn, sent) if block.text]
     if len(texts) > 1:  # some models write a remark before the message with the value
         with suppress(SchemaMismatch):
             return schema.parse(texts[-1])
@@ -254,14 +253,14 @@ def answer_text(turn: Turn, sent: Turn | None = None) -> str:
         turn: The Turn with the answer.
         sent: The Turn that was sent: its blocks are not part of the answer.
     """
-    texts = [block.text for block in _answer_blocks(turn, sent)]
+    texts = [block.text for block in find_answer_blocks(turn, sent)]
     return "\n\n".join(text for text in texts if text)
 
 
 def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
     """Return the text of the refusal in the model's last message; empty if there is none."""
     blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
-    last = (_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
+    last = (find_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
     return last[0].refusal if last else ""
 
 
@@ -274,24 +273,6 @@ def find_reasoning(turn: Turn) -> str:
         elif not isinstance(block, AssistantBlock | ToolCallBlock | OpaqueBlock):
             break
     return "\n\n".join(reversed(found))
-
-
-def _answer_blocks(turn: Turn, sent: Turn | None) -> list[AssistantBlock]:
-    """Return the assistant blocks at the end of a Turn."""
-    start, known = 0, frozenset[str]()
-    if sent is not None and has_prefix(turn, sent):
-        start = len(sent)
-    elif sent is not None:
-        known = snapshot_block_ids(sent)
-    found: list[AssistantBlock] = []
-    for block in reversed(turn[start:]):
-        if block.id in known:
-            break
-        if isinstance(block, AssistantBlock):
-            found.append(block)
-        elif not isinstance(block, ReasoningBlock | OpaqueBlock):
-            break
-    return found[::-1]
 
 
 def last_response_id(turn: Turn) -> str:

@@ -14,12 +14,10 @@ from typing import Any, cast
 
 from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.message_groups import hash_call_id
+from kedge.engines.request_options import EXTRA_BODY, KNOWN_PARAMS
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import Mode, Reason, RejectedAnchor, RequestPlan
-
-EXTRA_BODY = "extra_body"
-"""The option whose mapping is merged into the request body unchanged."""
 
 PLANNED_PARAMS: Mapping[str, str] = {
     "previous_response_id": "the plan chooses the anchor from the Turn's records",
@@ -38,52 +36,6 @@ _FORMS: Mapping[type, Callable[[Any], str]] = {
     bool: {True: "true", False: "false"}.__getitem__,
 }
 """Types with a form that takes much less time than the encoding of an object."""
-
-KNOWN_PARAMS = frozenset(
-    {
-        "background",
-        "cache_control",
-        "context_management",
-        "frequency_penalty",
-        "include",
-        "logit_bias",
-        "logprobs",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "max_tokens",
-        "max_tool_calls",
-        "metadata",
-        "moderation",
-        "n",
-        "output_config",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "prompt",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning",
-        "reasoning_effort",
-        "response_format",
-        "safety_identifier",
-        "seed",
-        "service_tier",
-        "stop",
-        "stop_sequences",
-        "store",
-        "stream_options",
-        "temperature",
-        "text",
-        "thinking",
-        "tool_choice",
-        "top_k",
-        "top_logprobs",
-        "top_p",
-        "truncation",
-        "user",
-        "verbosity",
-    }
-)
-"""Body members of the Responses, Chat Completions and Messages APIs that a caller may set."""
 
 
 def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:

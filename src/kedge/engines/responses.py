@@ -17,7 +17,7 @@ from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
-from kedge.engines.base import Engine, Request, require_running, to_resend_limit, unwrap
+from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
@@ -39,6 +39,7 @@ from kedge.engines.request_body import (
     summarize_request,
 )
 from kedge.engines.request_metrics import record_lost_context, record_plan
+from kedge.engines.request_options import to_resend_limit
 from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import identify_server
 from kedge.engines.transport import RawResponse, Transport

@@ -248,7 +248,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def reply(self) -> Reply[OutputT]:
         """The reply; available once the stream has ended."""
-        return self.build_reply(Reply, text=self.text, turn=self.turn)
+        reply: Reply[Any] = self.build_reply(Reply, text=self.text, turn=self.turn)
+        return reply
 
     @property
     def text(self) -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
 
-    from kedge.engines.base import WireTap
     from kedge.engines.http_client import HttpClient
+    from kedge.engines.request_options import WireTap
     from kedge.engines.sdk_client import Sdk, SdkClient
 
     Client: TypeAlias = HttpClient | SdkClient

@@ -18,11 +18,10 @@ from kedge.engines.base import (
     Events,
     Middleware,
     Request,
-    ResendLimit,
-    to_resend_limit,
     unwrap,
 )
 from kedge.engines.content_filter import ContentFilters
+from kedge.engines.request_options import ResendLimit, to_resend_limit
 from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished

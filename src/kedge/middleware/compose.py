@@ -24,11 +24,11 @@ from kedge.engines.base import (
     Events,
     Middleware,
     Request,
-    ResendLimit,
     TurnProbe,
     find_filters,
 )
 from kedge.engines.content_filter import ContentFilter, ContentFilters
+from kedge.engines.request_options import ResendLimit
 from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware

@@ -5,14 +5,15 @@ add providers under the entry point group ``kedge.providers``. Missing configura
 line that names the variable to set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Unpack
 
 from kedge.engines import Engine
-from kedge.errors import CannotConnect
+from kedge.errors import CannotConnect, InvalidSetting, describe_type
 from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
+from kedge.providers.settings import ConnectSettings
 
 ENTRY_POINT_GROUP = "kedge.providers"
 """The entry point group under which other packages add providers."""
@@ -20,34 +21,52 @@ ENTRY_POINT_GROUP = "kedge.providers"
 __all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers"]
 
 
-def connect(model: str, **settings: Any) -> Engine:
+def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
     """Return an engine for a model string.
 
     Args:
         model: ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``anthropic:claude-…``,
             ``ollama:model``, ``responses:<url>#model``, ``chat:<url>#model``, or ``practice`` for the
             built-in model on an embedded server, which needs neither a key nor a network.
-        settings: The settings of the engine, and for hosted providers ``api_key`` and ``base_url``.
+        **settings: The settings of the engine and of its client, see ``ConnectSettings``; for hosted providers also
+            ``api_key`` and ``base_url``.
 
     Returns:
         The engine. It connects when it is first used.
 
     Raises:
         CannotConnect: If the provider is unknown, or a key, an address or a package is missing.
+        UnknownSetting: If the engine has no setting with this name.
     """
+    if not isinstance(model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(
+            f"a model is text such as 'openai:gpt-5.1', not {describe_type(model)}"
+        )
     name, separator, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
     available = PROVIDERS if name in PROVIDERS else providers()
     if name not in available:
-        close = get_close_matches(name, available, 1)
         form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"{form}there are: {', '.join(sorted(available))}"
-        )
+        hint = f"{form}there are: {', '.join(sorted(available))}"
+        if model_string := _suggest_model(name, available):
+            hint = f"did you mean {model_string!r}? {hint}"
+        elif close := get_close_matches(name, available, 1):
+            hint = f"did you mean {close[0]!r}?"
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
+
+
+_MODEL_PROVIDERS = {"gpt": "openai", "chatgpt": "openai", "claude": "anthropic", "grok": "xai"}
+"""The providers of models whose names are well known."""
+
+
+def _suggest_model(name: str, available: Mapping[str, object]) -> str:
+    """Return the model string for a model without its provider, or with a slash; empty if it is not known."""
+    provider, slash, model = name.partition("/")
+    if slash and provider in available:
+        return f"{provider}:{model}"
+    known = _MODEL_PROVIDERS.get(name.partition("-")[0])
+    return f"{known}:{name}" if known else ""
 
 
 def names_address(model: str) -> bool:

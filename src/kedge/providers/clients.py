@@ -18,6 +18,7 @@ from kedge.engines.http_errors import (
 from kedge.engines.response_limit import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
+from kedge.providers.settings import ClientSettings
 from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
@@ -50,14 +51,6 @@ def hash_account(*credentials: str | None) -> str:
     return hashlib.blake2b(joined, key=_HASH_KEY, digest_size=8).hexdigest()
 
 
-_CLIENT_SETTINGS = (
-    "timeout",
-    "max_retries",
-    "max_response_bytes",
-    "organization",
-    "project",
-    "default_headers",
-)
 _OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
 _ACCOUNT_HEADERS = frozenset(
     {*CREDENTIAL_HEADERS, *GATEWAY_HEADERS, "openai-organization", "openai-project"}
@@ -172,7 +165,9 @@ def _read_env_headers(variable: str) -> dict[str, str]:
 
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the address and the settings of the client; a password in the address becomes a header."""
-    client_settings = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
+    client_settings = {
+        name: settings.pop(name) for name in ClientSettings.__optional_keys__ & settings.keys()
+    }
     _check_settings(client_settings)
     try:
         base = parse_base_url(base_url)

@@ -14,6 +14,7 @@ from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
 from kedge.providers.practice_memory import PRACTICE_SCOPE, get_embedded_server
+from kedge.providers.settings import make_engine
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 """The address of Ollama if ``OLLAMA_HOST`` is not set."""
@@ -132,7 +133,9 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
         unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
     )
-    return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)
+    return make_engine(
+        AnthropicEngine, model, make_client=make_client, scope=scope, advice=advice, **settings
+    )
 
 
 def _check_model(provider: str, model: str, example: str, generic: str = "") -> None:
@@ -198,8 +201,8 @@ def _build_responses_engine(
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
     _add_cache_rules(base_url, settings)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
-    return ResponsesEngine(
-        model, make_client=make_client, scope=scope, provider=provider, **settings
+    return make_engine(
+        ResponsesEngine, model, make_client=make_client, scope=scope, provider=provider, **settings
     )
 
 
@@ -220,9 +223,8 @@ def _build_chat_engine(
 ) -> Engine:
     _add_cache_rules(base_url, settings)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
-    return ChatCompletionsEngine(
-        model, make_client=make_client, scope=scope, provider=provider, advice=advice, **settings
-    )
+    settings |= {"make_client": make_client, "scope": scope, "provider": provider, "advice": advice}
+    return make_engine(ChatCompletionsEngine, model, **settings)
 
 
 _HOSTED_PROVIDERS = (

@@ -27,8 +27,15 @@ from operator import index as op_index
 from operator import is_
 from typing import Any, NoReturn, final, overload
 
-from kedge.errors import InvalidTurn
-from kedge.turns.blocks import Block, BlockBase, SystemBlock
+from kedge.errors import InvalidTurn, describe_type
+from kedge.turns.blocks import (
+    AssistantBlock,
+    Block,
+    BlockBase,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+)
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.ids import new_id
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart
@@ -125,7 +132,7 @@ class Turn:
         """Construct a Turn; see the class docstring."""
         if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTurn(
-                f"a Turn must have blocks, not {type(blocks).__name__}; use Turn([user(...)])"
+                f"a Turn must have blocks, not {describe_type(blocks)}; use Turn([user(...)])"
             )
         blocks = tuple(blocks)
         _check_blocks(blocks)
@@ -149,6 +156,11 @@ class Turn:
         if blocks is None:
             blocks = memo.blocks = tuple(memo.lineage.blocks[: memo.length])
         return blocks
+
+    @property
+    def text(self) -> str:
+        """The text of the answer at the end; empty if the Turn ends with another message."""
+        return "\n\n".join(block.text for block in find_answer_blocks(self) if block.text)
 
     @property
     def leading(self) -> tuple[Block, ...]:
@@ -458,6 +470,24 @@ def cache_index(turn: Turn, value: object, count: int) -> None:
     turn._memo.lineage.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
+def find_answer_blocks(turn: Turn, sent: Turn | None = None) -> list[AssistantBlock]:
+    """Return the assistant blocks at the end of a Turn; blocks of ``sent`` are not part of the answer."""
+    start, known = 0, frozenset[str]()
+    if sent is not None and has_prefix(turn, sent):
+        start = len(sent)
+    elif sent is not None:
+        known = snapshot_block_ids(sent)
+    found: list[AssistantBlock] = []
+    for block in reversed(turn[start:]):
+        if block.id in known:
+            break
+        if isinstance(block, AssistantBlock):
+            found.append(block)
+        elif not isinstance(block, ReasoningBlock | OpaqueBlock):
+            break
+    return found[::-1]
+
+
 def count_leading(blocks: Sequence[Block]) -> int:
     """Return the number of system blocks at the start."""
     for index, block in enumerate(blocks):
@@ -469,7 +499,7 @@ def count_leading(blocks: Sequence[Block]) -> int:
 def _check_blocks(blocks: Iterable[object]) -> None:
     for block in blocks:
         if not isinstance(block, BlockBase):
-            kind = type(block).__name__
+            kind = describe_type(block)
             match block:
                 case ImagePart() | FilePart() | OpaquePart():
                     remedy = 'put it into a message: user(["text", part])'

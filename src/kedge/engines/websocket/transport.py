@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from openai.resources.responses.responses import AsyncResponsesConnection
     from websockets.http11 import Response as HandshakeResponse
 
-    from kedge.engines.base import WireTap
+    from kedge.engines.request_options import WireTap
     from kedge.engines.transport import AnyClient
 
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
