@@ -228,7 +228,7 @@ async def lose_every_response(server: TestServer) -> None:
 
 @reproduces("HeadConflict")
 async def continue_twice_at_once(server: TestServer) -> None:
-    async with await open_store("sqlite://:memory:") as store, open_engine(server) as engine:
+    async with open_store("sqlite://:memory:") as store, open_engine(server) as engine:
         one = await Conversation.create(engine, store=store)
         two = await Conversation.open(engine, store=store, id=one.id)
         await one.send("One")
@@ -280,7 +280,7 @@ async def set_another_model(server: TestServer) -> None:
 
 @reproduces("401, 403 or 429 from `kedge serve`")
 async def call_without_permission(server: TestServer) -> None:
-    async with await open_store("sqlite://:memory:") as store:
+    async with open_store("sqlite://:memory:") as store:
         registry = TokenRegistry(store, lambda: 600.0)
         secrets = {
             name: (await registry.add(name, **options))[1]
