@@ -6,7 +6,9 @@ without stored responses. Each is followed by a conversation with a server whose
 (``law.memory_fuzzer``), with each level of trust, with encrypted reasoning and with images, with a dry run before
 every request, by the same script through a chained client or the proxy, whose reports are checked
 (``law.program_fuzzer``), and by branches in
-conversation objects that several processes continue (``law.object_fuzzer``). Several processes run at the same time.
+conversation objects that several processes continue (``law.object_fuzzer``). Last, stored
+conversations are run, and everything that is said about each request is compared with the wire (``law.record_fuzzer``).
+Several processes run at the same time.
 """
 
 import logging
@@ -16,6 +18,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -27,9 +30,13 @@ from law.memory_fuzzer import BEHAVIORS, CONTENTS, LATE_BEHAVIORS, MemoryFuzzer,
 from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
 from law.object_fuzzer import ObjectFuzzer, ObjectStats
 from law.program_fuzzer import DOORS, ProgramFuzzer
+from law.record_fuzzer import RecordFuzzer
+from law.record_fuzzer import choose_actions as choose_record_actions
+from law.record_views import RecordStats
 
 ACTIONS_PER_ROUND = 60
 OBJECT_ACTIONS_PER_ROUND = 25
+RECORD_ACTIONS_PER_ROUND = 30
 MESSAGES_PER_ROUND = 20
 UNSUITABLE = frozenset({"report_usage=none", "lone_surrogate"})
 """Faults that are not used with programs: without counts it cannot be recognized that a server does not use what it
@@ -74,7 +81,7 @@ def count_excess(stats: MemoryStats, trust: str, in_flight: int) -> int:
     return max(stats.wrong - in_flight, stats.wrong - stats.flagged) + stats.contradicted
 
 
-def run_program_round(seed: int, stats: MemoryStats) -> int:
+def run_program_round(seed: int, stats: MemoryStats, records: RecordStats) -> int:
     """Run a script through a chained client or the proxy; return the number of unacceptable wrong answers."""
     rng = random.Random(seed)
     behaviors = [name for name in BEHAVIORS if UNSUITABLE.isdisjoint(BEHAVIORS[name])]
@@ -82,6 +89,7 @@ def run_program_round(seed: int, stats: MemoryStats) -> int:
     late = rng.choice(("", *LATE_BEHAVIORS))
     has_reasoning, trust = rng.random() < 0.3, choose_trust(rng)
     fuzzer = ProgramFuzzer(rng, behavior, DOORS[seed % 2], streaming, trust, has_reasoning, stats)
+    fuzzer.records = records
     fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
     # A stream cannot be held back: it may show one wrong answer each time that a server begins to forget.
     in_flight = (bool(late) + bool(BEHAVIORS[behavior])) if streaming else 0
@@ -93,16 +101,26 @@ async def run_object_round(seed: int, stats: ObjectStats) -> None:
     await ObjectFuzzer(random.Random(seed), stats).run(OBJECT_ACTIONS_PER_ROUND)
 
 
-def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, ObjectStats, int]:
+async def run_record_round(seed: int, stats: RecordStats) -> None:
+    """Run a script in stored conversations, and compare everything that is said about its requests."""
+    rng = random.Random(seed)
+    with TemporaryDirectory() as folder:
+        async with RecordFuzzer(rng, str(Path(folder) / "store.db"), stats) as fuzzer:
+            await fuzzer.run(choose_record_actions(rng, RECORD_ACTIONS_PER_ROUND))
+
+
+def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, ObjectStats, RecordStats, int]:
     """Run the rounds of a seed; return their statistics and the number of unacceptable wrong answers."""
     logging.getLogger().addHandler(logging.NullHandler())  # broken connections are intended here
     tally, memory, program, objects = FuzzStats(), MemoryStats(), MemoryStats(), ObjectStats()
     anyio.run(run_round, seed, tally)
     excess = anyio.run(run_memory_round, seed, memory)
-    excess += run_program_round(seed, program)
+    records = RecordStats()
+    excess += run_program_round(seed, program, records)
     add_stats(memory, program)
     anyio.run(run_object_round, seed, objects)
-    return tally, memory, objects, excess
+    anyio.run(run_record_round, seed, records)
+    return tally, memory, objects, records, excess
 
 
 def add_stats(total: Any, part: Any) -> None:
@@ -117,13 +135,15 @@ def main(count: int, seed: int, workers: int) -> int:
     from rich.progress import Progress
 
     tally, memory, objects, excess = FuzzStats(), MemoryStats(), ObjectStats(), 0
+    records = RecordStats()
     seeds = range(seed, seed + max(1, -(-count // ACTIONS_PER_ROUND)))
     with (
         Progress(disable=not sys.stderr.isatty()) as progress,
         ProcessPoolExecutor(min(workers, len(seeds))) as pool,
     ):
         task = progress.add_task("playing", total=len(seeds))
-        for number, (one, two, three, beyond) in zip(seeds, pool.map(run_seed, seeds), strict=True):
+        results = zip(seeds, pool.map(run_seed, seeds), strict=True)
+        for number, (one, two, three, four, beyond) in results:
             if one.incoherent or one.stale_reasoning:
                 print(f"incoherent with seed {number}:\n{one.first_incoherent}")
             if beyond:
@@ -133,6 +153,9 @@ def main(count: int, seed: int, workers: int) -> int:
                 print(f"conversation objects with seed {number}:\n{three.first_wrong}")
             add_stats(memory, two)
             add_stats(objects, three)
+            if four.differences:
+                print(f"records with seed {number}:\n{four.first_difference}")
+            add_stats(records, four)
             excess += beyond
             progress.advance(task)
     best, full = max(tally.best_bytes, 1), max(tally.full_bytes, 1)
@@ -162,7 +185,9 @@ def main(count: int, seed: int, workers: int) -> int:
     print(f"wrong, reported     {objects.flagged:>12,}")
     print(f"wrong, not reported {objects.unreported:>12,}   (must be 0)")
     print(f"tools run again     {objects.repeated:>12,}   (must be 0)")
-    is_wrong = objects.unreported or objects.repeated or excess
+    print(f"requests compared   {records.requests:>12,}   {records.plans:,} of them with a dry run")
+    print(f"differences         {records.differences:>12,}   (must be 0)")
+    is_wrong = objects.unreported or objects.repeated or records.differences or excess
     return 1 if tally.incoherent or tally.stale_reasoning or is_wrong else 0
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -11,8 +11,10 @@ import httpx2
 from openai import OpenAI, OpenAIError
 
 from kedge.incremental import chain, chain_report
+from kedge.server.request_log import RecordedRequest
 from kedge.testing import TestServer, serve
 from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats, is_visible_loss
+from law.record_views import RecordStats
 from normalization import normalize_items
 from proxy.running import serve_proxy
 
@@ -33,6 +35,7 @@ class ProgramFuzzer:
     reasoning: bool = False
     stats: MemoryStats = field(default_factory=MemoryStats)
     history: list[Item] = field(default_factory=list[Item])
+    records: RecordStats = field(default_factory=RecordStats)
     _sent: int = 0
 
     def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
@@ -106,17 +109,41 @@ class ProgramFuzzer:
             )
             found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
             self.stats.first_wrong = self.stats.first_wrong or found
+        self._compare_record(posted, self._read_report(client)["recent"][-1], answer.id or "")
         self.history += [_to_input(item.model_dump(exclude_none=True)) for item in answer.output]
 
+    def _compare_record(
+        self, posted: list[RecordedRequest], record: Item, response_id: str
+    ) -> None:
+        """Compare the record of a request with the body that was answered."""
+        self.records.requests += 1
+        wire = {
+            "anchor": posted[-1].body.get("previous_response_id", ""),
+            "sent_bytes": len(posted[-1].raw),
+            "sent_blocks": len(posted[-1].body["input"]),
+            "full_blocks": len(self.history),
+            "response_id": response_id,
+            "is_healed": len(posted) > 1,
+        }
+        record = {**record, "is_healed": bool(record["healed"])}
+        for name, value in wire.items():
+            if record[name] != value:
+                found = f"{self.door}, {self.behavior}: {name} is {value!r}, not {record[name]!r}"
+                self.records.report(found)
+
     def _count_lost(self, client: OpenAI) -> int:
-        """Return the losses in the report, once it has all requests: a proxy reports after the end of a stream."""
+        return self._read_report(client)["lost"]
+
+    def _read_report(self, client: OpenAI) -> Item:
+        """Return the report, once it has all requests: a proxy reports after the end of a stream."""
         if self.door == "chain":
-            return chain_report(client).lost
+            found = chain_report(client)
+            return {"lost": found.lost, "recent": [asdict(each) for each in found.recent]}
         deadline = monotonic() + 60
         while True:
             report: Any = httpx2.get(f"{str(client.base_url).removesuffix('v1/')}report").json()
             if report["requests"] >= self._sent or monotonic() > deadline:
-                return report["lost"]
+                return report
 
 
 def _to_input(item: Item) -> Item:

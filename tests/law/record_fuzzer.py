@@ -22,7 +22,7 @@ from kedge.planning import RequestPlan
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 from kedge.turns import UserBlock
-from law.record_views import RequestViews, RunResult
+from law.record_views import RecordStats, RequestViews, RunResult
 
 PROMPTS = (
     "Line {n}",
@@ -50,20 +50,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "stateless": {"mode": "stateless"},
 }
 """The settings of the engine of each kind."""
-
-
-@dataclass(slots=True)
-class RecordStats:
-    """The results of a campaign."""
-
-    requests: int = 0
-    chained: int = 0
-    healed: int = 0
-    failed: int = 0
-    plans: int = 0
-    """The number of dry runs that were compared with a request."""
-    differences: int = 0
-    first_difference: str = ""
 
 
 async def alpha() -> str:

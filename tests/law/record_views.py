@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import httpx2
 from opentelemetry.sdk.trace import TracerProvider
@@ -33,9 +33,6 @@ from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService
 
-if TYPE_CHECKING:
-    from law.record_fuzzer import RecordStats
-
 PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 Facts = dict[str, Any]
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
@@ -55,6 +52,25 @@ SPAN_FACTS = {
     "response_id": otel.RESPONSE_ID,
 }
 """The attribute of a span with each fact."""
+
+
+@dataclass(slots=True)
+class RecordStats:
+    """The results of a campaign."""
+
+    requests: int = 0
+    chained: int = 0
+    healed: int = 0
+    failed: int = 0
+    plans: int = 0
+    """The number of dry runs that were compared with a request."""
+    differences: int = 0
+    first_difference: str = ""
+
+    def report(self, difference: str) -> None:
+        """Count a difference, and retain the first one."""
+        self.differences += 1
+        self.first_difference = self.first_difference or difference
 
 
 def is_create_request(request: RecordedRequest) -> bool:
@@ -79,7 +95,7 @@ class RunResult:
 class RequestViews:
     """All views of the requests in a store, and the differences that were found between them."""
 
-    def __init__(self, store: Store, servers: Sequence[TestServer], stats: "RecordStats") -> None:
+    def __init__(self, store: Store, servers: Sequence[TestServer], stats: RecordStats) -> None:
         self.store, self.servers, self.stats = store, servers, stats
         self._spans = InMemorySpanExporter()
         self._tracing = TracerProvider()
@@ -178,10 +194,9 @@ class RequestViews:
                 self._report(f"{place} {name} ({what})", value, record[name])
 
     def _report(self, place: str, found: object, expected: object) -> None:
-        self.stats.differences += 1
         text = f"{place}: {found!r}, not {expected!r}"
         self._history.append(text)
-        self.stats.first_difference = self.stats.first_difference or text
+        self.stats.report(text)
 
     @property
     def differences(self) -> Sequence[str]:
