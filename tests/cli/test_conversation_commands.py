@@ -652,11 +652,12 @@ def test_delete_needs_confirmation_and_retains_forks(server: TestServer) -> None
 
 def test_old_conversations_are_deleted(server: TestServer, store_path: Path) -> None:
     """Conversations are deleted by age and tag, after a confirmation."""
-    assert run_json("delete", "--older-than", "1h", "--yes") == {"deleted": []}
+    assert run_json("delete", "--older-than", "1h", "--yes")["deleted"] == []
     with closing(sqlite3.connect(store_path)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
         database.execute("UPDATE nodes SET created_at = created_at - 7200")
-    assert run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes") == {"deleted": []}
+    other = run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes")
+    assert other["deleted"] == []
     declined = run_command("delete", "--older-than", "1h", stdin="n\n")
     assert declined.exit_code == 1
     assert "Delete 2 conversations permanently?" in declined.stderr
