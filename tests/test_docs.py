@@ -79,7 +79,7 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     """The chat of the README and each program of the tutorial run with only the files of the wheel."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    (wheel,) = tmp_path.glob("kedge-*.whl")
+    (wheel,) = tmp_path.glob("kedge_llm-*.whl")
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
     with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python

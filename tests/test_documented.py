@@ -284,7 +284,7 @@ def test_every_dependency_and_extra_is_documented() -> None:
     required = sorted(re.split(r"[^\w-]", each)[0] for each in project["dependencies"])
     assert sorted(re.findall(r"^\| `([\w-]+)` \| .+ \| \d", page, re.MULTILINE)) == required
     extras = sorted(project["optional-dependencies"])
-    assert sorted(re.findall(r"^\| `kedge\[(\w+)\]` \| .+ \|$", page, re.MULTILINE)) == extras
+    assert sorted(re.findall(r"^\| `kedge-llm\[(\w+)\]` \| .+ \|$", page, re.MULTILINE)) == extras
 
 
 def default(function: Callable[..., Any], name: str) -> Any:

@@ -106,7 +106,7 @@ def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
 
 def test_the_version_is_the_installed_one() -> None:
     """``kedge.__version__`` is that of the package's metadata, the only place where it is written."""
-    assert kedge.__version__ == version("kedge")
+    assert kedge.__version__ == version("kedge-llm")
 
 
 def test_the_list_of_names_is_short() -> None:

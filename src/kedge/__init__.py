@@ -112,7 +112,7 @@ else:
     def __getattr__(name: str) -> Any:
         """Load a public name on first use, or return the installed version."""
         if name == "__version__":
-            return import_module("importlib.metadata").version("kedge")
+            return import_module("kedge.version").get_version()
         if name not in HOMES:
             raise AttributeError(f"module 'kedge' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(HOMES[name]), name)

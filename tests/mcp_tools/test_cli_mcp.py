@@ -77,7 +77,7 @@ def test_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "mcp", None)
     done = run("chat", "--mcp", "server", stdin="hi")
     assert done.exit_code == 1
-    assert "pip install 'kedge[mcp]'" in done.output
+    assert "pip install 'kedge-llm[mcp]'" in done.output
 
 
 def test_batch_uses_mcp_tools(folder: Path, server: str) -> None:

@@ -289,7 +289,7 @@ async def test_unreachable_server_is_reported() -> None:
 def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the extra to install."""
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(CannotConnect, match=r"pip install 'kedge\[mcp\]'"):
+    with pytest.raises(CannotConnect, match=r"pip install 'kedge-llm\[mcp\]'"):
         mcp_tools("server")
 
 

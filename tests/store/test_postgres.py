@@ -156,7 +156,7 @@ async def test_server_messages_are_passed_on(empty_url: str) -> None:
 async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the optional dependency, the message names the extra to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(CannotOpenStore, match=r"pip install 'kedge\[postgres\]'"):
+    with pytest.raises(CannotOpenStore, match=r"pip install 'kedge-llm\[postgres\]'"):
         await open_store("postgresql://localhost/kedge")
 
 

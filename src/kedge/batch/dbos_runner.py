@@ -109,7 +109,9 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
     try:
         from dbos import DBOS, DBOSClient
     except ImportError as error:
-        raise InvalidBatch("the runner needs the extra dbos: pip install 'kedge[dbos]'") from error
+        raise InvalidBatch(
+            "the runner needs the extra dbos: pip install 'kedge-llm[dbos]'"
+        ) from error
     from kedge.batch.worker import APPLICATION_NAME
 
     if url.startswith("sqlite") and sqlite3.sqlite_version_info < MIN_SQLITE:

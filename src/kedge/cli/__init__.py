@@ -152,7 +152,7 @@ def choose_color() -> bool | None:
 
 
 @click.group("kedge", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kedge", prog_name="kedge")
+@click.version_option(package_name="kedge-llm", prog_name="kedge")
 @click.option(
     "-v",
     "--verbose",

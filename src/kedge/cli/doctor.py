@@ -39,6 +39,7 @@ from kedge.config import (
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
 from kedge.text.display import format_size, pluralize, sanitize_text
+from kedge.version import get_version
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
@@ -90,7 +91,7 @@ def check_versions() -> Iterator[Check]:
     """Check the versions of Python, Kedge and its dependencies."""
     machine = f"{platform.system()} {platform.machine()}"
     yield Check("python", "ok", f"{platform.python_version()} on {machine}")
-    yield Check("kedge", "ok", metadata.version("kedge"))
+    yield Check("kedge", "ok", get_version())
     missing = [name for name in REQUIRED_PACKAGES if not _package_version(name)]
     found = ", ".join(
         f"{name} {_package_version(name)}" for name in REQUIRED_PACKAGES if _package_version(name)
@@ -107,7 +108,7 @@ def check_versions() -> Iterator[Check]:
         for name, (extra, use) in OPTIONAL_PACKAGES.items()
         if not _package_version(name)
     ]
-    hint = f"pip install 'kedge[…]' for: {', '.join(absent)}." if absent else ""
+    hint = f"pip install 'kedge-llm[…]' for: {', '.join(absent)}." if absent else ""
     yield Check("extras", "ok", ", ".join(installed) or "none", hint)
 
 

@@ -340,7 +340,7 @@ def _import_driver() -> tuple[Any, Any]:
     try:
         import psycopg
     except ImportError:
-        message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
+        message = "PostgreSQL needs its driver: pip install 'kedge-llm[postgres]'"
         raise CannotOpenStore(message) from None
     from kedge.database import connections
 

@@ -117,4 +117,4 @@ def require_mcp() -> None:
     try:
         from mcp import Client as _  # noqa: F401 - versions before 2 do not have it
     except ImportError as error:
-        raise CannotConnect("MCP needs a package: pip install 'kedge[mcp]'") from error
+        raise CannotConnect("MCP needs a package: pip install 'kedge-llm[mcp]'") from error

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any
 
 import anyio
@@ -32,6 +31,7 @@ from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
 from kedge.tools.output import redact_secrets
 from kedge.turns import Part
+from kedge.version import get_version
 
 log = get_logger("kedge.mcp")
 
@@ -169,7 +169,7 @@ class McpConnection(ToolSource):
             async with Client(
                 self.address.open(self.notes, self.options.timeout),
                 message_handler=self._handle_message,
-                client_info=types.Implementation(name="kedge", version=version("kedge")),
+                client_info=types.Implementation(name="kedge", version=get_version()),
                 cache=None,
             ) as client:
                 self.tools = await self._list_tools(client)

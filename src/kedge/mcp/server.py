@@ -6,7 +6,6 @@ are redacted by ``run_calls``. The server translates between a toolbox and the p
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -33,6 +32,7 @@ from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
 from kedge.turns.text_format import describe, format_part
+from kedge.version import get_version
 
 MAX_OUTPUT = 50_000
 """Maximum characters of one result."""
@@ -194,7 +194,7 @@ def create_mcp_server(toolbox: Toolbox, *, instructions: str = INSTRUCTIONS) -> 
 
     return Server(
         "kedge",
-        version=version("kedge"),
+        version=get_version(),
         instructions=instructions,
         on_list_tools=list_tools,
         on_call_tool=call_tool,

@@ -81,7 +81,9 @@ def _get_tracer() -> "Tracer":
     try:
         from opentelemetry.trace import get_tracer
     except ImportError as error:
-        raise CannotConnect("trace needs OpenTelemetry's API: pip install 'kedge[otel]'") from error
+        raise CannotConnect(
+            "trace needs OpenTelemetry's API: pip install 'kedge-llm[otel]'"
+        ) from error
     return get_tracer("kedge")
 
 

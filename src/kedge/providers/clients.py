@@ -3,8 +3,6 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +18,7 @@ from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
 from kedge.providers.settings import ClientSettings
 from kedge.security.urls import parse_base_url
+from kedge.version import get_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,11 +102,6 @@ def prepare_anthropic_client(
     return lambda: _make_client(errors, headers, client_settings), scope
 
 
-@cache
-def _get_user_agent() -> str:
-    return f"kedge/{version('kedge')}"  # which reads the metadata of the installed package
-
-
 def _make_client(
     errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
 ) -> "HttpClient":
@@ -121,7 +115,7 @@ def _make_client(
 
     return HttpClient(
         errors,
-        _merge_headers({"User-Agent": _get_user_agent()}, headers),
+        _merge_headers({"User-Agent": f"kedge/{get_version()}"}, headers),
         timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
         max_response_bytes=settings.get("max_response_bytes"),

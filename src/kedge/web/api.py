@@ -4,7 +4,6 @@ import math
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,6 +27,7 @@ from kedge.store.summaries import (
 )
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
+from kedge.version import get_version
 from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.openapi import (
@@ -555,7 +555,7 @@ OPERATIONS: tuple[Operation, ...] = (
 @cache
 def get_openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the API, which is built when it is first needed."""
-    return build_openapi(OPERATIONS, version("kedge"))
+    return build_openapi(OPERATIONS, get_version())
 
 
 async def read_openapi(_: Request) -> Response:
