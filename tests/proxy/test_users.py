@@ -14,8 +14,7 @@ from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import InvalidStatus
 
 from kedge.errors import StoreBusy
-from kedge.proxy.access import create_policy
-from kedge.proxy.usage import UsageReader, estimate_tokens
+from kedge.proxy.access import UsageReader, create_policy, estimate_tokens
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
 from kedge.server.settings import Limits
 from kedge.store import Store, TokenRegistry

@@ -1,8 +1,8 @@
-"""Access to a proxy: tokens, users and rate limits.
+"""Access to a proxy: tokens, users and rate limits, and the token counts of what it passes on.
 
 A client's ``Authorization`` header is for the upstream, so it sends the token of the proxy in a separate
 header, ``x-kedge-token``, which is not forwarded. This is the token that the proxy was started with, or a
-named token of a user from the proxy's store.
+named token of a user from the proxy's store. The tokens of a request are estimated before, and read on the way.
 """
 
 from collections import deque
@@ -12,7 +12,6 @@ from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.proxy.usage import UsageReader, estimate_tokens, read_member
 from kedge.server.access import (
     LOOPBACK_NAMES,
     AccessPolicy,
@@ -21,13 +20,193 @@ from kedge.server.access import (
     parse_host_name,
     read_header,
 )
-from kedge.server.error_response import EscapedJSONResponse
+from kedge.server.front_end import EscapedJSONResponse
 from kedge.server.request_log import FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
+
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from kedge.errors import StreamTooLarge
+from kedge.events.sse import SSEDecoder
+from kedge.incremental.rewrite import MAX_BODY_BYTES
+from kedge.observe import get_logger
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.text.json_text import decode
+from kedge.tokens import count_text
+
+log = get_logger("kedge.proxy")
+
+INPUT_COUNTS = (
+    "input_tokens",
+    "prompt_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+)
+"""Members with input tokens: OpenAI's counts, or Anthropic's, which counts cached tokens separately."""
+OUTPUT_COUNTS = ("output_tokens", "completion_tokens")
+OUTPUT_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+"""Members of a request that limit its output."""
+BYTES_PER_TOKEN = 4
+"""The bytes of a request for each estimated token of its input."""
+COUNTED_DELTAS = 1_000
+"""The number of deltas of a stream that are counted together."""
+NOT_WRITTEN = frozenset({"type", "role", "id", "signature"})
+"""Members of a delta that are not text of the model."""
+_ENCODED_DATA = re.compile(rb"[A-Za-z0-9+/=_-]{1000,}")
+
+
+class Estimate(NamedTuple):
+    """The estimated tokens of a request."""
+
+    input: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        """The tokens to reserve."""
+        return self.input + self.output
+
+
+def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
+    """Estimate the tokens of a request: those of its text, and the largest output that it allows.
+
+    Args:
+        body: The body of the request, if it is known.
+        length: Its size otherwise.
+    """
+    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    size = len(_ENCODED_DATA.sub(b"", data)) or length  # images and files are no text
+    members = _get_members(_parse(data))
+    limits = [_read_count(members, name) for name in OUTPUT_LIMITS]
+    output = max(limits) or DEFAULT_OUTPUT_TOKENS
+    return Estimate(size // BYTES_PER_TOKEN, output * (_read_count(members, "n") or 1))
+
+
+class UsageReader:
+    """A reader of the token counts of a response, of any API, while it is passed on.
+
+    What passed of a stream counts as well, if it ends without its usage.
+
+    Args:
+        content_type: The content type of the response, which must not be compressed.
+        input_tokens: The estimated input, for streams that end without their usage.
+    """
+
+    def __init__(self, content_type: str, input_tokens: int = 0) -> None:
+        self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
+        self._body = bytearray()
+        self._input = self._output = self._passed = 0
+        self._input_estimate = input_tokens
+        self._texts: list[str] = []
+
+    def feed(self, chunk: bytes) -> None:
+        """Read more of the response."""
+        if self._events is None:
+            self._body += chunk[: MAX_BODY_BYTES - len(self._body)]
+            return
+        try:
+            for message in self._events.feed(chunk):
+                self.read(message.data)
+        except StreamTooLarge:
+            log.warning("the tokens of a response could not be counted: an event is too large")
+            self._events = SSEDecoder()
+
+    def finish(self) -> int:
+        """Return the tokens of the response: those of its input and its output."""
+        if self._events is None and self._body.startswith((b"data:", b"event:", b":")):
+            self._events = SSEDecoder()  # some servers send streams without their content type
+            self.feed(bytes(self._body) + b"\n\n")
+        elif self._body:
+            self.read(self._body)
+            if self._body.startswith(b"{") and _parse(self._body) is None:  # cut off
+                self._passed += len(self._body) // BYTES_PER_TOKEN
+        self._count_passed()
+        if self._passed and not self._input:
+            self._input = self._input_estimate
+        return self._input + self._output + self._passed
+
+    def read(self, data: str | bytes | bytearray) -> None:
+        """Read a response or an event."""
+        value = _parse(data)
+        if value is None:
+            return
+        input_tokens, output_tokens = find_token_counts(value)
+        # The events of a stream repeat or complete the counts: the largest ones are those of the response.
+        self._input = max(self._input, input_tokens)
+        if output_tokens > self._output:
+            self._output, self._passed, self._texts = output_tokens, 0, []
+        self._texts += _iter_deltas(value)
+        if len(self._texts) >= COUNTED_DELTAS:
+            self._count_passed()
+
+    def _count_passed(self) -> None:
+        self._passed += count_text("".join(self._texts))
+        self._texts = []
+
+
+def find_token_counts(value: Any) -> tuple[int, int]:
+    """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
+    containers = [value, *(_get_object(value, name) for name in ("response", "message"))]
+    usages = [_get_object(container, "usage") for container in containers]
+    return (
+        max(sum(_read_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
+        max(sum(_read_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
+    )
+
+
+def read_member(data: str | bytes, name: str) -> Any:
+    """Return a member of a JSON object if it is a text, else None."""
+    member = _get_members(_parse(data)).get(name)
+    return member if isinstance(member, str) else None
+
+
+def _parse(data: str | bytes | bytearray) -> Any:
+    try:
+        return decode(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _iter_deltas(value: Any) -> Iterator[str]:
+    """Yield the texts in an event of a stream."""
+    event = _get_members(value)
+    choices: Any = event.get("choices")
+    listed = cast("list[Any]", choices) if isinstance(choices, list) else []
+    for each in (event, *listed):
+        yield from _iter_texts(_get_members(each).get("delta"))
+
+
+def _iter_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _iter_texts(each)
+    else:
+        for name, member in _get_members(value).items():
+            if name not in NOT_WRITTEN:
+                yield from _iter_texts(member)
+
+
+def _get_members(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _get_object(value: Any, name: str) -> Mapping[str, Any]:
+    return _get_members(_get_members(value).get(name))
+
+
+def _read_count(usage: Mapping[str, Any], name: str) -> int:
+    count = usage.get(name)
+    return max(count, 0) if isinstance(count, int) else 0
+
 
 TOKEN_HEADER = "x-kedge-token"
 LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})

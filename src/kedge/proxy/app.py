@@ -37,17 +37,19 @@ from kedge.planning.fallback import name_send
 from kedge.proxy.access import (
     PLAN_KEY,
     TOKEN_HEADER,
+    Estimate,
     ProxyFrontEnd,
     SocketMeter,
+    UsageReader,
     build_error,
     build_rejection,
     create_policy,
+    estimate_tokens,
     is_limited,
 )
-from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens
 from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
-from kedge.server.error_response import EscapedJSONResponse
+from kedge.server.front_end import EscapedJSONResponse
 from kedge.server.request_log import RequestMiddleware
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry

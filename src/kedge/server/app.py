@@ -22,11 +22,6 @@ from kedge.errors import StoreError
 from kedge.server.anthropic import endpoint as messages
 from kedge.server.background import BackgroundJobs
 from kedge.server.chat_completions import endpoint as chat_completions
-from kedge.server.error_response import (
-    build_error_response,
-    format_allowed_methods,
-    is_anthropic,
-)
 from kedge.server.errors import (
     DATABASE_UNAVAILABLE,
     METHOD_NOT_ALLOWED,
@@ -35,7 +30,12 @@ from kedge.server.errors import (
     ApiError,
 )
 from kedge.server.faults.middleware import FaultMiddleware
-from kedge.server.front_end import ServerFrontEnd
+from kedge.server.front_end import (
+    ServerFrontEnd,
+    build_error_response,
+    format_allowed_methods,
+    is_anthropic,
+)
 from kedge.server.http import get_service, respond_encoded, respond_json
 from kedge.server.models import Model
 from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
@@ -210,10 +210,11 @@ def create_app(
             await asyncio.wait(tasks)
             await service.aclose()
 
-    front = ServerFrontEnd(service.access, settings.faults)
+    faults = settings.faults
+    front = ServerFrontEnd(service.access, lambda: faults is not None and faults.hides_server)
     middleware = [Middleware(RequestMiddleware, front, listener, on_finish, reply_bytes)]
-    if settings.faults is not None:
-        middleware.append(Middleware(FaultMiddleware, settings.faults))
+    if faults is not None:
+        middleware.append(Middleware(FaultMiddleware, faults))
     app = Starlette(
         routes=[*ROUTES, *WEBSOCKET_ROUTES],
         middleware=middleware,

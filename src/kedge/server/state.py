@@ -17,8 +17,8 @@ from kedge.server.encrypted_content import (
     expand_compaction,
     parse_reasoning_payload,
 )
-from kedge.server.error_response import build_access_error
 from kedge.server.errors import MODEL_NOT_FOUND
+from kedge.server.front_end import build_access_error
 from kedge.server.item_forms import Item, NodeKeys
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache

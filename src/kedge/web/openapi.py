@@ -27,8 +27,8 @@ from kedge.errors import (
     NotInStore,
     StoreError,
 )
-from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.errors import ApiError
+from kedge.server.front_end import EscapedJSONResponse
 from kedge.server.http import collect_body
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json

@@ -30,7 +30,7 @@ from kedge.server.access import (
     Rejection,
     read_bearer_token,
 )
-from kedge.server.error_response import EscapedJSONResponse
+from kedge.server.front_end import EscapedJSONResponse
 from kedge.server.request_log import FrontEnd
 from kedge.store import AccessToken, TokenRegistry, TokenUse
 

@@ -1,0 +1,124 @@
+"""The rules of access hold for every front end: the server, the page, the proxy and MCP servers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.responses import PlainTextResponse
+
+from kedge.errors import StoreBusy
+from kedge.mcp.server import McpFrontEnd
+from kedge.proxy.access import ProxyFrontEnd
+from kedge.security.access_tokens import AccessToken, TokenUse
+from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
+from kedge.server.front_end import ServerFrontEnd
+from kedge.server.request_log import FrontEnd, RequestMiddleware
+from kedge.web.security import PageAuth, PageFrontEnd
+
+
+class Registry:
+    """One named token, whose counts the test sets."""
+
+    def __init__(self, *scopes: str, requests: int = 1, is_down: bool = False) -> None:
+        self.caller = AccessToken("ada", "ada", frozenset(scopes), requests_per_minute=5)
+        self.counts = TokenUse(requests, 0, 30.0)
+        self.is_down = is_down
+
+    async def is_required(self) -> bool:
+        return True
+
+    async def find(self, token: str) -> AccessToken | None:
+        if self.is_down:
+            raise StoreBusy("the store is busy")
+        return self.caller if token == "named" else None
+
+    async def find_session(self, session: str) -> AccessToken | None:
+        return None
+
+    async def is_ended(self, session: str) -> bool:
+        return False
+
+    async def is_valid(self, token: AccessToken) -> bool:
+        return True
+
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
+        return self.counts
+
+
+FRONT_ENDS: dict[str, tuple[Callable[[Any], FrontEnd], str, str]] = {
+    "server": (lambda policy: ServerFrontEnd(policy, lambda: False), "/v1/models", "server"),
+    "page": (PageFrontEnd, "/api/conversations", "api"),
+    "proxy": (ProxyFrontEnd, "/v1/models", "server"),
+    "mcp": (McpFrontEnd, "/mcp", "server"),
+}
+"""How each front end is created, one of its paths, and the scope that this path needs."""
+
+ALL = ("server", "page", "api", "metrics")
+OTHER_SITE = {"origin": "http://evil.example"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
+    "accepted": ({"hosts": LOOPBACK_NAMES}, {}, 200),
+    "other host": ({"hosts": LOOPBACK_NAMES}, {"host": "evil.example"}, 403),
+    "other site": ({}, OTHER_SITE, 403),
+    "large headers": ({"header_bytes": 2_000}, {"x-large": "x" * 2_000}, 431),
+    "no token": ({"token": "secret"}, {}, 401),
+    "wrong token": ({"token": "secret"}, {"token": "wrong"}, 401),
+    "own token": ({"token": "secret"}, {"token": "secret"}, 200),
+    "named token": ({"registry": Registry(*ALL)}, {"token": "named"}, 200),
+    "unknown token": ({"registry": Registry(*ALL)}, {"token": "other"}, 401),
+    "missing scope": ({"registry": Registry("none")}, {"token": "named"}, 403),
+    "reached limit": ({"registry": Registry(*ALL, requests=6)}, {"token": "named"}, 429),
+    "outage": ({"registry": Registry(*ALL, is_down=True)}, {"token": "named"}, 503),
+}
+"""The policy, the headers of a request, and its status."""
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", FRONT_ENDS)
+async def test_every_rule_holds_for_every_front_end(name: str, case: str) -> None:
+    """A request is accepted or rejected with the same status, whoever receives it."""
+    create, path, _ = FRONT_ENDS[name]
+    options, headers, status = CASES[case]
+    policy = (PageAuth if name == "page" else AccessPolicy)(**options)
+    app = RequestMiddleware(PlainTextResponse("accepted"), create(policy))
+    sent = {key: value for key, value in headers.items() if key != "token"}
+    if token := headers.get("token"):
+        sent |= {"authorization": f"Bearer {token}", "x-kedge-token": token}
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.post(path, headers=sent)
+    assert answer.status_code == status
+    assert (answer.text == "accepted") == (status == 200)
+    assert ("retry-after" in answer.headers) == (status == 429)
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+async def test_each_front_end_needs_its_scope(name: str) -> None:
+    """A token with exactly the scope of a path is accepted there."""
+    create, path, scope = FRONT_ENDS[name]
+    policy = (PageAuth if name == "page" else AccessPolicy)(registry=Registry(scope))  # type: ignore[arg-type]
+    app = RequestMiddleware(PlainTextResponse("accepted"), create(policy))
+    headers = {"authorization": "Bearer named", "x-kedge-token": "named"}
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        assert (await http.post(path, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+async def test_an_internal_error_reveals_nothing(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every front end answers with 500, and only the type of the error is logged."""
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a private matter")
+
+    create, path, _ = FRONT_ENDS[name]
+    app = RequestMiddleware(fail, create(PageAuth() if name == "page" else AccessPolicy()))
+    transport = httpx2.ASGITransport(app)
+    with caplog.at_level("INFO"):
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.get(path)
+    assert answer.status_code == 500
+    assert "private" not in answer.text + caplog.text
+    assert "RuntimeError" in caplog.text
