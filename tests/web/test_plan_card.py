@@ -35,7 +35,7 @@ def test_summary_counts_sent_and_stored_blocks(
 def test_reasoning_that_was_not_sent_is_marked() -> None:
     """Reasoning that no response proves is marked as left out, neither as sent nor as stored."""
     turn = Turn([user("Hello"), reasoning("A thought"), assistant("Hi"), user("Again")])
-    row = RequestRecord(provider="practice", scope="practice", sent_blocks=4)
+    row = RequestRecord(provider="practice", scope="practice", sent_blocks=3)
     card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
     marks = [(mark.kind, mark.sent, mark.omitted) for mark in card.blocks]
     assert marks == [
@@ -80,3 +80,14 @@ async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Pat
     assert [(each.response_id, each.reason) for each in row.rejected] == expected
     card = build_plan_card(rebuild_plan(before, row, get_state(before).anchors), row, before, [])
     assert [(each.response_id, each.reason) for each in card.refused] == expected
+
+
+def test_the_card_says_what_the_record_says() -> None:
+    """The reason is that of the record, and blocks are marked only if as many of them were sent."""
+    turn = Turn([user("Hello"), assistant("Hi"), user("Again")])
+    row = RequestRecord(
+        provider="practice", scope="practice", mode="chained", reason="lost", sent_blocks=2
+    )
+    card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
+    assert "because the server no longer has it" in card.headline
+    assert card.blocks == ()

@@ -77,21 +77,29 @@ def format_headline(plan: "RequestPlan", *, sizes: bool = True) -> str:
     sent_size, full_size = (f", {about}{format_size(size)}" if sizes else "" for size in plan.sizes)
     full = f"{pluralize(plan.full_blocks, 'block')}{full_size}"
     if plan.anchor is None:
-        return f"Sending everything ({full}): {describe_full_send(plan)}."
+        reason = plan.mode_reason or plan.reason
+        words = describe_full_send(plan.mode, reason, has_candidates=bool(plan.rejected))
+        return f"Sending everything ({full}): {words}."
     owner = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
     sent = f"{pluralize(plan.delta_blocks, 'block')}{sent_size}"
     return f"Chained on {plan.anchor.response_id}: sending {sent}; {owner} has the rest of {full}."
 
 
-def describe_full_send(plan: "RequestPlan") -> str:
-    """Return why a request without an anchor sends the complete conversation."""
-    if plan.mode == "stateless":
-        reason = MODE_REASONS.get(plan.mode_reason, plan.mode_reason)
-        return f"stateless mode, because {reason}" if reason else "stateless mode"
-    if plan.rejected:
+def describe_full_send(mode: str, reason: str, *, has_candidates: bool) -> str:
+    """Return why a request without an anchor sends the complete conversation.
+
+    Args:
+        mode: The mode of the request.
+        reason: The reason of its plan or of its record.
+        has_candidates: Whether candidates were rejected.
+    """
+    if mode == "stateless":
+        words = MODE_REASONS.get(reason, "")
+        return f"stateless mode, because {words}" if words else "stateless mode"
+    if has_candidates:
         return "no stored response matches this history"
-    if plan.fallback in REASONS:
-        return f"the last answer cannot be continued, because {REASONS[plan.fallback]}"
+    if reason in REASONS:
+        return f"the last answer cannot be continued, because {REASONS[reason]}"
     return "the server has no response of this conversation yet"
 
 

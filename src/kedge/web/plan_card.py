@@ -210,12 +210,13 @@ def build_plan_card(
     changed: str = "",
 ) -> PlanCard:
     """Build the card of a past request; ``changed`` names the block that broke the chain."""
-    agrees = plan.anchor_id == row.anchor
+    agrees = (plan.anchor_id, plan.delta_blocks) == (row.anchor, row.sent_blocks)
     sent = {block.id for block in plan.delta} if agrees else set[str]()
+    reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
     return PlanCard(
         row,
         describe_request_size(row),
-        _format_headline(row, describe_full_send(plan) if agrees else ""),
+        _format_headline(row, reason),
         changed,
         _build_strip(turn.body, sent, {block.id for block in plan.left_out}) if agrees else (),
         tuple(map(_to_rejected, row.rejected)),
