@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 from kedge.mcp import mcp_tools
+from kedge.testing import serve
 from snippets import (
     IN_ORDER,
     PAGES,
@@ -75,24 +76,26 @@ def hide_ids(text: str) -> str:
     return re.sub(r"resp_…\w+", "resp_…", text)
 
 
-def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
-    """The chat of the README and each program of the tutorial run with only the files of the wheel."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    (wheel,) = tmp_path.glob("kedge_llm-*.whl")
-    site, work = tmp_path / "site", tmp_path / "work"
-    work.mkdir()
-    with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
-        archive.extractall(site)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
-    folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    environment = {**environ, **folders, "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
+class WheelSite:
+    """A folder with only the files of the built wheel, from which programs are run."""
 
-    def run(*arguments: str, stdin: str = "") -> str:
+    def __init__(self, folder: Path) -> None:
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
+        (wheel,) = folder.glob("kedge_llm-*.whl")
+        self.site = self.work = folder / "site"
+        with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
+            archive.extractall(self.site)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
+        folders = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
+        self.environment = {**kept, **folders, "PYTHONPATH": str(self.site), "PYTHONUTF8": "1"}
+
+    def run(self, *arguments: str, stdin: str = "", **environment: str) -> str:
+        """Run Python in the folder of programs, and return what it printed."""
         return subprocess.run(
             [sys.executable, *arguments],
-            cwd=work,
-            env=environment,
+            cwd=self.work,
+            env={**self.environment, **environment},
             input=stdin,
             check=True,
             capture_output=True,
@@ -100,13 +103,59 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
             timeout=300,
         ).stdout
 
+
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> WheelSite:
+    """Build and unpack the wheel."""
+    return WheelSite(tmp_path_factory.mktemp("wheel"))
+
+
+ADD = '''
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+'''
+SYNC_LINES = """
+from kedge import Conversation
+
+with Conversation("openai:gpt-5.1", store="agent.db", id="ada", tools=[add]).sync as chat:
+    print(chat.send("What is 2+3?").text, len(chat.turn))
+"""
+ASYNC_LINES = """
+import asyncio
+from kedge import Conversation
+
+async def main():
+    async with Conversation("openai:gpt-5.1", store="agent.db", id="bob", tools=[add]) as chat:
+        print((await chat.send("What is 2+3?")).text, len(chat.turn))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [SYNC_LINES, ASYNC_LINES], ids=["sync", "async"])
+def test_three_lines_run_on_the_built_wheel(
+    wheel_site: WheelSite, program: str, tmp_path: Path
+) -> None:
+    """The first program of a user answers, and continues its conversation when it is run again."""
+    wheel_site.work = tmp_path
+    with serve() as server:
+        variables = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
+        printed = [wheel_site.run("-c", ADD + program, **variables) for _ in range(2)]
+    assert printed == ["2+3 = 5. 2\n", "2+3 = 5. 4\n"]
+
+
+def test_the_tutorial_runs_on_the_built_wheel(wheel_site: WheelSite, tmp_path: Path) -> None:
+    """The chat of the README and each program of the tutorial run with only the files of the wheel."""
+    run, work = wheel_site.run, tmp_path
+    wheel_site.work = work
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     match = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
     assert match
     chat = run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
     assert hide_ids(chat) == hide_ids(dedent(match[2]))
     found = run("-c", "import kedge; print(kedge.__file__)")
-    assert found.strip() == str(site / "kedge" / "__init__.py")
+    assert found.strip() == str(wheel_site.site / "kedge" / "__init__.py")
     for number, program in enumerate(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")), 1):
         (work / f"step{number}.py").write_text(program["code"], encoding="utf-8")
         printed = run(f"step{number}.py")
