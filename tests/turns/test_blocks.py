@@ -20,6 +20,7 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
+    Turn,
     UnknownBlock,
     UserBlock,
     assistant,
@@ -229,3 +230,20 @@ def test_blocks_have_unique_ids() -> None:
     one, other = user("a"), user("a")
     assert one == other
     assert one.id < other.id
+
+
+def describe_by_kind(block: Block) -> str:
+    """Return a member of a block that only its kind has; the type checker narrows the type by the kind."""
+    if block.kind == "tool_call":
+        return block.arguments
+    if block.kind == "reasoning":
+        return block.encrypted_content
+    if block.kind == "opaque":
+        return block.type
+    return block.text
+
+
+def test_the_kind_of_a_block_determines_its_type() -> None:
+    """A condition on the kind gives access to the members of that kind, for a type checker, too."""
+    turn = Turn([user("a"), ToolCallBlock("f", "{}", "c"), opaque({"type": "x"})])
+    assert [describe_by_kind(block) for block in turn] == ["a", "{}", "x"]
