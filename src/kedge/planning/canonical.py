@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.text.json_text import encode, encode_sorted
+from kedge.text.json_text import encode_sorted, encode_string
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -133,22 +133,24 @@ def canonical_json(block: Block) -> bytes | None:
 
 def _encode_user(block: UserBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode(part.text)
+        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode_string(part.text)
     return None
 
 
 def _encode_assistant(block: AssistantBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode(part.text)
+        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode_string(
+            part.text
+        )
     return None
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
     return b'{"arguments":%b,"call_id":%b,%b"kind":"tool_call","name":%b}' % (
-        encode(block.arguments),
-        encode(block.call_id),
+        encode_string(block.arguments),
+        encode_string(block.call_id),
         b'"custom":true,' if block.custom else b"",
-        encode(block.name),
+        encode_string(block.name),
     )
 
 
@@ -156,7 +158,7 @@ def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
     if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
         form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
         custom = b'"custom":true,' if block.custom else b""
-        return form % (encode(block.call_id), custom, encode(part.text))
+        return form % (encode_string(block.call_id), custom, encode_string(part.text))
     return None
 
 

@@ -68,6 +68,10 @@ def encode_text(value: object) -> str:
         return _standard_encode(value)
 
 
+encode_string: Callable[[str], bytes] = _encode
+"""Return a plain string as JSON; raise ``UnicodeEncodeError`` if it has a lone surrogate."""
+
+
 def escape_surrogates(text: str) -> str:
     """Return a text with lone surrogates, which UTF-8 cannot encode, as the escapes of JSON."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
