@@ -6,14 +6,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
-from typing import Any, assert_type, cast
+from typing import Any, TypeGuard, assert_type, cast
 
 import pytest
+from msgspec import Struct
 
 import kedge
 from kedge import turns
@@ -161,8 +162,28 @@ print(*sys.modules)
     assert not {"kedge.server.settings", "uvicorn", "starlette"} & set(loaded)
 
 
+def is_frozen(value: object) -> TypeGuard[type[Any]]:
+    """Return whether a value is a frozen Struct or a frozen dataclass."""
+    if not isinstance(value, type):
+        return False
+    if issubclass(value, Struct):
+        return value.__struct_config__.frozen
+    return is_dataclass(value) and "__delattr__" in vars(value)
+
+
+def list_fields(cls: type[Any]) -> dict[str, str]:
+    """Return the names and the types, as they are written, of the fields of a class."""
+    written = {
+        name: kind if isinstance(kind, str) else str(kind)
+        for base in reversed(cls.__mro__)
+        for name, kind in vars(base).get("__annotations__", {}).items()
+    }
+    names = getattr(cls, "__struct_fields__", ()) or getattr(cls, "__dataclass_fields__", ())
+    return {name: written[name] for name in names if not name.startswith("_")}
+
+
 def list_frozen_classes() -> list[type[Any]]:
-    """Return the frozen dataclasses that Kedge and its packages export."""
+    """Return the frozen classes that Kedge and its packages export."""
     packages = [
         import_module(module.name)
         for module in walk_packages(kedge.__path__, "kedge.")
@@ -173,8 +194,7 @@ def list_frozen_classes() -> list[type[Any]]:
         for package in (kedge, *packages)
         for name in getattr(package, "__all__", ())
     ]
-    classes = [each for each in exported if isinstance(each, type) and is_dataclass(each)]
-    return [each for each in dict.fromkeys(classes) if "__delattr__" in vars(each)]
+    return list(dict.fromkeys(filter(is_frozen, exported)))
 
 
 MUTABLE_TYPES = r"(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b"
@@ -184,10 +204,10 @@ def test_frozen_classes_declare_no_mutable_members() -> None:
     """No public field of a frozen class has the type ``dict``, ``list`` or ``set``, at any depth."""
     mutable = re.compile(r"\b" + MUTABLE_TYPES)
     missing = [
-        f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
+        f"{each.__module__}.{each.__name__}.{name}: {kind}"
         for each in list_frozen_classes()
-        for field in fields(each)
-        if not field.name.startswith("_") and mutable.search(str(field.type))
+        for name, kind in list_fields(each).items()
+        if mutable.search(kind)
     ]
     assert missing == []
 
@@ -196,15 +216,13 @@ def test_internal_frozen_classes_declare_no_mutable_members() -> None:
     """No public field of a frozen class of any module is a ``dict``, ``list`` or ``set``."""
     modules = [import_module(each.name) for each in walk_packages(kedge.__path__, "kedge.")]
     values = [value for module in modules for value in vars(module).values()]
-    classes = {each for each in values if isinstance(each, type) and is_dataclass(each)}
+    classes = set(filter(is_frozen, values))
     mutable = re.compile(r"(<class ')?((collections|typing)\.)?" + MUTABLE_TYPES)
     found = [
-        f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
+        f"{each.__module__}.{each.__name__}.{name}: {kind}"
         for each in classes
-        for field in fields(each)
-        if "__delattr__" in vars(each)
-        and not field.name.startswith("_")
-        and mutable.match(str(field.type))
+        for name, kind in list_fields(each).items()
+        if mutable.match(kind)
     ]
     assert found == []
 
@@ -240,10 +258,9 @@ BORROWED = {"PracticeRequest"}
 
 def find_mutable(value: object) -> list[object]:
     """Return the mutable collections in a value: its fields, their elements, and the elements of these."""
-    if is_dataclass(value):
-        return [
-            found for each in fields(value) for found in find_mutable(getattr(value, each.name))
-        ]
+    if is_frozen(type(value)):
+        names = list_fields(type(value))
+        return [found for name in names for found in find_mutable(getattr(value, name))]
     if isinstance(value, Mapping):
         members = list(cast("Mapping[str, object]", value).values())
     elif isinstance(value, tuple | list):
@@ -267,7 +284,7 @@ def test_every_frozen_class_with_collections_is_tested() -> None:
     found = {
         each.__name__
         for each in list_frozen_classes()
-        for field in fields(each)
-        if not field.name.startswith("_") and abstract.search(str(field.type))
+        for kind in list_fields(each).values()
+        if abstract.search(kind)
     }
     assert found <= {type(value).__name__ for value in FROZEN_VALUES} | BORROWED

@@ -1,9 +1,9 @@
 """Test the audit, which compares a server's stored context with the Turn."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
@@ -33,10 +33,10 @@ def forge_records(turn: Turn, index: int = 0) -> Turn:
     edited = turn.replace(turn.blocks[index].id, user("Something else"))
     state = get_state(turn)
     records = [
-        replace(record, digest=prefix_digest(edited, record.block_count))
+        structs.replace(record, digest=prefix_digest(edited, record.block_count))
         for record in state.anchors
     ]
-    return set_state(edited, replace(state, anchors=tuple(records)))
+    return set_state(edited, structs.replace(state, anchors=tuple(records)))
 
 
 async def test_difference_is_reported(engine: ResponsesEngine) -> None:
@@ -97,8 +97,10 @@ async def test_an_id_does_not_choose_another_address(
     """An id in an imported Turn is one segment of a URL, or the audit has no result."""
     turn = await send_lines(engine, "One")
     state = get_state(turn)
-    records = tuple(replace(record, response_id=response_id) for record in state.anchors)
-    turn = set_state(turn, replace(state, anchors=records, previous_response_id=response_id))
+    records = tuple(structs.replace(record, response_id=response_id) for record in state.anchors)
+    turn = set_state(
+        turn, structs.replace(state, anchors=records, previous_response_id=response_id)
+    )
     server.requests.clear()
     audit = await engine.verify(turn)
     assert not audit.agrees

@@ -1,10 +1,10 @@
 """Test the placement of cache breakpoints, and the detection of changes that prevent caching."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -199,7 +199,7 @@ def test_hints_are_logged_once_and_counted(
     monkeypatch.setattr(prompt_monitor, "MAX_REMEMBERED_CHAINS", 2)
     monitor, turn = PromptMonitor(), Turn([user("Hi")])
     plan = plan_request(turn, scope="s", mode="stateless", now=0)
-    hinted = replace(plan, cache=CachePlan("a", hints=("clock",), lost_tokens=2000))
+    hinted = structs.replace(plan, cache=CachePlan("a", hints=("clock",), lost_tokens=2000))
     with caplog.at_level(logging.WARNING, "kedge"):
         for _ in range(2):
             monitor.record(hinted, model="m", tools=())
@@ -208,7 +208,7 @@ def test_hints_are_logged_once_and_counted(
     ]
     assert "prompt_cache_hints_total" in samples()
     for key in "bcd":
-        monitor.record(replace(plan, cache=CachePlan(key)), model="m", tools=())
+        monitor.record(structs.replace(plan, cache=CachePlan(key)), model="m", tools=())
     monitor.record(plan, model="m", tools=())
     assert len(monitor._chains) == 2
 

@@ -1,9 +1,9 @@
 """Test conversation mode: a conversation object on the server holds the conversation."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from openai import OpenAI
 
 from engines.conftest import open_engine
@@ -133,7 +133,7 @@ async def test_the_id_of_an_object_does_not_choose_another_address(
     """An id in an imported Turn is one segment of a URL; one that cannot be is no object."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
-        turn = set_state(turn, replace(get_state(turn), conversation_id=conversation_id))
+        turn = set_state(turn, structs.replace(get_state(turn), conversation_id=conversation_id))
         server.requests.clear()
         turn = await engine.run(turn.append(user("Two")))
     own_items = f"/v1/conversations/{get_state(turn).conversation_id}/items"

@@ -2,12 +2,12 @@
 
 import asyncio
 import sys
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -201,7 +201,7 @@ async def test_rollback_switch_overrides_other_settings(
 ) -> None:
     """``ENABLE_RESPONSE_BOUNDARY_TRACKING=0`` sends everything, with an event that reports it."""
     turn = await send_lines(engine, "One")
-    turn = set_state(turn, replace(get_state(turn), mode="chained"))
+    turn = set_state(turn, structs.replace(get_state(turn), mode="chained"))
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
     async with engine.stream(turn.append(user("Two")), mode="chained") as stream:
         events = [event async for event in stream]

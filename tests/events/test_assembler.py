@@ -1,10 +1,10 @@
 """Assembling events of any provider into blocks, and the status of the outcome."""
 
 import logging
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from events.streams import assemble, read_messages, replay
 from kedge.events import (
@@ -180,8 +180,7 @@ def test_deltas_without_a_call_are_ignored() -> None:
     assert assemble(events).blocks == ()
 
 
-@dataclass(frozen=True, slots=True)
-class WeatherEvent(Event):
+class WeatherEvent(Event, frozen=True):
     """An event type that the assembler does not know."""
 
     sky: str
@@ -527,11 +526,11 @@ def test_content_that_is_encrypted_anew_is_no_contradiction() -> None:
     streamed, listed = (
         {"type": "compaction", "id": "cmp_1", "encrypted_content": text} for text in ("a", "b")
     )
-    outcome = assemble([ItemCompleted(streamed, 0), replace(COMPLETED, output=(listed,))])
+    outcome = assemble([ItemCompleted(streamed, 0), structs.replace(COMPLETED, output=(listed,))])
     assert outcome.blocks == (opaque(streamed),)
     assert outcome.anchor_problem == ""
     other = {**listed, "summary": "Something else."}
-    outcome = assemble([ItemCompleted(streamed, 0), replace(COMPLETED, output=(other,))])
+    outcome = assemble([ItemCompleted(streamed, 0), structs.replace(COMPLETED, output=(other,))])
     assert "differs in the finished response" in outcome.anchor_problem
 
 
@@ -546,7 +545,7 @@ def test_annotations_that_only_the_finished_response_lists_are_kept() -> None:
     listed = message_item("Hello")
     listed["content"][0]["annotations"] = [{"type": "url_citation", "url": "https://a.example"}]
     outcome = assemble(
-        [ItemCompleted(message_item("Hello"), 0), replace(COMPLETED, output=(listed,))]
+        [ItemCompleted(message_item("Hello"), 0), structs.replace(COMPLETED, output=(listed,))]
     )
     (block,) = outcome.blocks
     assert isinstance(block, AssistantBlock)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import httpx2
+from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -227,8 +228,8 @@ class RequestViews:
             "status": reply.status,
         }
         self._compare("reply", facts, record)
-        found = asdict(reply.usage)
-        self._compare_values("reply usage", {n: found[n] for n in TOKENS}, asdict(usage))
+        found = structs.asdict(reply.usage)
+        self._compare_values("reply usage", {n: found[n] for n in TOKENS}, structs.asdict(usage))
         healed = tuple(row.healed for row in rows if row.healed)
         self._compare_values("reply", {"healed": reply.healed}, {"healed": healed})
         if reply.plan is not None:

@@ -1,5 +1,7 @@
 """Test the token accounting: what a count proves, and the bounds it is compared with."""
 
+from msgspec import structs
+
 from kedge.events import Outcome, Usage
 from kedge.memory.tokens import (
     ORDINARY_EXCESS,
@@ -37,10 +39,10 @@ def test_a_count_above_all_bounds_shows_foreign_items() -> None:
 def test_a_count_shows_no_foreign_items_where_it_cannot_be_compared() -> None:
     """Reasoning, other settings, images and cached tokens that are counted apart give no verdict."""
     usage, added = Usage(input_tokens=100_000), SENT._replace(is_exact=True)
-    for base in (BASE._replace(own_reasoning=5), BASE._replace(settings=2)):
+    for base in (structs.replace(BASE, own_reasoning=5), structs.replace(BASE, settings=2)):
         assert not has_foreign_tokens(usage, base, added)
     assert not has_foreign_tokens(usage, BASE, added._replace(size=UNBOUNDED))
-    apart = BASE._replace(input=20, cached=480)
+    apart = structs.replace(BASE, input=20, cached=480)
     assert not has_foreign_tokens(Usage(input_tokens=510), apart, added)
     assert not has_foreign_tokens(usage, BASE, None)
 
@@ -75,7 +77,7 @@ def test_known_servers_count_cached_tokens_as_input() -> None:
 
 def test_cached_instructions_do_not_prove_the_context() -> None:
     """A prompt cache also has instructions and tools, which another conversation may have sent."""
-    base = BASE._replace(cached=384)
+    base = structs.replace(BASE, cached=384)
     assert (
         judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT._replace(overhead=380))
         == "lost"
@@ -84,7 +86,7 @@ def test_cached_instructions_do_not_prove_the_context() -> None:
 
 def test_reasoning_since_the_last_user_message_may_be_dropped() -> None:
     """Reasoning tokens counted for the anchor may be missing from the next request."""
-    thinking = BASE._replace(reasoning=300)
+    thinking = structs.replace(BASE, reasoning=300)
     assert judge_usage(Usage(input_tokens=234), thinking, SENT) == "remembered"
 
 
@@ -97,7 +99,7 @@ def test_can_prove_requires_a_distinguishable_count() -> None:
 
 def test_can_disprove_requires_a_visible_loss() -> None:
     """Losing a short context before a long delta would not be visible, so everything is sent."""
-    short = BASE._replace(input=10, output=17)
+    short = structs.replace(BASE, input=10, output=17)
     assert can_disprove(BASE, SENT._replace(overhead=400))
     assert not can_disprove(BASE, SENT._replace(overhead=470))
     assert can_disprove(BASE, SENT._replace(overhead=470, is_exact=True))
@@ -163,7 +165,7 @@ def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
     assert counted
     assert counted.reasoning == 900 - sent.lower
     sent = sent._replace(overhead=0)
-    assert judge_usage(Usage(900), BASE._replace(settings=sent.settings), sent) == ""
+    assert judge_usage(Usage(900), structs.replace(BASE, settings=sent.settings), sent) == ""
 
 
 def test_images_have_no_upper_bound_and_stay_in_the_context() -> None:

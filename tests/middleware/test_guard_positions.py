@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any, cast
 
 import pytest
+from msgspec import Struct
 
 from kedge.chat import Chat
 from kedge.compaction import (
@@ -82,6 +83,8 @@ def write_out(value: object) -> str:
             return "".join(map(write_out, cast("list[object]", value)))
         case _ if is_dataclass(value):
             return "".join(write_out(getattr(value, each.name)) for each in fields(value))
+        case Struct():
+            return "".join(write_out(getattr(value, name)) for name in value.__struct_fields__)
         case _:
             return str(value)
 

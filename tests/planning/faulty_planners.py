@@ -3,8 +3,9 @@
 They replace the real planner in the simulation, to show that the laws can fail.
 """
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from kedge.planning import RequestPlan, blocks_after_response, get_state, plan_request
 from kedge.planning.digests import is_compaction
@@ -29,7 +30,7 @@ def latest_only(turn: Turn, **options: Any) -> RequestPlan:
     latest = get_state(turn).previous_response_id
     if not plan.anchor or plan.anchor.response_id == latest:
         return plan
-    return replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
+    return structs.replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
 
 
 def trust_latest(turn: Turn, **options: Any) -> RequestPlan:
@@ -42,7 +43,7 @@ def resend_encrypted(turn: Turn, **options: Any) -> RequestPlan:
     """Send all encrypted content again, to any server."""
     plan = plan_request(turn, **options)
     encrypted = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
-    return replace(plan, intact=frozenset(block.id for block in encrypted))
+    return structs.replace(plan, intact=frozenset(block.id for block in encrypted))
 
 
 class RawDigests:
@@ -61,7 +62,9 @@ class RawDigests:
         retained = self.recorded.get(plan.anchor.response_id, []) if plan.anchor else []
         if retained == [dump_block(block) for block in turn.body[: len(retained)]]:
             return plan
-        return replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
+        return structs.replace(
+            plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode
+        )
 
 
 def _plan_chained(turn: Turn, response_id: str, options: dict[str, Any]) -> RequestPlan:
@@ -71,4 +74,4 @@ def _plan_chained(turn: Turn, response_id: str, options: dict[str, Any]) -> Requ
     if record is None or options["mode"] != "chained":
         return full
     start = len(turn) - len(blocks_after_response(turn, response_id))
-    return replace(full, mode="chained", anchor=record, start=start, intact=frozenset())
+    return structs.replace(full, mode="chained", anchor=record, start=start, intact=frozenset())

@@ -5,7 +5,6 @@ changes, so every script can be run and a failing one shrinks. The laws are chec
 and around every change that must have no effect.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -217,7 +216,7 @@ class Simulation:
         items = server.conversations.get(state.conversation_id, [])
         last = server.responses.get(state.previous_response_id)
         if state.conversation_id and (last is None or not items or items[-1] != last.items[-1]):
-            return set_state(turn, dataclasses.replace(state, conversation_id=""))
+            return set_state(turn, replace(state, conversation_id=""))
         return turn
 
     def _heal(self, turn: Turn, plan: RequestPlan) -> Turn:

@@ -1,8 +1,8 @@
 """The canonical form agrees with ``==`` about the content of a block."""
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from msgspec.structs import replace
 
@@ -49,8 +49,7 @@ def test_patch_status_is_content() -> None:
     assert canonical(opaque(search)) == canonical(opaque({**search, "status": "failed"}))
 
 
-@dataclass(frozen=True)
-class JsonValue:
+class JsonValue(msgspec.Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         return {"a": None, "b": 1}
 

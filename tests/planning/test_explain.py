@@ -1,6 +1,6 @@
 """``RequestPlan.explain`` describes a plan in a few lines of plain English."""
 
-from dataclasses import replace
+from msgspec import structs
 
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.explain import MAX_LISTED
@@ -102,7 +102,9 @@ def test_problems_are_listed_up_to_a_limit() -> None:
     none = set_state(
         turn,
         ConversationState(
-            anchors=tuple(replace(record, status="lost") for record in get_state(turn).anchors)
+            anchors=tuple(
+                structs.replace(record, status="lost") for record in get_state(turn).anchors
+            )
         ),
     )
     assert "Not used: 2 more." in make_plan(none).explain()

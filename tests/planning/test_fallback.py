@@ -1,8 +1,7 @@
 """A fallback is a full send of blocks that an earlier answer of the same server covered."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from kedge.planning import ConversationState, set_state, tag_blocks
 from kedge.planning.fallback import is_fallback_reason
@@ -42,16 +41,16 @@ def test_request_that_is_meant_to_be_stateless_is_no_fallback() -> None:
 @pytest.mark.parametrize("chosen", ["switched_off", "never"])
 def test_mode_that_a_setting_forces_is_no_fallback(chosen: str) -> None:
     """A setting that turns chaining off makes requests stateless on purpose."""
-    plan = replace(make_plan(ANSWERED, mode="stateless"), mode_reason=chosen)
+    plan = structs.replace(make_plan(ANSWERED, mode="stateless"), mode_reason=chosen)
     assert (plan.reason, plan.fallback) == ("stateless", None)
 
 
 @pytest.mark.parametrize("forced", ["never_stores", "unsupported", "prompt", "stateless_api"])
 def test_mode_that_the_server_forces_is_a_fallback(forced: str) -> None:
     """A request that is stateless although another mode was requested falls back once there is an answer."""
-    plan = replace(make_plan(ANSWERED, mode="stateless"), mode_reason=forced)
+    plan = structs.replace(make_plan(ANSWERED, mode="stateless"), mode_reason=forced)
     assert (plan.reason, plan.fallback) == (forced, forced)
-    first = replace(make_plan(Turn([user("a")]), mode="stateless"), mode_reason=forced)
+    first = structs.replace(make_plan(Turn([user("a")]), mode="stateless"), mode_reason=forced)
     assert (first.reason, first.fallback) == ("stateless", None)
 
 

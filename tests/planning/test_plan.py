@@ -3,12 +3,12 @@
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kedge.errors import Unsendable, UnsupportedBlock
 from kedge.planning import (
@@ -100,13 +100,13 @@ def test_edit_falls_back_to_an_older_anchor() -> None:
 
 
 REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, Any]]] = {
-    "scope": (lambda record: replace(record, scope="there"), {}),
-    "incomplete": (lambda record: replace(record, status="incomplete"), {}),
-    "unstored": (lambda record: replace(record, stored=False), {}),
-    "expired": (lambda record: replace(record, expires_at=NOW), {}),
-    "changed": (lambda record: replace(record, digest="sha256:00"), {}),
-    "unproven": (lambda record: replace(record, response_id=""), {}),
-    "lost": (lambda record: replace(record, status="lost"), {}),
+    "scope": (lambda record: structs.replace(record, scope="there"), {}),
+    "incomplete": (lambda record: structs.replace(record, status="incomplete"), {}),
+    "unstored": (lambda record: structs.replace(record, stored=False), {}),
+    "expired": (lambda record: structs.replace(record, expires_at=NOW), {}),
+    "changed": (lambda record: structs.replace(record, digest="sha256:00"), {}),
+    "unproven": (lambda record: structs.replace(record, response_id=""), {}),
+    "lost": (lambda record: structs.replace(record, status="lost"), {}),
 }
 
 
@@ -129,12 +129,12 @@ def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
     """A chain that is too deep is not continued from an ancestor, whose delta would only grow."""
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
-    deep = set_state(turn, ConversationState(anchors=(first, replace(last, depth=5))))
+    deep = set_state(turn, ConversationState(anchors=(first, structs.replace(last, depth=5))))
     planned = make_plan(deep, max_depth=4)
     assert planned.is_full
     assert planned.fallback == "too_deep"
     edited = set_state(
-        turn, ConversationState(anchors=(first, replace(last, depth=5, digest="sha256:00")))
+        turn, ConversationState(anchors=(first, structs.replace(last, depth=5, digest="sha256:00")))
     )
     assert make_plan(edited, max_depth=4).previous_response_id == "R1"
 
@@ -220,7 +220,7 @@ def test_forks_have_separate_chains() -> None:
         "L",
         "R",
     )
-    mixed = set_state(other, replace(get_state(other), anchors=get_state(one).anchors))
+    mixed = set_state(other, structs.replace(get_state(other), anchors=get_state(one).anchors))
     assert make_plan(mixed).previous_response_id == "R1"
 
 
@@ -251,9 +251,9 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
     edited = make_plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
     assert make_plan(turn, mode="conversation", scope="there").fallback is None
-    moved = set_state(turn, replace(get_state(turn), conversation_id="c2"))
+    moved = set_state(turn, structs.replace(get_state(turn), conversation_id="c2"))
     assert make_plan(moved, mode="conversation").fallback == "scope"
-    cleared = set_state(turn, replace(get_state(turn), conversation_id=""))
+    cleared = set_state(turn, structs.replace(get_state(turn), conversation_id=""))
     assert make_plan(cleared, mode="conversation").fallback == "scope"
 
 
@@ -294,7 +294,9 @@ def test_extra_record_can_mark_a_response_as_stored() -> None:
     turn = make_exchanges(1, stored=False).append(user("next"))
     assert make_plan(turn).fallback == "unstored"
     (record,) = get_state(turn).anchors
-    assert make_plan(turn, extra=[replace(record, stored=True)]).previous_response_id == "R1"
+    assert (
+        make_plan(turn, extra=[structs.replace(record, stored=True)]).previous_response_id == "R1"
+    )
 
 
 @given(st.lists(records(), max_size=8), st.lists(records(), max_size=4))
@@ -398,7 +400,9 @@ def test_valid_record_among_invalid_ones_is_found(turn: Turn, noise: list[Anchor
     true = AnchorRecord("R", SCOPE, prefix_digest(turn), covered, created_at=1e11)
     turn = set_state(turn, ConversationState(anchors=(*noise, true, true)))
     barrier = make_plan(turn).barrier
-    turn = set_state(turn, ConversationState(anchors=(*noise, replace(true, barrier=barrier))))
+    turn = set_state(
+        turn, ConversationState(anchors=(*noise, structs.replace(true, barrier=barrier)))
+    )
     assert (
         make_plan(turn).previous_response_id == make_plan(loads(dumps(turn))).previous_response_id
     )

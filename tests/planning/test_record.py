@@ -1,9 +1,9 @@
 """Recording a response: its blocks are tagged and appended, and its anchor record is added if valid."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from kedge.planning import (
     DEFAULT_RETENTION,
@@ -73,7 +73,7 @@ def test_parent_without_a_root_counts_as_root() -> None:
     turn = add_response(Turn([user("u")]), "R1", created_at=10.0).append(user("v"))
     planned = make_plan(turn)
     assert planned.anchor is not None
-    planned = replace(planned, anchor=replace(planned.anchor, root_created_at=0.0))
+    planned = structs.replace(planned, anchor=structs.replace(planned.anchor, root_created_at=0.0))
     turn = record_response(turn, [assistant("a")], response_id="R2", plan=planned, created_at=20.0)
     assert get_state(turn).anchors[-1].root_created_at == 10.0
 

@@ -1,7 +1,5 @@
 """Compactions that may be sent again according to their records, and scopes of conversation objects."""
 
-from dataclasses import replace
-
 from msgspec import structs
 
 from kedge.planning import get_state, render, set_state
@@ -26,7 +24,7 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
     assert base_scope(inside) == base_scope(scope) == scope
     assert inside != scope
     turn = make_reasoning_turn()
-    elsewhere = [replace(record, scope="here two") for record in get_state(turn).anchors]
+    elsewhere = [structs.replace(record, scope="here two") for record in get_state(turn).anchors]
     other = set_state(turn, get_state(turn).with_anchors(elsewhere))
     assert "reasoning" not in item_types(render_full(other))
 

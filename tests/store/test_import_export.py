@@ -2,11 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kedge import Conversation, user
 from kedge.errors import InvalidJSON
@@ -39,7 +39,9 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
     await store.claim(row, "k", request_hash=b"x", owner="o", lease=1.0)
     await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
-    state = replace((await store.load(row)).state, mode="conversation", conversation_id="conv_1")
+    state = structs.replace(
+        (await store.load(row)).state, mode="conversation", conversation_id="conv_1"
+    )
     await store.append(row, nodes[-1], [user("more")], memory=state, data=FrozenMap({"a": [1, {}]}))
     return await store.update(row.id, archived=True)
 

@@ -3,11 +3,11 @@
 import copy
 import json
 import pickle
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -229,22 +229,20 @@ def test_subclasses_of_json_types_become_plain_types() -> None:
     assert {type(key) for key in FrozenMap({Word.HI: 1})} == {str}
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     anchors: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"anchors": list(self.anchors)}
 
 
-@dataclass
-class Loose:
+class Loose(msgspec.Struct):
     def to_json(self) -> dict[str, Any]:
         return {}
 
 
-def test_dataclass_with_to_json_is_stored() -> None:
-    """A frozen dataclass with ``to_json`` is stored as an object and equals its JSON form."""
+def test_struct_with_to_json_is_stored() -> None:
+    """A frozen Struct with ``to_json`` is stored as an object and equals its JSON form."""
     frozen = FrozenMap(state=State((1, 2)), listed=[State()])
     assert frozen["state"] == State((1, 2))
     assert thaw(frozen) == {"state": {"anchors": [1, 2]}, "listed": [{"anchors": []}]}

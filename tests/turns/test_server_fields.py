@@ -1,8 +1,8 @@
 """Which fields of a provider's item are content."""
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import given
 
 from kedge.turns import FrozenMap, OpaqueBlock
@@ -58,8 +58,7 @@ def test_image_id_is_content_without_a_result() -> None:
     assert "id" not in strip_server_fields(complete)
 
 
-@dataclass(frozen=True)
-class JsonValue:
+class JsonValue(msgspec.Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         return {"a": None, "b": [1]}
 

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
+from msgspec import structs
 
 from kedge.cli.base import echo, echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
@@ -164,7 +164,7 @@ def add_request(requests: list[RequestPlan], event: Event) -> None:
         case RequestPlanned():
             requests.append(event.plan)
         case RequestSent() if requests:
-            requests[-1] = replace(requests[-1], body_bytes=event.body_bytes)
+            requests[-1] = structs.replace(requests[-1], body_bytes=event.body_bytes)
         case _:
             pass
 

@@ -1,10 +1,10 @@
 """``kedge conversations`` and ``kedge search``: list conversations, and find text in them."""
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table
@@ -125,7 +125,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
 
     hits, titles = run_with_store(work, address=store, may_miss=True)
     if as_json:
-        echo_json([{**asdict(hit), "title": titles[hit.conversation]} for hit in hits])
+        echo_json([{**structs.asdict(hit), "title": titles[hit.conversation]} for hit in hits])
     elif hits:
         rows = [
             (

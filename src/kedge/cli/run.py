@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
 
 import anyio
 import click
+import msgspec
+from msgspec import structs
 
 from kedge.cli.base import ADVICE_KEY, dim, echo, echo_result, get_config
 from kedge.cli.base import command as kedge_command
@@ -334,9 +335,9 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
                 {"name": each.name, "question": each.question, "answer": each.answer}
                 for each in result.steps
             ],
-            "usage": asdict(result.usage),
+            "usage": structs.asdict(result.usage),
         }
-    return asdict(result)
+    return msgspec.to_builtins(result)
 
 
 def _print_line(label: str, text: str) -> None:

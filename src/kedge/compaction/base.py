@@ -234,8 +234,7 @@ class CompactionResult:
         return "; ".join((f"compacted by {self.by}: {count}, {tokens}", *self.notes))
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCompacted(Event):
+class TurnCompacted(Event, frozen=True):
     """Old blocks of the Turn were replaced by fewer, or compaction failed."""
 
     result: CompactionResult

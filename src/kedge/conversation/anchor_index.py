@@ -7,8 +7,9 @@ accounts.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from kedge.engines import Engine, Request, unwrap
 from kedge.middleware.compose import InnermostMiddleware
@@ -50,7 +51,7 @@ class _StoredAnchors(InnermostMiddleware):
             await request.before_send(turn)
         anchors = await find_anchors(self.store, turn, self.scope, self.get_retention())
         candidates = (*request.candidates, *anchors)
-        return replace(request, candidates=candidates, before_send=None)
+        return structs.replace(request, candidates=candidates, before_send=None)
 
 
 async def find_anchors(

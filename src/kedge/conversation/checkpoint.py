@@ -1,7 +1,9 @@
 """Checkpoints: store the new blocks of a Turn as a node below a position in the tree."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import is_not
+
+from msgspec import structs
 
 from kedge.planning import AnchorRecord, get_state, set_state
 from kedge.planning.state import STATE_KEY
@@ -73,14 +75,18 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
         return turn
     state = get_state(turn)
     limited = tuple(_limit_anchor(record, retention) for record in state.anchors)
-    return turn if limited == state.anchors else set_state(turn, replace(state, anchors=limited))
+    return (
+        turn
+        if limited == state.anchors
+        else set_state(turn, structs.replace(state, anchors=limited))
+    )
 
 
 def _limit_anchor(record: AnchorRecord, retention: float) -> AnchorRecord:
     expiry = record.created_at + retention
     if record.expires_at is not None and record.expires_at <= expiry:
         return record
-    return replace(record, expires_at=expiry)
+    return structs.replace(record, expires_at=expiry)
 
 
 def extract_data(turn: Turn) -> FrozenMap:

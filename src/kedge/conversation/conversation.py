@@ -9,10 +9,10 @@ conversation.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
 
+from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block

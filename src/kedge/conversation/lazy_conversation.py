@@ -7,10 +7,11 @@ blocks that it begins with.
 from collections.abc import Generator, Sequence
 from typing import Any, Literal, Self
 
+from msgspec.structs import replace
+
 from kedge.conversation.checkpoint import limit_retention
 from kedge.errors import InvalidSetting, KedgeError, NotInStore
 from kedge.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
-from kedge.frozen_dataclasses import replace_fields
 from kedge.store import ConversationRow, Node, Store
 from kedge.text.display import pluralize
 from kedge.turns import Block, Turn
@@ -209,11 +210,11 @@ class LazyConversation(AsyncResource):
         """Return a row with the mode and the retention of this object's requests."""
         new = self._new
         mode, retention = new.mode or row.mode, new.retention or row.retention
-        return replace_fields(row, mode=mode, retention=retention)
+        return replace(row, mode=mode, retention=retention)
 
     def _set_row(self, row: ConversationRow) -> None:
         """Continue with a current row at the known head, at which the Turn of this object ends."""
-        self._row = replace_fields(self._apply_settings(row), head=self._node.id)
+        self._row = replace(self._apply_settings(row), head=self._node.id)
 
     def _set_position(self, node: Node, turn: Turn | None) -> None:
         """Continue from a node; None for a Turn that is not loaded."""

@@ -10,10 +10,11 @@ can be trusted, and how to heal.
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
 
+from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from kedge.engines.base import Engine, Events, Request

@@ -19,11 +19,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import msgspec
+from msgspec.structs import force_setattr, replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
@@ -51,7 +53,6 @@ from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter, desc
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.events.run import TurnEdited
-from kedge.frozen_dataclasses import replace_fields
 from kedge.planning import AnchorRecord, Mode, RequestPlan, find_running
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
@@ -70,8 +71,7 @@ class TurnProbe:
     """Changes to the Turn before it was sent that are not reported as events yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """The options of a request: how to send a Turn, and with which tools.
 
     ``params`` are further members of the request body, by the names of the provider's API.
@@ -97,7 +97,7 @@ class Request:
     """Whether encrypted reasoning is requested, so that it can be sent again."""
     ephemeral: str = ""
     """System text of this run only, which does not become part of a Turn."""
-    filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
+    filters: ContentFilters = msgspec.field(default_factory=ContentFilters)
     """The content filters of the full stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
     """The content filters outside of this position, which must also be applied to content added here."""
@@ -107,10 +107,10 @@ class Request:
     """How often an answer that does not match ``output`` is requested again."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", tuple(map(to_definition, self.tools)))
+        force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
         if type(self.params) is not ReadOnlyObject and self.params is not EMPTY:
             params = ReadOnlyObject(copy_containers(dict(self.params)))
-            object.__setattr__(self, "params", params)
+            force_setattr(self, "params", params)
 
     @classmethod
     def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":
@@ -169,11 +169,11 @@ class Request:
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """Return the request with further tools."""
-        return replace_fields(self, tools=(*self.tools, *map(to_definition, tools)))
+        return replace(self, tools=(*self.tools, *tools))
 
     def with_probe(self, probe: TurnProbe) -> "Request":
         """Return the request with another probe; every middleware of a stack sets its own."""
-        return replace_fields(self, probe=probe)
+        return replace(self, probe=probe)
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:

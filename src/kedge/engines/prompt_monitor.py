@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
+
+from msgspec.structs import replace
 
 from kedge.bounded_dict import BoundedDict
 from kedge.engines.request_body import build_settings

@@ -8,9 +8,11 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.message_groups import hash_call_id
@@ -132,8 +134,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
-@dataclass(frozen=True, slots=True)
-class SendOptions:
+class SendOptions(msgspec.Struct, frozen=True):
     """The form in which a request is sent; healing changes these options."""
 
     mode: Mode

@@ -27,7 +27,6 @@ from kedge.events.run import (
     RequestSent,
     TurnEdited,
 )
-from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import bind_fields, count, measure
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.explain import describe_rejection
@@ -85,7 +84,7 @@ class RequestLog:
             case TurnEdited("repair", diff):
                 self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
             case RequestSent() if self._open:
-                self.plans[-1] = replace_fields(self.plans[-1], body_bytes=event.body_bytes)
+                self.plans[-1] = replace(self.plans[-1], body_bytes=event.body_bytes)
                 _count_results(self._open)
                 saved = event.full_bytes - event.body_bytes
                 self._open = replace(

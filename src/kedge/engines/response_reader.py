@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, cast
 
 from anyio import move_on_after
+from msgspec import structs
 
 from kedge.engines.http_errors import is_permanent_failure
 from kedge.engines.transport import RawResponse
@@ -87,7 +87,7 @@ def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEve
     """Return the event without the API key, which some servers repeat."""
     if not isinstance(event, StreamFailed | ResponseFailed):
         return event
-    return replace(event, message=redact(event.message), code=redact(event.code))
+    return structs.replace(event, message=redact(event.message), code=redact(event.code))
 
 
 def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[str, Any]:

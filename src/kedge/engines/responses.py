@@ -8,9 +8,11 @@ finished response becomes an anchor.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from msgspec.structs import replace
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints

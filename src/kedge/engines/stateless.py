@@ -8,8 +8,10 @@ sent again as long as it matches.
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import replace
 
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.base import Request

@@ -12,8 +12,10 @@ reason: at the token limit the last block is stopped like any other, and is not 
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
+
+from msgspec import structs
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
@@ -495,7 +497,7 @@ def read_usage(counts: JsonObject) -> Usage | None:
     total = sum(runs, Usage()) if runs else _read_run(counts)
     reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
     context = _count_context(cast("list[Any]", iterations), runs) if len(runs) > 1 else 0
-    return replace(total, reasoning_tokens=reasoning, context_tokens=context)
+    return structs.replace(total, reasoning_tokens=reasoning, context_tokens=context)
 
 
 def _read_run(counts: Any) -> Usage:

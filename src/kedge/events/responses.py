@@ -6,8 +6,10 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
+
+from msgspec import structs
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
@@ -212,7 +214,7 @@ def _delta_reader(kind: PartKind, index: str) -> EventReader:
             state.parts.setdefault((kind, output_index, at), False)
             event = build_delta(delta, item_id, output_index, at)
             if kind == "text" and state.logprobs:
-                event = replace(cast("TextDelta", event), logprobs=state.take_logprobs())
+                event = structs.replace(cast("TextDelta", event), logprobs=state.take_logprobs())
             found.append(event)
 
     return read

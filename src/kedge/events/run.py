@@ -1,6 +1,5 @@
 """The events of engines and middleware before, between and after response streams."""
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.errors import EngineError
@@ -35,8 +34,7 @@ HealReason = ResendReason | Literal["format"]
 """The reason why a request is sent again; ``format`` means without the format of a typed answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPlanned(Event):
+class RequestPlanned(Event, frozen=True):
     """A request is about to be sent.
 
     Attributes:
@@ -46,8 +44,7 @@ class RequestPlanned(Event):
     plan: RequestPlan
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSent(Event):
+class RequestSent(Event, frozen=True):
     """The body of the planned request is complete and is being sent.
 
     Attributes:
@@ -59,8 +56,7 @@ class RequestSent(Event):
     full_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChanged(Event):
+class ModeChanged(Event, frozen=True):
     """The request is sent in another mode than requested.
 
     Attributes:
@@ -74,8 +70,7 @@ class ModeChanged(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FellBack(Event):
+class FellBack(Event, frozen=True):
     """Blocks are sent that an earlier answer of the same server covered.
 
     Attributes:
@@ -85,8 +80,7 @@ class FellBack(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Healed(Event):
+class Healed(Event, frozen=True):
     """The server rejected the request or lost its context, and the request is sent again differently.
 
     Attributes:
@@ -100,13 +94,21 @@ class Healed(Event):
 
     reason: HealReason
     lost: tuple[str, ...] = ()
-    response_id: str = field(default="", compare=False)
-    usage: Usage | None = field(default=None, compare=False)
-    status: int | None = field(default=None, compare=False)
+    response_id: str = ""
+    usage: Usage | None = None
+    status: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Healed) and (self.reason, self.lost) == (other.reason, other.lost)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.reason, self.lost))
 
 
-@dataclass(frozen=True, slots=True)
-class ServerForgot(Event):
+class ServerForgot(Event, frozen=True):
     """The server answered without the stored context, and the answer was already shown.
 
     Attributes:
@@ -116,8 +118,7 @@ class ServerForgot(Event):
     response_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed(Event):
+class AttemptFailed(Event, frozen=True):
     """An attempt failed before it showed any output, and the middleware ``retry`` sends the Turn again.
 
     Attributes:
@@ -128,15 +129,16 @@ class AttemptFailed(Event):
         usage: Token counts of its response, if the server sent any.
     """
 
+    hidden = ("plan",)
+
     error: type[EngineError]
     wait: float
-    plan: RequestPlan | None = field(default=None, repr=False)
+    plan: RequestPlan | None = None
     response_id: str = ""
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFinished(Event):
+class AnswerFinished(Event, frozen=True):
     """One response is complete.
 
     Attributes:
@@ -145,13 +147,17 @@ class AnswerFinished(Event):
         plan: The plan that the request was built from.
     """
 
-    outcome: Outcome = field(repr=False)
+    hidden = (
+        "outcome",
+        "plan",
+    )
+
+    outcome: Outcome
     turn: Turn
-    plan: RequestPlan = field(repr=False)
+    plan: RequestPlan
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEdited(Event):
+class TurnEdited(Event, frozen=True):
     """A middleware changed the Turn.
 
     Attributes:
@@ -165,8 +171,7 @@ class TurnEdited(Event):
     phase: Literal["in", "out"]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolStarted(Event):
+class ToolStarted(Event, frozen=True):
     """A tool is about to run.
 
     Attributes:
@@ -176,8 +181,7 @@ class ToolStarted(Event):
     call: ToolCallBlock
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFinished(Event):
+class ToolFinished(Event, frozen=True):
     """A tool returned its result.
 
     Attributes:
@@ -193,8 +197,7 @@ class ToolFinished(Event):
     outcome: str = "ok"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRejected(Event):
+class OutputRejected(Event, frozen=True):
     """An answer does not have the requested type, and is requested again.
 
     Attributes:
@@ -203,24 +206,26 @@ class OutputRejected(Event):
         text: The text of the answer.
     """
 
+    hidden = ("text",)
+
     attempt: int
     problems: tuple[str, ...]
-    text: str = field(default="", repr=False)
+    text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputAccepted(Event):
+class OutputAccepted(Event, frozen=True):
     """The answer has the requested type.
 
     Attributes:
         value: The typed value of the answer.
     """
 
-    value: Any = field(repr=False)
+    hidden = ("value",)
+
+    value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class TurnFinished(Event):
+class TurnFinished(Event, frozen=True):
     """The run is complete; always its last event.
 
     Attributes:

@@ -10,10 +10,11 @@ not known is ``-1``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from kedge.frozen_dataclasses import with_fast_init
+import msgspec
+from msgspec.structs import force_setattr
+
 from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, copy_read_only_object
 
@@ -30,15 +31,25 @@ see ``Outcome.anchor_problem``.
 """
 
 
-class Event:
-    """The base class of all events of a run."""
+class Event(msgspec.Struct, frozen=True):
+    """The base class of all events of a run: frozen Structs, whose content is not a part of their ``repr``."""
 
-    __slots__ = ()
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """The fields that are left out of the ``repr`` and the hash."""
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in _select_visible(self))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, name) for name in _select_visible(self))))
 
 
-@with_fast_init
-@dataclass(frozen=True, slots=True)
-class Usage:
+def _select_visible(event: Event) -> list[str]:
+    return [name for name in event.__struct_fields__ if name not in event.hidden]
+
+
+class Usage(msgspec.Struct, frozen=True):
     """Token counts of one response; ``+`` adds those of two responses.
 
     Attributes:
@@ -71,8 +82,7 @@ class Usage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFacts:
+class ResponseFacts(Event, frozen=True):
     """Fields that a server sends with a response when it starts and again when it ends.
 
     Attributes:
@@ -86,25 +96,25 @@ class ResponseFacts:
         response: The response object as the provider sent it.
     """
 
+    hidden = ("response",)
+
     response_id: str = ""
     model: str = ""
     created_at: float | None = None
     previous_response_id: str | None = None
     echoed: bool = False
     status: str = ""
-    response: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
+    response: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "response", copy_read_only_object(self.response))
+        force_setattr(self, "response", copy_read_only_object(self.response))
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseStarted(ResponseFacts, Event):
+class ResponseStarted(ResponseFacts, frozen=True):
     """The server accepted the request and started a response."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemStarted(Event):
+class ItemStarted(Event, frozen=True):
     """An output item started; for a tool call there is ``ToolCallStarted`` instead.
 
     Attributes:
@@ -118,8 +128,7 @@ class ItemStarted(Event):
     output_index: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta(Event):
+class TextDelta(Event, frozen=True):
     """The model wrote some text of a message.
 
     Attributes:
@@ -131,15 +140,16 @@ class TextDelta(Event):
             Responses API.
     """
 
+    hidden = ("logprobs",)
+
     delta: str
     item_id: str = ""
     output_index: int = -1
     content_index: int = 0
-    logprobs: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, hash=False)
+    logprobs: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalDelta(Event):
+class RefusalDelta(Event, frozen=True):
     """The model wrote some text of a refusal.
 
     Attributes:
@@ -155,8 +165,7 @@ class RefusalDelta(Event):
     content_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta(Event):
+class ReasoningDelta(Event, frozen=True):
     """The model wrote some reasoning.
 
     Attributes:
@@ -174,8 +183,7 @@ class ReasoningDelta(Event):
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PartCompleted(Event):
+class PartCompleted(Event, frozen=True):
     """A part is complete; its text replaces the joined deltas.
 
     Attributes:
@@ -193,8 +201,7 @@ class PartCompleted(Event):
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallStarted(Event):
+class ToolCallStarted(Event, frozen=True):
     """The model started a tool call; every later event of the call has the same ``call_id``.
 
     Attributes:
@@ -215,8 +222,7 @@ class ToolCallStarted(Event):
     fallback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolArgumentsDelta(Event):
+class ToolArgumentsDelta(Event, frozen=True):
     """The model wrote some of a call's arguments.
 
     Attributes:
@@ -228,8 +234,7 @@ class ToolArgumentsDelta(Event):
     delta: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallRenamed(Event):
+class ToolCallRenamed(Event, frozen=True):
     """The provider's own ``call_id`` of a call arrived late.
 
     Attributes:
@@ -241,8 +246,7 @@ class ToolCallRenamed(Event):
     was: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallCompleted(Event):
+class ToolCallCompleted(Event, frozen=True):
     """A tool call is complete: its id, name and arguments are final.
 
     Attributes:
@@ -262,8 +266,7 @@ class ToolCallCompleted(Event):
     custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ItemCompleted(Event):
+class ItemCompleted(Event, frozen=True):
     """An output item is complete.
 
     Attributes:
@@ -271,15 +274,16 @@ class ItemCompleted(Event):
         output_index: The position of the item in the output.
     """
 
-    item: Mapping[str, Any] = field(hash=False)
+    hidden = ("item",)
+
+    item: Mapping[str, Any]
     output_index: int = -1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "item", copy_read_only_object(self.item))
+        force_setattr(self, "item", copy_read_only_object(self.item))
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCompleted(ResponseFacts, Event):
+class ResponseCompleted(ResponseFacts, frozen=True):
     """The response is complete; the fields of ``ResponseFacts`` and two more.
 
     Attributes:
@@ -287,12 +291,16 @@ class ResponseCompleted(ResponseFacts, Event):
         output: All items of the response, or None if the server did not list them.
     """
 
+    hidden = (
+        "response",
+        "output",
+    )
+
     usage: Usage | None = None
-    output: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False, hash=False)
+    output: tuple[Mapping[str, Any], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseIncomplete(ResponseFacts, Event):
+class ResponseIncomplete(ResponseFacts, frozen=True):
     """The response stopped before its end; the fields of ``ResponseFacts`` and three more.
 
     Attributes:
@@ -301,13 +309,17 @@ class ResponseIncomplete(ResponseFacts, Event):
         output: All items of the response, or None if the server did not list them.
     """
 
+    hidden = (
+        "response",
+        "output",
+    )
+
     reason: str = ""
     usage: Usage | None = None
-    output: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False, hash=False)
+    output: tuple[Mapping[str, Any], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFailed(ResponseFacts, Event):
+class ResponseFailed(ResponseFacts, frozen=True):
     """The server failed to generate the response; the fields of ``ResponseFacts`` and three more.
 
     Attributes:
@@ -316,13 +328,17 @@ class ResponseFailed(ResponseFacts, Event):
         usage: Token counts, if the server sent any.
     """
 
+    hidden = (
+        "response",
+        "message",
+    )
+
     code: str = ""
-    message: str = field(default="", repr=False)
+    message: str = ""
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFailed(Event):
+class StreamFailed(Event, frozen=True):
     """The server sent an error instead of the rest of the response.
 
     Attributes:
@@ -334,16 +350,17 @@ class StreamFailed(Event):
         usage: Token counts, if the server sent any.
     """
 
+    hidden = ("message",)
+
     code: str = ""
-    message: str = field(default="", repr=False)
+    message: str = ""
     param: str = ""
     kind: str = ""
     status: int | None = None
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AnomalyNoted(Event):
+class AnomalyNoted(Event, frozen=True):
     """The stream has a problem, and decoding continues.
 
     Attributes:
@@ -355,8 +372,7 @@ class AnomalyNoted(Event):
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OpaqueEvent(Event):
+class OpaqueEvent(Event, frozen=True):
     """An event of the provider that Kedge passes on without interpreting it.
 
     Attributes:
@@ -364,11 +380,13 @@ class OpaqueEvent(Event):
         data: The event as the provider sent it.
     """
 
+    hidden = ("data",)
+
     type: str
-    data: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
+    data: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", copy_read_only_object(self.data))
+        force_setattr(self, "data", copy_read_only_object(self.data))
 
 
 StreamEvent = (
@@ -402,9 +420,7 @@ PARTIAL = "kedge.partial"
 OutcomeStatus = Literal["completed", "incomplete", "running", "failed", "cut"]
 
 
-@with_fast_init
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of one response's stream, as the assembler returns it.
 
     Attributes:

@@ -18,7 +18,7 @@ import hashlib
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
@@ -521,7 +521,7 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
     prefixes = _continue_digest(pending.record)
     prefixes.extend(output)
     covered = prefixes.count(len(output))
-    record = replace(
+    record = structs.replace(
         pending.record,
         digest=prefixes.digest(covered),
         block_count=pending.record.block_count + covered,

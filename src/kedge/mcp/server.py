@@ -5,7 +5,6 @@ are redacted by ``run_calls``. The server translates between a toolbox and the p
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -86,7 +85,7 @@ class StoreTools:
         }
         members = ("conversation", "node", "kind", "excerpt")
         return [
-            {"title": titles[hit.conversation], **{name: asdict(hit)[name] for name in members}}
+            {"title": titles[hit.conversation], **{name: getattr(hit, name) for name in members}}
             for hit in hits
         ]
 

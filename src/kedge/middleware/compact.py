@@ -8,8 +8,9 @@ sent (lost).
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component
@@ -83,7 +84,7 @@ class _CompactMiddleware(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and those of compaction before and after."""
-        request = replace(request, params={**self._params(), **request.params})
+        request = structs.replace(request, params={**self._params(), **request.params})
         if self._is_long_resend(turn):
             turn, event = await self._compact(turn, "resend", request.filters)
             yield event
@@ -91,7 +92,7 @@ class _CompactMiddleware(BaseMiddleware):
         for limit in (self.resend_limit, None):
             try:
                 async with aclosing(
-                    self._run(turn, replace(request, resend_limit=limit))
+                    self._run(turn, structs.replace(request, resend_limit=limit))
                 ) as events:
                     async for event in events:
                         answered = answered or isinstance(event, AnswerFinished)

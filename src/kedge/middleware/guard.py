@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import is_
 from typing import Any, Literal, TypeVar, cast
@@ -246,7 +246,7 @@ class _GuardMiddleware(BaseMiddleware):
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events; with rules for output, text only when it is complete."""
         filters = request.filters.with_filter(self.rules)
-        request = replace(request, filters=filters, applied=(*request.applied, self.rules))
+        request = structs.replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
         guarded = _OutputGuard(filters, self.rules) if self.rules.holds_output else None
         try:
@@ -277,10 +277,10 @@ class _OutputGuard:
             case AnswerFinished():
                 return self._replay_answer(event)
             case ToolStarted():
-                return (replace(event, call=self._block(event.call)),)
+                return (structs.replace(event, call=self._block(event.call)),)
             case ToolFinished():
                 call, result = self._block(event.call), self._block(event.result)
-                return (replace(event, call=call, result=result),)
+                return (structs.replace(event, call=call, result=result),)
             case _:
                 return () if _has_content(event) else (event,)
 
@@ -293,8 +293,8 @@ class _OutputGuard:
         blocks = tuple(map(self._block, event.outcome.blocks))
         for each in blocks:
             yield from _replay_block(each)
-        outcome = replace(event.outcome, blocks=blocks)
-        yield replace(event, outcome=outcome, turn=self._turn(event.turn))
+        outcome = structs.replace(event.outcome, blocks=blocks)
+        yield structs.replace(event, outcome=outcome, turn=self._turn(event.turn))
 
     def _block(self, block: B) -> B:
         return self.filters.apply(block, ("output",), self.rules)

@@ -9,8 +9,9 @@ Turn; it is called before each request, and the calls of the answer run with the
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec import structs
 
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters, unwrap
 from kedge.engines.content_filter import ContentFilters
@@ -118,7 +119,7 @@ class _ToolsMiddleware(BaseMiddleware):
         """Return the plan of a request with these tools."""
         filters = ContentFilters(find_filters(self.inner))
         request = Request.of(tools=options.pop("tools", ()))
-        offered = _offer_tools(replace(request, filters=filters), self.select(turn))
+        offered = _offer_tools(structs.replace(request, filters=filters), self.select(turn))
         return self.inner.plan(turn, **options, tools=offered.tools)
 
     async def events(self, turn: Turn, request: Request) -> Events:
@@ -201,7 +202,7 @@ class _ToolsMiddleware(BaseMiddleware):
             yield TurnFinished(turn)
             return
         offered = _offer_tools(request, self.select(turn))
-        request = replace(offered, params={**request.params, "tool_choice": "none"})
+        request = structs.replace(offered, params={**request.params, "tool_choice": "none"})
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if not isinstance(event, TurnFinished):
@@ -241,4 +242,4 @@ def _release_tool_choice(request: Request) -> Request:
     choice = request.params.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return request
-    return replace(request, params={**request.params, "tool_choice": "auto"})
+    return structs.replace(request, params={**request.params, "tool_choice": "auto"})

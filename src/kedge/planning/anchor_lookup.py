@@ -5,7 +5,7 @@ present and contiguous and, where a record exists, the record matches. Tags cann
 edited in place, so engines use records only.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kedge.observe import get_logger
 from kedge.planning.anchors import AnchorRecord, Reason, matches_prefix

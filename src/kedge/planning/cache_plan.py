@@ -7,9 +7,11 @@ show which of these prompts are still prefixes of the Turn. A prediction needs n
 here.
 """
 
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from kedge.planning.anchors import AnchorRecord, TokenCounts, matches_prefix
 from kedge.planning.digests import PrefixIndex, get_prefix_index
@@ -38,8 +40,7 @@ BYTES_PER_TOKEN = 4
 KEY_BYTES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class CacheRules:
+class CacheRules(msgspec.Struct, frozen=True):
     """The rules by which a provider reads a prompt from its cache.
 
     Attributes:
@@ -61,8 +62,7 @@ class CacheRules:
         return tokens - tokens % self.step if tokens >= self.minimum else 0
 
 
-@dataclass(frozen=True, slots=True)
-class CachePlan:
+class CachePlan(msgspec.Struct, frozen=True):
     """The prediction for the provider's prompt cache for one request.
 
     Attributes:

@@ -8,11 +8,13 @@ never raises: problems of the Turn are listed in ``plan.problems``, and only sen
 import heapq
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec.structs import replace
+
 from kedge.errors import Unsendable
-from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning.anchors import (
     AnchorRecord,
     Reason,
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
     from kedge.planning.cache_plan import CachePlan
 
 
-@with_fast_init
-@dataclass(frozen=True, slots=True)
-class RequestPlan:
+class RequestPlan(msgspec.Struct, frozen=True):
     """The decision for one request.
 
     Attributes:

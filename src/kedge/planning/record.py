@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from msgspec import structs
 from msgspec.structs import replace
 
-from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import get_logger
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
@@ -112,7 +112,7 @@ def record_response(
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
-        state = replace_fields(
+        state = structs.replace(
             state, previous_response_id=response_id, conversation_id=conversation_id
         )
     return set_state(turn, state)

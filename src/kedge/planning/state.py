@@ -6,13 +6,15 @@ is treated as empty, and costs one full send.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, cast
 
+import msgspec
+from msgspec import structs
+from msgspec.structs import force_setattr, replace
+
 from kedge.errors import InvalidSetting
-from kedge.frozen_dataclasses import replace_fields
-from kedge.planning.anchors import AnchorRecord, parse_token_counts
+from kedge.planning.anchors import AnchorRecord
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 
@@ -45,8 +47,7 @@ class _SortedAnchors(tuple[AnchorRecord, ...]):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationState:
+class ConversationState(msgspec.Struct, frozen=True):
     """The known state of the server's memory of a Turn.
 
     Attributes:
@@ -63,8 +64,8 @@ class ConversationState:
     anchors: tuple[AnchorRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.anchors, _SortedAnchors):
-            object.__setattr__(
+        if type(self.anchors) is not _SortedAnchors:
+            force_setattr(
                 self, "anchors", _SortedAnchors(sorted(self.anchors, key=anchor_sort_key))
             )
 
@@ -119,7 +120,7 @@ class ConversationState:
             )
         index = bisect_right(anchors, anchor_sort_key(record), key=anchor_sort_key)
         merged = _SortedAnchors((*anchors[:index], record, *anchors[index:]))
-        return replace_fields(self, anchors=merged)
+        return replace(self, anchors=merged)
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
         """Return the state with other records.
@@ -156,12 +157,7 @@ class ConversationState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain JSON values, without fields at their default."""
-        form: dict[str, Any] = {
-            "mode": self.mode,
-            "previous_response_id": self.previous_response_id,
-            "conversation_id": self.conversation_id,
-            "anchors": [dump_record(record) for record in self.anchors],
-        }
+        form = {**structs.asdict(self), "anchors": [*map(dump_record, self.anchors)]}
         return {name: value for name, value in form.items() if value}
 
 
@@ -225,12 +221,12 @@ def dump_record(record: AnchorRecord) -> dict[str, Any]:
     Returns:
         A dict that ``load_record`` reads.
     """
-    members = ((name, getattr(record, name)) for name in _FIELD_READERS)
-    return {
-        name: list(cast("tuple[str | int, ...]", value)) if isinstance(value, tuple) else value
-        for name, value in members
-        if value != _FIELD_DEFAULTS[name]
-    }
+    # Not by omit_defaults, which compares by identity: equal records have equal forms.
+    form = msgspec.to_builtins(record)
+    return {name: value for name, value in form.items() if value != _FIELD_DEFAULTS[name]}
+
+
+_FIELD_DEFAULTS = {each.name: each.default for each in structs.fields(AnchorRecord)}
 
 
 def load_record(form: object) -> AnchorRecord | None:
@@ -242,15 +238,13 @@ def load_record(form: object) -> AnchorRecord | None:
     Returns:
         The record, or None if it is malformed: such a record proves nothing.
     """
-    if not isinstance(form, dict):
-        return None
-    members = cast("dict[str, Any]", form)
+    members = cast("dict[str, Any]", form if isinstance(form, dict) else {})
     try:
-        return AnchorRecord(
-            **{n: read(members[n]) for n, read in _FIELD_READERS.items() if n in members}
-        )
-    except (TypeError, OverflowError):
-        return None
+        return msgspec.convert(members, AnchorRecord)
+    except msgspec.ValidationError:
+        # Without its counts a record proves as much; only a verdict on the server's memory is delayed.
+        is_counted = members.get("counted") is not None
+        return load_record({**members, "counted": None}) if is_counted else None
 
 
 def _load_state(form: Mapping[str, Any]) -> ConversationState:
@@ -264,52 +258,3 @@ def _load_state(form: Mapping[str, Any]) -> ConversationState:
         conversation if isinstance(conversation, str) else "",
         tuple(record for record in records if record),
     )
-
-
-def _read_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _read_count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _read_time(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError
-    return float(value)
-
-
-def _read_bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _read_texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError
-    return tuple(map(_read_text, cast("list[object]", value)))
-
-
-# The parser of each field of a record, which raises TypeError for a wrong value.
-_FIELD_READERS: dict[str, Callable[[object], Any]] = {
-    "response_id": _read_text,
-    "scope": _read_text,
-    "digest": _read_text,
-    "block_count": _read_count,
-    "depth": _read_count,
-    "root_created_at": _read_time,
-    "status": _read_text,
-    "stored": _read_bool,
-    "created_at": _read_time,
-    "expires_at": lambda value: None if value is None else _read_time(value),
-    "barrier": lambda value: None if value is None else _read_count(value),
-    "derived": _read_texts,
-    "counted": parse_token_counts,
-}
-_FIELD_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}

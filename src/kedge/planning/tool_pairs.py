@@ -6,8 +6,9 @@ are a table, so that the items of hosted tools are checked as well.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 
@@ -48,8 +49,7 @@ CallEffect = tuple[bool, tuple[CallKey, ...]]
 """Whether a block opens a call or answers one, and the keys of the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A tool call or result that prevents sending the Turn.
 
     Attributes:

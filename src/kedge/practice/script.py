@@ -10,6 +10,7 @@ on the context only.
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -40,7 +41,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call: ``arguments`` for a function, ``input`` for a custom tool."""
 
     name: str
-    arguments: dict[str, Any] | str | None = None
+    arguments: Mapping[str, Any] | str | None = None
     input: str | None = None
 
     def __post_init__(self) -> None:

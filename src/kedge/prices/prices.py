@@ -4,12 +4,14 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import structs
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
@@ -45,7 +47,7 @@ class Price:
 
     def cache_savings(self, usage: Usage) -> float:
         """Return the dollars that the provider's prompt cache saved, less what writing to it cost."""
-        uncached = replace(usage, cached_tokens=0, cache_write_tokens=0)
+        uncached = structs.replace(usage, cached_tokens=0, cache_write_tokens=0)
         return self.cost(uncached) - self.cost(usage)
 
 

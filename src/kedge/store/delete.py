@@ -5,7 +5,8 @@ uses. Everything else is deleted: nodes, links, responses, telemetry, claims, ta
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search, telemetry

@@ -12,7 +12,6 @@ and references must point backwards.
 import base64
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, cast, get_args
 
 import msgspec
@@ -84,7 +83,7 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
         further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
         response = rows.get(node.id)
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
-    head: Json = {name: value for name, value in asdict(row).items() if name in _HEADER_FIELDS}
+    head: Json = {name: getattr(row, name) for name in _HEADER_FIELDS}
     head |= {"head": numbers[row.head], "data": thaw(row.data)}
     if row.ttl is not None:
         head["ttl"] = row.ttl
@@ -131,7 +130,8 @@ def _encode_node(
         form["memory"] = decode(node.memory)
     if response:
         values = {name: getattr(response, name) for name in RESPONSE_COLUMNS}
-        form["response"] = {k: v for k, v in values.items() if v != _RESPONSE_DEFAULTS[k]}
+        given = {k: v for k, v in values.items() if v != _RESPONSE_DEFAULTS[k]}
+        form["response"] = msgspec.to_builtins(given)
     return form
 
 

@@ -1,10 +1,11 @@
 """Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state

@@ -8,7 +8,6 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import starmap
 from operator import attrgetter
 
@@ -52,7 +51,7 @@ _SELECT_LAST_BODIES = (
     "JOIN blocks b ON b.id = l.block WHERE n.tree = ? AND n.length > n.kept"
 )
 CHECKSUM_BYTES = 8
-_get_columns = attrgetter(*(each.name for each in fields(Node)))
+_get_columns = attrgetter(*Node.__struct_fields__)
 # A child starts a branch, or has no blocks any more, or is the one that continues the branch of its parent.
 _SELECT_CHILDREN = f"""
 SELECT {NODE_COLUMNS} FROM nodes n

@@ -1,12 +1,12 @@
 """The rows of a store as frozen values: conversations, nodes, responses, telemetry."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
+
+import msgspec
 
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
-from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning import AnchorRecord, Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import ConversationState, validate_mode
@@ -88,9 +88,7 @@ def has_failed(status: str) -> bool:
     return status not in NOT_FAILED_STATUSES
 
 
-@with_fast_init
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
+class ConversationRow(msgspec.Struct, frozen=True):
     """A conversation: an id, and a head on a tree of nodes."""
 
     id: str
@@ -141,9 +139,7 @@ def new_row(
     )
 
 
-@with_fast_init
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A node of a tree: it retains the first ``kept`` blocks of its parent's path, and adds further blocks.
 
     ``length`` is the number of blocks on the path that ends here. Nodes of one ``branch`` only append
@@ -163,8 +159,7 @@ class Node:
     created_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPath:
+class LoadedPath(msgspec.Struct, frozen=True):
     """The path to a node: its blocks, and the state with the anchors of its responses."""
 
     node: Node
@@ -179,8 +174,7 @@ class LoadedPath:
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class PathChange:
+class PathChange(msgspec.Struct, frozen=True):
     """The difference between the path to a node and the path to another one.
 
     ``shared`` is the number of common blocks at the start; ``blocks`` follow them on the path to ``node``.
@@ -194,8 +188,7 @@ class PathChange:
     adds_records: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UnansweredQuestion:
+class UnansweredQuestion(msgspec.Struct, frozen=True):
     """A question without a complete answer: its request is in progress or failed, or a tool was interrupted."""
 
     question: Node
@@ -205,8 +198,7 @@ class UnansweredQuestion:
     """``cancelled`` if the user stopped the last request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
+class Differences(msgspec.Struct, frozen=True):
     """The number of common blocks at the start of two paths, and the further blocks of each."""
 
     shared: int
@@ -214,8 +206,7 @@ class Differences:
     right: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The claim on the turn with an idempotency key.
 
     ``is_owner`` is whether the caller runs the turn; ``answer`` is the node of the answer, once there is
@@ -230,8 +221,7 @@ class Claim:
     lease_until: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(msgspec.Struct, frozen=True):
     """A problem at a node: a healed or rejected request, lost context, or a changed mode."""
 
     kind: Literal["healed", "refused", "forgot", "mode_changed"]
@@ -242,8 +232,7 @@ class Incident:
     conversation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRow:
+class ToolRow(msgspec.Struct, frozen=True):
     """One run of a tool."""
 
     name: str
@@ -254,20 +243,21 @@ class ToolRow:
     conversation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExchange:
+class StoredExchange(msgspec.Struct, frozen=True):
     """The bodies of a request and its reply, truncated to the store's limit."""
 
-    request: bytes = field(repr=False)
-    reply: bytes = field(repr=False)
+    request: bytes
+    reply: bytes
     status: int | None = None
     created_at: float = 0.0
     node: int = 0
     conversation: str = ""
 
+    def __repr__(self) -> str:
+        return f"StoredExchange(node={self.node}, status={self.status})"
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
+
+class Telemetry(msgspec.Struct, frozen=True):
     """The incidents, tool runs and exchanges of a node, stored with it."""
 
     incidents: tuple[Incident, ...] = ()
@@ -281,8 +271,7 @@ class Telemetry:
 NO_TELEMETRY = Telemetry()
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """A block that matches a search, as part of one conversation."""
 
     conversation: str
@@ -296,8 +285,7 @@ class Hit:
     """The score of the block, if the search was ordered by rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A damaged row, and its problem."""
 
     where: str

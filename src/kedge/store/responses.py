@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from kedge.events.request_record import RejectedCandidate, RequestRecord
-from kedge.frozen_dataclasses import build_instances
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
@@ -76,7 +77,7 @@ def response_values(row: RequestRecord, scope: int) -> Row:
         row.root_created_at,
         row.barrier,
         json.dumps(row.derived) if row.derived else None,
-        json.dumps(row.counted) if row.counted else None,
+        msgspec.json.encode(row.counted).decode() if row.counted else None,
         row.lost_reason or None,
         row.predicted_cached_tokens,
         row.cache_write_tokens,
@@ -248,24 +249,24 @@ def anchors_from_rows(
     columns = [*zip(*rows, strict=True)]
     names, numbers, digests, counts, depths, roots, statuses, stored, created, *rest = columns
     expiries, barriers, derived, counted = rest
-    return build_instances(
-        AnchorRecord,
-        len(rows),
-        response_id=[name or "" for name in names],
-        scope=[scopes.get(number, "") for number in numbers],
-        digest=[DIGEST_PREFIX + digest.hex() if digest else "" for digest in digests],
-        block_count=counts,
-        depth=depths,
-        root_created_at=roots,
-        status=[_ANCHOR_STATUS.get(status, status) for status in statuses],
-        stored=map(bool, stored),
-        created_at=created,
-        expires_at=expiries
-        if retentions is None
-        else map(limit_expiry, created, expiries, retentions),
-        barrier=barriers,
-        derived=[tuple(decode(text)) if text else () for text in derived],
-        counted=map(decode_token_counts, counted),
+    limited = expiries if retentions is None else map(limit_expiry, created, expiries, retentions)
+    return list(
+        map(
+            AnchorRecord,
+            [name or "" for name in names],
+            [scopes.get(number, "") for number in numbers],
+            map(unpack_digest, digests),
+            counts,
+            depths,
+            roots,
+            [_ANCHOR_STATUS.get(status, status) for status in statuses],
+            map(bool, stored),
+            created,
+            limited,
+            barriers,
+            [tuple(decode(text)) if text else () for text in derived],
+            map(decode_token_counts, counted),
+        )
     )
 
 

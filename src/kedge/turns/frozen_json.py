@@ -133,7 +133,7 @@ class FrozenMap(Mapping[str, Any]):
 def freeze(value: Any, path: str = "$") -> Any:
     """Copy a JSON value into immutable form, or raise ``InvalidJSON``.
 
-    A frozen dataclass or Struct with a ``to_json`` method is a value of a higher layer; it is immutable and is stored
+    A frozen Struct with a ``to_json`` method is a value of a higher layer; it is immutable and is stored
     unchanged.
     """
     try:
@@ -443,9 +443,8 @@ def _depth(value: Any) -> int:
 
 
 def _has_json_form(value: object) -> bool:
-    """Return whether a value is a frozen dataclass or Struct with a JSON form."""
-    kind: Any = type(value)
-    settings = getattr(kind, "__struct_config__", getattr(kind, "__dataclass_params__", None))
+    """Return whether a value is a frozen Struct with a JSON form."""
+    settings = getattr(type(value), "__struct_config__", None)
     return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
 
 

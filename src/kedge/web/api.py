@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from msgspec import structs
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -144,7 +145,8 @@ async def search_messages(call: ApiCall) -> BaseModel:
     query: schemas.SearchQuery = call.query
     hits = await call.service.store.search(query.q, **query.model_dump(exclude={"q"}))
     data = [
-        schemas.HitShape(**asdict(hit), matches=find_matches(hit.excerpt, query.q)) for hit in hits
+        schemas.HitShape(**structs.asdict(hit), matches=find_matches(hit.excerpt, query.q))
+        for hit in hits
     ]
     return schemas.SearchPage(data=data, limit=query.limit, offset=query.offset)
 

@@ -8,8 +8,10 @@ imported data must not determine where keys and messages are sent.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from kedge.conversation.recorded_model import find_recorded_model
 from kedge.engines import Engine
@@ -45,7 +47,7 @@ class _DefaultModel(BaseMiddleware):
         return super().plan(turn, **{"model": self._model, **options})
 
     def events(self, turn: Turn, request: Request) -> Events:
-        return super().events(turn, replace(request, model=request.model or self._model))
+        return super().events(turn, structs.replace(request, model=request.model or self._model))
 
 
 class ModelSelector:

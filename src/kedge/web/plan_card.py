@@ -12,6 +12,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 
 from markupsafe import Markup, escape
+from msgspec import structs
 
 from kedge.events.request_record import MAX_REJECTED, RejectedCandidate
 from kedge.planning import (
@@ -183,7 +184,7 @@ def rebuild_plan(turn: Turn, row: RequestRecord, records: Iterable[AnchorRecord]
     """Recompute the plan of a past request from the Turn as it was before it."""
     earlier = [record for record in records if record.created_at < row.created_at]
     mode = row.mode if row.mode in ("chained", "stateless", "conversation") else "chained"
-    state = replace(
+    state = structs.replace(
         get_state(turn), anchors=tuple(_restore_record(r, row) for r in get_state(turn).anchors)
     )
     return plan_request(
@@ -198,7 +199,7 @@ def rebuild_plan(turn: Turn, row: RequestRecord, records: Iterable[AnchorRecord]
 def _restore_record(record: AnchorRecord, row: RequestRecord) -> AnchorRecord:
     """Return a record as it was at the time of the request, when its anchor was not lost yet."""
     if record.status == "lost" and record.response_id == row.anchor:
-        return replace(record, status="completed")
+        return structs.replace(record, status="completed")
     return record
 
 

@@ -13,6 +13,7 @@ from typing import Any, assert_never, cast
 from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
+from msgspec import structs
 
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
@@ -117,7 +118,9 @@ def _split_rewritten(
             done[-1] = replace(last, answered=(last.answered[0], index + 1))
         else:
             done.append(
-                ExchangeSpan(replace(node, id=row.node), row, 0, tuple(pending), (index, index + 1))
+                ExchangeSpan(
+                    structs.replace(node, id=row.node), row, 0, tuple(pending), (index, index + 1)
+                )
             )
             pending = []
     return done, pending

@@ -9,9 +9,11 @@ everything.
 import json
 from asyncio import sleep, timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import structs
 
 from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
 from kedge.engines.response_limit import SizeLimit
@@ -166,7 +168,7 @@ class SocketTransport(Transport):
         live = pool.live_response_ids() if pool else frozenset[str]()
         newest = (record for record, _ in zip(records, range(MAX_RECORDS_CHECKED), strict=False))
         return tuple(
-            replace(record, stored=True)
+            structs.replace(record, stored=True)
             for record in (newest if live else ())
             if not record.stored and record.response_id in live
         )
