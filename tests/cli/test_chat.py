@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from kedge.cli import group
 from kedge.cli.chat import command
-from kedge.cli.chat_session import ChatOptions
+from kedge.cli.chat_session import ChatOptions, ChatSession
 from kedge.cli.chat_tools import create_default_tools
 from kedge.cli.inspect import command as inspect_command
 from kedge.cli.maintenance import delete_command
@@ -574,3 +575,21 @@ def test_invalid_schema_file_is_rejected(tmp_path: Path, schema: object) -> None
     result = invoke_chat("Hello\n", "--schema", write_schema(tmp_path, schema), code=2)
     assert "--schema" in result.stderr
     assert "stop" in result.stderr
+
+
+@pytest.mark.parametrize(("model", "is_toy"), [("practice", True), ("openai:gpt-5.1", False)])
+def test_the_greeting_names_real_models(
+    model: str, is_toy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The practice model says that it is a toy, how to use a real model, and what is configured."""
+    for name in ("OPENAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XAI_API_KEY", "k")
+    session: Any = SimpleNamespace(
+        conversation=SimpleNamespace(turn=()), model=model, is_saved=False
+    )
+    greeting = ChatSession.format_greeting(session)
+    assert ("is a toy for trying Kedge" in greeting) == is_toy
+    assert ('"help" lists what it understands' in greeting) == is_toy
+    assert ("kedge chat --model openai:gpt-5.1" in greeting) == is_toy
+    assert ("Configured here: xai:grok-4." in greeting) == is_toy

@@ -16,7 +16,15 @@ from kedge.engines import ContentFilters, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
 from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
 from kedge.events.run import ToolFinished, ToolStarted
-from kedge.middleware import GuardRule, block, guard, redact, tools, with_middleware
+from kedge.middleware import (
+    CARD_NUMBER,
+    GuardRule,
+    block,
+    guard,
+    redact,
+    tools,
+    with_middleware,
+)
 from kedge.middleware.guard import apply_rules
 from kedge.providers import connect
 from kedge.turns import (
@@ -398,3 +406,32 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
     assert b"[redacted]" in bodies[1]
     assert b"47#11" not in bodies[1]
     assert b"previous_response_id" not in bodies[1]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "4000123412341234",
+        "4000 1234 1234 1234",
+        "4000-1234-1234-1234",
+        "4000\u00a01234\u00a01234\u00a01234",
+        "3782 822463 10005",
+        "378282246310005",
+        "3056-930902-5904",
+        "4222222222222",
+        "6304 0000 0000 0000 000",
+    ],
+)
+def test_card_numbers_are_found_in_their_usual_formats(number: str) -> None:
+    """The pattern of the library finds card numbers together and in groups, and nothing around them."""
+    rule = redact(CARD_NUMBER, "X")
+    assert rule.edit(f"My card is {number}.") == "My card is X."
+    assert rule.edit(f"({number}), then 12 items") == "(X), then 12 items"
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-18 04:10", "call 555-123-4567", "12345 67890", "1" * 20, "v1.2.3"]
+)
+def test_shorter_and_longer_numbers_are_no_card_numbers(text: str) -> None:
+    """Dates, telephone numbers and very long numbers are left as they are."""
+    assert redact(CARD_NUMBER).edit(text) == text

@@ -321,3 +321,15 @@ def test_lengths_are_bounded() -> None:
 def test_the_pace_is_parsed(sentence: str, pace: float) -> None:
     """The pace is the number of seconds between chunks, limited to 10."""
     assert answer(PracticeRequest([user_item(sentence)])).pace == pace
+
+
+@pytest.mark.parametrize("question", ["Hello, who are you?", "Who are you?", "what are you"])
+def test_it_says_that_it_is_a_toy(question: str) -> None:
+    """Asked who it is, it says what it is for, how to learn more and how to use a real model."""
+    (part,) = answer(PracticeRequest([{"role": "user", "content": question}])).parts
+    assert isinstance(part, MessageOutput)
+    assert "toy" in part.text
+    assert '"help"' in part.text
+    assert "kedge chat --model openai:gpt-5.1" in part.text
+    (other,) = answer(PracticeRequest([{"role": "user", "content": "What are you doing?"}])).parts
+    assert "toy" not in str(other)

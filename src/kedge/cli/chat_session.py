@@ -47,6 +47,7 @@ from kedge.conversation import Conversation, ConversationStream
 from kedge.engines import OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
 from kedge.middleware import trace as tracing
+from kedge.providers.registry import list_configured_models
 from kedge.store import Store
 from kedge.text.display import pluralize, sanitize_text, shorten_id
 from kedge.turns import Part, UserBlock, user
@@ -259,10 +260,18 @@ class ChatSession:
             if self.is_saved
             else "Not saved; /save NAME saves it."
         )
-        return (
-            f"Model: {mask_url(self.model)}{blocks}. {saved}\n"
-            "/help lists commands, Alt+Enter starts a new line, Ctrl-D ends the chat."
-        )
+        lines = [
+            f"Model: {mask_url(self.model)}{blocks}. {saved}",
+            "/help lists commands, Alt+Enter starts a new line, Ctrl-D ends the chat.",
+        ]
+        if self.model.partition(":")[0] == "practice":
+            configured = ", ".join(list_configured_models()) or "no key of a provider"
+            models = "kedge chat --model openai:gpt-5.1, a local one: --model ollama:llama3.2"
+            lines[1:1] = [
+                'The practice model is a toy for trying Kedge; "help" lists what it understands.',
+                f"A real model: {models}. Configured here: {configured}.",
+            ]
+        return "\n".join(lines)
 
     def format_farewell(self) -> str:
         """Return the last line on a terminal."""

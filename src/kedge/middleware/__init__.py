@@ -3,7 +3,7 @@
 from kedge.middleware.base import BaseMiddleware, two_phase
 from kedge.middleware.compact import compact
 from kedge.middleware.compose import with_middleware
-from kedge.middleware.guard import GuardRule, block, guard, redact
+from kedge.middleware.guard import CARD_NUMBER, GuardRule, block, guard, redact
 from kedge.middleware.log import log
 from kedge.middleware.repair import repair, repair_turn
 from kedge.middleware.retry import retry
@@ -12,6 +12,7 @@ from kedge.middleware.tools import find_open_calls, tools
 from kedge.middleware.trace import trace
 
 __all__ = [
+    "CARD_NUMBER",
     "BaseMiddleware",
     "GuardRule",
     "block",

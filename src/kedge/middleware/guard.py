@@ -114,13 +114,17 @@ class GuardRule:
             )
 
 
+CARD_NUMBER = r"(?<!\d)(?:\d[ \u00a0\u2010\u2011\u2013-]?){12,18}\d(?!\d)"
+"""Matches card numbers: 13 to 19 digits, also in groups with spaces or dashes. It also matches other long numbers."""
+
+
 def redact(
     pattern: str, replacement: str = _REDACTED, *, name: str = "", direction: Direction = "both"
 ) -> GuardRule:
     """Create a rule that replaces text.
 
     Args:
-        pattern: A regular expression.
+        pattern: A regular expression, such as ``CARD_NUMBER``.
         replacement: The replacement, as for ``re.sub``.
         name: The name of the rule; by default its pattern.
         direction: ``"in"`` for content that is sent to the model, ``"out"`` for content from the model,

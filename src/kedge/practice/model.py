@@ -72,6 +72,12 @@ HELP_TEXT = (
     '"Refuse to sing", or ask for one of your tools by its name.'
 )
 
+INTRODUCTION = (
+    "I am the practice model of Kedge: a toy for trying Kedge, without a key and a network. "
+    'Say "help" for what I understand. For a real model: kedge chat --model openai:gpt-5.1'
+)
+_GREETING = r"(?:(?:hello|hi|hey)\b[\s,.!]*)?"
+
 RULES: tuple[PhraseRule, ...] = (
     *text_rules.LITERAL_RULES,
     *tool_rules.RULES,
@@ -79,6 +85,11 @@ RULES: tuple[PhraseRule, ...] = (
     *arithmetic.RULES,
     *text_rules.LOOSE_RULES,
     prefix_rule("give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)),
+    prefix_rule(
+        "introduce itself",
+        _GREETING + r"(?:who|what|which model|what model) are you\W*\Z",
+        lambda _, __: TextResult(INTRODUCTION),
+    ),
     *tool_rules.IMPLIED_RULES,
 )
 

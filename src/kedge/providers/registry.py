@@ -113,7 +113,7 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 
 def connect_anthropic(model: str, **settings: Any) -> Engine:
     """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
-    _check_model("anthropic", model, "claude-opus-4-8")
+    _check_model("anthropic", model, _ANTHROPIC_EXAMPLE)
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
     if not api_key:
         raise CannotConnect(
@@ -254,5 +254,15 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
     "anthropic": connect_anthropic,
     "practice": connect_practice,
 }
+_ANTHROPIC_EXAMPLE = "claude-opus-4-8"
+
+
+def list_configured_models() -> list[str]:
+    """Return an example of a model string for each hosted provider whose key is in the environment."""
+    examples = {hosted.key_variable: (hosted.name, hosted.example) for hosted in _HOSTED_PROVIDERS}
+    examples["ANTHROPIC_API_KEY"] = "anthropic", _ANTHROPIC_EXAMPLE
+    return [":".join(each) for variable, each in examples.items() if os.environ.get(variable)]
+
+
 ADDRESS_PROVIDERS = frozenset({"responses", "chat"})
 """Providers whose model strings contain the address of the server."""
