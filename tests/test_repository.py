@@ -1,7 +1,9 @@
 """Tests of conventions that apply to the complete repository."""
 
+import ast
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,70 @@ def test_the_version_is_defined_once() -> None:
         if f'"{version}"' in path.read_text() or "__version__ =" in path.read_text()
     ]
     assert named == []
+
+
+CHECKED_ONCE = "a frozen value checks, copies or interns what its constructor was given"
+DERIVED = "a frozen value computes fields from others once, when it is constructed"
+MEMOIZED = "an immutable class sets its own slots, and stores what it has computed"
+FORCED_FIELDS = {
+    "backends/models_file.py": CHECKED_ONCE,
+    "batch/conversation_task.py": CHECKED_ONCE,
+    "batch/input_file.py": CHECKED_ONCE,
+    "compaction/base.py": CHECKED_ONCE,
+    "engines/base.py": CHECKED_ONCE,
+    "events/types.py": CHECKED_ONCE,
+    "planning/state.py": CHECKED_ONCE,
+    "server/faults/effects.py": CHECKED_ONCE,
+    "server/schema/validators.py": DERIVED,
+    "tools/approval.py": CHECKED_ONCE,
+    "tools/tool.py": DERIVED,
+    "turns/blocks.py": CHECKED_ONCE,
+    "turns/frozen_json.py": MEMOIZED,
+    "turns/immutable.py": CHECKED_ONCE,
+    "turns/parts.py": CHECKED_ONCE,
+    "turns/turn.py": MEMOIZED,
+}
+"""The modules that set fields of frozen values, each with the reason."""
+CHANGED_CLASSES = {
+    "incremental/client.py": "the hooks of a client of the program are removed again"
+}
+"""The modules that assign ``__class__``, each with the reason."""
+
+
+def find_modules(matches: Callable[[ast.AST], bool]) -> set[str]:
+    """Return the modules of the package with a matching node of their syntax tree."""
+    package = ROOT / "src" / "kedge"
+    return {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if any(map(matches, ast.walk(ast.parse(path.read_text()))))
+    }
+
+
+def sets_frozen_field(node: ast.AST) -> bool:
+    """Return whether a node is a function that sets a field of a frozen value."""
+    name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    return name.removeprefix("structs.") in ("object.__setattr__", "force_setattr")
+
+
+def assigns_class(node: ast.AST) -> bool:
+    """Return whether a node assigns the class of an object."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "__class__"
+        and isinstance(node.ctx, ast.Store)
+    )
+
+
+def test_fields_of_frozen_values_are_set_in_listed_modules_only() -> None:
+    """Every module that sets fields of frozen values is listed with its reason."""
+    assert find_modules(sets_frozen_field) == set(FORCED_FIELDS)
+
+
+def test_no_code_is_generated_and_no_class_is_replaced() -> None:
+    """No module uses ``exec`` or ``eval``, and only the listed ones assign ``__class__``."""
+    generated = find_modules(
+        lambda node: isinstance(node, ast.Name) and node.id in ("exec", "eval")
+    )
+    assert generated == set()
+    assert find_modules(assigns_class) == set(CHANGED_CLASSES)
