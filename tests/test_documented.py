@@ -48,9 +48,9 @@ from kedge.practice import rule, script, text_rules
 from kedge.providers import clients, practice_memory
 from kedge.proxy import create_proxy_app
 from kedge.server import app as server_app
-from kedge.server import background, validation
+from kedge.server import background
 from kedge.server import prompt_cache as server_cache
-from kedge.server.schema import requests, validators
+from kedge.server.schema import requests, validation, validators
 from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
 from kedge.server.storage import database as server_database

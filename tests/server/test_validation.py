@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kedge.server import validation
 from kedge.server.errors import ApiError
+from kedge.server.schema import validation
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 ASSISTANT = {

@@ -19,8 +19,7 @@ from typing import Any, cast
 
 from kedge.security.encryption import FernetCipher
 from kedge.server.errors import INVALID_ENCRYPTED_CONTENT
-from kedge.server.item_forms import Item
-from kedge.server.token_counts import count_items
+from kedge.server.item_forms import Item, count_items
 from kedge.text.json_text import decode, encode
 
 

@@ -14,9 +14,9 @@ from kedge.server.access import CALLER_KEY, is_compressed, read_header
 from kedge.server.item_forms import Item
 from kedge.server.request_log import RECORD_KEY, RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.requests import INCLUDE
+from kedge.server.schema.validation import parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
-from kedge.server.validation import parse_body
 from kedge.text.json_text import encode
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Ids, and the normalization of input items: every item in its full form, with an id and a status.
+"""Ids, forms and token counts of items: input is normalized to its full form, with an id and a status.
 
 Ids contain the number of a database row, so that no index of ids is needed. Everything that a request adds shares one
 key: the number of its node in the database, then random digits. The response is ``resp_<key>`` and its items are
@@ -9,13 +9,24 @@ this key.
 Clients send items in short forms (a bare string, a message without a type, content as a string).
 They are normalized once, before they are stored, so that the model, the list of input items and the
 next turn all read the same form.
+
+Counting the tokens of a megabyte takes up to half a second. So the code that counts the texts of a long request or
+response is first run in a thread (``precount``). The counts are stored for the current request, and used
+when the same code is run on the loop.
 """
 
+import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cache
 from typing import Any, cast
+
+from kedge import tokens
+from kedge.tokens import items as item_counts
+from kedge.tokens.items import CountText, to_compact_json
 
 NODE_DIGITS = 10
 KEY_DIGITS = 32
@@ -139,3 +150,66 @@ def _normalize_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
 def build_output_text(text: str) -> dict[str, Any]:
     """Build a text part of a model's message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+MIN_THREAD_CHARS = 100_000
+"""The minimum number of characters of texts that are counted in a thread."""
+
+_counter: ContextVar[CountText | None] = ContextVar("token counter of the request", default=None)
+"""Returns the stored counts of the current request; None if nothing was counted in a thread."""
+
+
+def _get_counter() -> CountText:
+    return _counter.get() or tokens.count_text
+
+
+def count_text(text: str) -> int:
+    """Count the tokens of a text."""
+    return _get_counter()(text)
+
+
+def count_items(items: Iterable[Item]) -> int:
+    """Count the tokens of items; additive over the items."""
+    return item_counts.count_each(items, _get_counter())
+
+
+def count_item(item: Item) -> int:
+    """Count the tokens of one item."""
+    return item_counts.count_item(item, _get_counter())
+
+
+def count_json(value: object) -> int:
+    """Count the tokens of a value written as compact JSON."""
+    return count_text(to_compact_json(value))
+
+
+async def precount(length: int, count: Callable[[], object]) -> None:
+    """Run a function that counts texts of this length in a thread, if they are long."""
+    if length >= MIN_THREAD_CHARS:
+        _counter.set(await asyncio.to_thread(_store_counts, count))
+
+
+def _store_counts(count: Callable[[], object]) -> CountText:
+    counter = cache(tokens.count_text)
+    _counter.set(counter)  # in the context of this thread's call only
+    count()
+    return counter
+
+
+_get_type: Callable[[object], object] = type
+
+
+def measure_texts(value: object) -> int:
+    """Add up the lengths of all texts in a value of plain JSON types."""
+    size = 0
+    pending: list[Any] = [value]
+    while pending:
+        each = pending.pop()
+        kind = _get_type(each)
+        if kind is str:
+            size += len(each)
+        elif kind is dict:
+            pending += each.values()
+        elif kind is list or kind is tuple:
+            pending += each
+    return size

@@ -24,7 +24,7 @@ from kedge.practice import (
     answer,
 )
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
-from kedge.server.token_counts import count_text
+from kedge.server.item_forms import count_text
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
-from kedge.server.item_forms import build_output_text, make_call_id, make_item_id
+from kedge.server.item_forms import (
+    build_output_text,
+    count_item,
+    count_items,
+    count_text,
+    make_call_id,
+    make_item_id,
+    measure_texts,
+    precount,
+)
 from kedge.server.models import (
     ItemAdded,
     ItemClosed,
@@ -20,13 +29,6 @@ from kedge.server.models import (
     ModelUsage,
     OutputEvent,
     OutputTruncated,
-)
-from kedge.server.token_counts import (
-    count_item,
-    count_items,
-    count_text,
-    measure_texts,
-    precount,
 )
 
 StreamEvent = dict[str, Any]

@@ -21,7 +21,17 @@ from kedge.server.encrypted_content import (
     find_newest_exchange,
     has_compaction_trigger,
 )
-from kedge.server.item_forms import Item, make_response_id, normalize_items
+from kedge.server.item_forms import (
+    Item,
+    count_item,
+    count_items,
+    count_json,
+    count_text,
+    make_response_id,
+    measure_texts,
+    normalize_items,
+    precount,
+)
 from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
@@ -29,6 +39,12 @@ from kedge.server.prompt_cache import (
     RETENTIONS,
     hash_prompt_settings,
     iter_prefixes,
+)
+from kedge.server.schema.validation import (
+    check_exclusive,
+    check_not_empty,
+    check_prompt,
+    check_tool_choice,
 )
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
@@ -39,20 +55,6 @@ from kedge.server.storage.context import (
     truncate_history,
 )
 from kedge.server.storage.items import has_compaction, slice_from_compaction
-from kedge.server.token_counts import (
-    count_item,
-    count_items,
-    count_json,
-    count_text,
-    measure_texts,
-    precount,
-)
-from kedge.server.validation import (
-    check_exclusive,
-    check_not_empty,
-    check_prompt,
-    check_tool_choice,
-)
 from kedge.text.json_text import decode
 
 if TYPE_CHECKING:

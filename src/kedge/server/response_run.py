@@ -12,7 +12,7 @@ from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.encrypted_content import build_compaction_item
 from kedge.server.generation import Deadline, Emit, Generation, OnWait
-from kedge.server.item_forms import Item
+from kedge.server.item_forms import Item, count_items
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent
 from kedge.server.prepare import ResponseDraft, add_summary
@@ -28,7 +28,6 @@ from kedge.server.storage.context import (
 )
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
-from kedge.server.token_counts import count_items
 from kedge.text.json_text import encode
 
 MAX_QUEUE_SECONDS = 24 * 3600.0

@@ -10,7 +10,14 @@ from starlette.requests import Request
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.http import get_recorded_request, get_service, respond_encoded, respond_json
-from kedge.server.item_forms import Item, new_unstored_key, normalize_items
+from kedge.server.item_forms import (
+    Item,
+    count_item,
+    measure_texts,
+    new_unstored_key,
+    normalize_items,
+    precount,
+)
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import (
@@ -23,7 +30,6 @@ from kedge.server.prepare import (
 from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
-from kedge.server.token_counts import count_item, measure_texts, precount
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ from kedge.server.anthropic.parse import (
 )
 from kedge.server.errors import ApiError
 from kedge.server.http import get_service, read_json, respond_json, validate
+from kedge.server.item_forms import count_items, count_json, count_text
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -45,7 +46,6 @@ from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, has
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
 from kedge.server.stateless_run import PreparedRequest, prepare, respond
-from kedge.server.token_counts import count_items, count_json, count_text
 from kedge.tokens.cache_minimums import find_min_tokens
 
 Body = Mapping[str, Any]

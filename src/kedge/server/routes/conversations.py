@@ -25,13 +25,13 @@ from kedge.server.http import (
 )
 from kedge.server.item_forms import Item, normalize_items
 from kedge.server.prepare import precount_request
-from kedge.server.state import ServerState
-from kedge.server.storage.conversations import StoredConversation
-from kedge.server.validation import (
+from kedge.server.schema.validation import (
     check_conversation_create,
     check_conversation_items,
     check_conversation_update,
 )
+from kedge.server.state import ServerState
+from kedge.server.storage.conversations import StoredConversation
 
 
 async def create(request: Request) -> Response:

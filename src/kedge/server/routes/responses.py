@@ -25,7 +25,13 @@ from kedge.server.http import (
     respond_json,
     validate,
 )
-from kedge.server.item_forms import Item, make_item_id, make_response_id, new_unstored_key
+from kedge.server.item_forms import (
+    Item,
+    count_items,
+    make_item_id,
+    make_response_id,
+    new_unstored_key,
+)
 from kedge.server.models import ModelUsage
 from kedge.server.prepare import (
     ModelInput,
@@ -38,16 +44,15 @@ from kedge.server.prepare import (
 )
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events
-from kedge.server.schema.validators import Integer
-from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, SSEEncoder, replay
-from kedge.server.state import ServerState
-from kedge.server.token_counts import count_items
-from kedge.server.validation import (
+from kedge.server.schema.validation import (
     check_compact,
     check_create,
     check_input_tokens,
     check_not_empty,
 )
+from kedge.server.schema.validators import Integer
+from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, SSEEncoder, replay
+from kedge.server.state import ServerState
 from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:

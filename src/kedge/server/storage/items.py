@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from kedge.server.item_forms import Item, NodeKeys, parse_item_key
+from kedge.server.item_forms import Item, NodeKeys, count_items, parse_item_key
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.token_counts import count_items
 from kedge.text.json_text import decode, encode
 
 _SELECT_NODE = "SELECT id, parent, barrier, tokens, input, output FROM nodes WHERE id = ?"
