@@ -40,6 +40,8 @@ def list_own_names(tree: ast.AST) -> Iterator[str]:
                 yield node.id
             case ast.alias(asname=str(name)):
                 yield name
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=names)):
+                yield from (name.value for name in names if isinstance(name, ast.Constant))  # type: ignore[misc]
             case _:
                 pass
 
