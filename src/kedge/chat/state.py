@@ -10,10 +10,9 @@ blocks which the engine cannot send are left out (``leave_out``): a state must n
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, Literal, Self, cast, get_type_hints
+from typing import Any, Literal, Self, cast
 
 import msgspec
 from msgspec import structs
@@ -70,12 +69,10 @@ _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 
 
 Json = dict[str, Any]
-_ANCHOR_TYPES = get_type_hints(AnchorRecord)
-_Anchor: Any = msgspec.defstruct(
-    "_Anchor", list(_ANCHOR_TYPES.items()), array_like=True, forbid_unknown_fields=True, frozen=True
-)
-"""An anchor record as an array, which is shorter than an object."""
-_get_values: Callable[[AnchorRecord], tuple[Any, ...]] = attrgetter(*_ANCHOR_TYPES)
+
+
+class _Anchor(AnchorRecord, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An anchor record as an array, which is shorter than an object."""
 
 
 class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -84,18 +81,17 @@ class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     mode: Mode | None = None
     previous_response_id: str = ""
     conversation_id: str = ""
-    anchors: tuple[_Anchor, ...] = ()  # pyright: ignore[reportInvalidTypeForm]
+    anchors: tuple[_Anchor, ...] = ()
 
     @classmethod
     def pack(cls, state: ConversationState) -> Self:
         """Return the form of a conversation state in state bytes."""
-        anchors = tuple([_Anchor(*_get_values(record)) for record in state.anchors])
+        anchors = tuple([_Anchor(*structs.astuple(record)) for record in state.anchors])
         return cls(state.mode, state.previous_response_id, state.conversation_id, anchors)
 
     def unpack(self) -> ConversationState:
         """Return the conversation state."""
-        rows = cast("tuple[msgspec.Struct, ...]", self.anchors)
-        anchors = tuple([AnchorRecord(*structs.astuple(row)) for row in rows])
+        anchors = tuple([AnchorRecord(*structs.astuple(row)) for row in self.anchors])
         return ConversationState(
             self.mode, self.previous_response_id, self.conversation_id, anchors
         )
@@ -458,6 +454,6 @@ def build_report(data: bytes, provider: str | None, cipher: FernetCipher | None)
         provider=found.provider,
         blocks=len(found.blocks),
         processed_length=found.processed_length,
-        responses=len(found.memory.unpack().anchors),
+        responses=len(found.memory.anchors),
         kinds=FrozenMap(Counter(block.kind for block in found.blocks)),
     )
