@@ -20,7 +20,9 @@ HOMES: dict[str, str] = {
     "connect": "kedge.providers",
     "mcp_tools": "kedge.mcp",
     "open_store": "kedge.store",
+    "TextDelta": "kedge.events",
     "run_sync": "kedge.event_loops",
+    "tool": "kedge.tools",
     "unchain": "kedge.incremental",
     "with_middleware": "kedge.middleware",
     # Turns
@@ -44,19 +46,17 @@ HOMES: dict[str, str] = {
     "EngineError": "kedge.errors",
     "HeadConflict": "kedge.errors",
     "InvalidJSON": "kedge.errors",
+    "InvalidSetting": "kedge.errors",
     "InvalidTurn": "kedge.errors",
     "KedgeError": "kedge.errors",
     "NotAuthorized": "kedge.errors",
+    "NotInStore": "kedge.errors",
     "OutputInvalid": "kedge.errors",
     "RateLimited": "kedge.errors",
     "RequestRefused": "kedge.errors",
     "ServerFailed": "kedge.errors",
     "StoreError": "kedge.errors",
-    "StreamCut": "kedge.errors",
-    "ToolError": "kedge.errors",
     "Unreachable": "kedge.errors",
-    "Unsendable": "kedge.errors",
-    "UnsupportedBlock": "kedge.errors",
 }
 """Every public name, and the module it comes from."""
 
@@ -74,20 +74,19 @@ if TYPE_CHECKING:
     from kedge.errors import EngineError as EngineError
     from kedge.errors import HeadConflict as HeadConflict
     from kedge.errors import InvalidJSON as InvalidJSON
+    from kedge.errors import InvalidSetting as InvalidSetting
     from kedge.errors import InvalidTurn as InvalidTurn
     from kedge.errors import KedgeError as KedgeError
     from kedge.errors import NotAuthorized as NotAuthorized
+    from kedge.errors import NotInStore as NotInStore
     from kedge.errors import OutputInvalid as OutputInvalid
     from kedge.errors import RateLimited as RateLimited
     from kedge.errors import RequestRefused as RequestRefused
     from kedge.errors import ServerFailed as ServerFailed
     from kedge.errors import StoreError as StoreError
-    from kedge.errors import StreamCut as StreamCut
-    from kedge.errors import ToolError as ToolError
     from kedge.errors import Unreachable as Unreachable
-    from kedge.errors import Unsendable as Unsendable
-    from kedge.errors import UnsupportedBlock as UnsupportedBlock
     from kedge.event_loops import run_sync as run_sync
+    from kedge.events import TextDelta as TextDelta
     from kedge.incremental import chain as chain
     from kedge.incremental import chain_report as chain_report
     from kedge.incremental import unchain as unchain
@@ -95,6 +94,7 @@ if TYPE_CHECKING:
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
     from kedge.store import open_store as open_store
+    from kedge.tools import tool as tool
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
     from kedge.turns import diff as diff

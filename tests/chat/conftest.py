@@ -33,7 +33,7 @@ async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
 
     yield make
     for chat in chats:
-        await chat.aclose()
+        await chat.engine.aclose()
 
 
 def request_bodies(server: TestServer) -> list[dict[str, Any]]:

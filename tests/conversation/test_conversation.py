@@ -403,7 +403,7 @@ async def test_blocks_are_inserted_removed_replaced_and_truncated(
     assert [b.text for b in conversation.turn[2:4]] == ["My dog is Rex.", "My cat is Tom."]  # pyright: ignore[reportAttributeAccessIssue]
     await conversation.remove(conversation.turn[2].id, three.id, four.id)
     assert conversation.turn.blocks == (one, two, user("My cat is Tom."))
-    await conversation.replace(conversation.turn[2].id, "My cat is Kit.")
+    await conversation.edit(conversation.turn[2].id, "My cat is Kit.")
     reply = await conversation.send("What is my cat?")
     assert reply.text == "Your cat is Kit."
     assert kedge_server.requests[-1].body["previous_response_id"] == two.response_id

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kedge import Conversation, assistant, connect, open_store, run_sync, system
+from kedge import Chat, Conversation, assistant, connect, open_store, run_sync, system
 from kedge.conversation.sync import SyncConversation
 from kedge.engines import Engine
 from kedge.errors import (
@@ -423,3 +423,22 @@ async def test_position_of_a_message(store: Store) -> None:
         reply = await conversation.send("What is my name?", at=at)
         assert reply.text == "Your name is Ada."
         assert [block.text for block in reply.turn[:1]] == ["My name is Ada."]
+
+
+def test_sync_has_every_method_and_property() -> None:
+    """Whatever a conversation has, its sync form has too; opening and closing are ``with`` and ``close``."""
+    static = {"create", "open", "list", "search", "import_"}
+    names = {name for name in dir(Conversation) if not name.startswith("_")} - static
+    assert (
+        names - {*dir(SyncConversation)} == {"aclose", "is_open", "sync", "price", "lease"} & names
+    )
+
+
+async def test_a_chat_leaves_a_given_engine_open(kedge_server: TestServer) -> None:
+    """Closing a Chat does not cut a stream of another one with the same engine."""
+    engine = connect(f"responses:{kedge_server.base_url}#practice")
+    async with engine, Chat(engine).stream_with_state(None, "Count to 5") as stream:
+        await anext(stream)
+        async with Chat(engine) as other:
+            await other.chat_with_state(None, "Hello")
+        assert (await stream.finish()).text == "1 2 3 4 5"

@@ -120,7 +120,8 @@ async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> N
         server.faults.set("status=500", times=1)
         await run_conversation(server.base_url, KEY)
         server.forget()
-        async with Chat(connect(f"responses:{server.base_url}#practice", api_key=KEY)) as chat:
+        async with connect(f"responses:{server.base_url}#practice", api_key=KEY) as engine:
+            chat = Chat(engine)
             answer = await chat.chat_with_state(b"", system(INSTRUCTIONS), user(USER_TEXT))
             server.forget()
             answer = await chat.chat_with_state(answer.state, USER_TEXT)

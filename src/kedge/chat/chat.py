@@ -115,6 +115,7 @@ class Chat(AsyncResource):
         repair: bool = True,
         keep_reasoning: bool = True,
     ) -> None:
+        self._owns_engine = isinstance(engine, str)
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.provider = unwrap(self._base_engine).name
         self.compactor = compactor
@@ -346,8 +347,9 @@ class Chat(AsyncResource):
         return SyncChat(self)
 
     async def aclose(self) -> None:
-        """Close the engine's connections."""
-        await self.engine.aclose()
+        """Close the connections of an engine that was made from a model string; a given engine stays open."""
+        if self._owns_engine:
+            await self.engine.aclose()
 
     def _edit_state(self, state: State, change: Callable[[Turn], Turn]) -> bytes:
         """Return a state with changed blocks and the anchors that are still valid."""

@@ -657,10 +657,6 @@ class Conversation(LazyConversation):
         """
         return await self._change_turn(lambda turn: turn.truncate(length))
 
-    async def replace(self, block_id: str, new: Block | str) -> Node:
-        """Replace a block; the same as ``edit``."""
-        return await self.edit(block_id, new)
-
     async def edit(self, block_id: str, new: Block | str) -> Node:
         """Replace a block; the blocks after it remain.
 

@@ -38,7 +38,6 @@ class SyncConversation(SyncFacade[Conversation]):
     insert = wrap_method(Conversation.insert)
     remove = wrap_method(Conversation.remove)
     truncate = wrap_method(Conversation.truncate)
-    replace = wrap_method(Conversation.replace)
     edit = wrap_method(Conversation.edit)
     merge_summary_of = wrap_method(Conversation.merge_summary_of)
 

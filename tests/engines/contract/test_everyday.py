@@ -52,7 +52,7 @@ async def test_edited_conversation_obeys_the_law(engine: Engine, server: TestSer
         await conversation.send("My ship is the Erebus.")
         await conversation.send("What is 2+3?")
         first, _, question, answer = conversation.turn.blocks
-        await conversation.replace(first.id, "My ship is the Terror.")
+        await conversation.edit(first.id, "My ship is the Terror.")
         await conversation.insert(2, "My captain is Crozier.", assistant("Noted."))
         await conversation.remove(question.id, answer.id)
         reply = await conversation.send("What is my ship?")
