@@ -77,7 +77,7 @@ def write_out(value: object) -> str:
     match value:
         case Turn():
             return dumps(value)
-        case Block():
+        case _ if isinstance(value, Block):
             return json.dumps(dump_block(value))
         case list() | tuple():
             return "".join(map(write_out, cast("list[object]", value)))
