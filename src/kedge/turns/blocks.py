@@ -450,7 +450,7 @@ KnownBlock = (
 )
 """A block of a kind that Kedge knows."""
 Block = KnownBlock | UnknownBlock
-"""An element of a conversation; its ``kind`` tells which of these types it has."""
+"""An element of a conversation; its ``kind`` identifies the type."""
 
 
 def join_text(parts: tuple[Part, ...]) -> str:
