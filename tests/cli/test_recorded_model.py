@@ -34,7 +34,7 @@ def server() -> Iterator[TestServer]:
         yield server
 
 
-def create_in_python(path: Path, model: str, **settings: str) -> None:
+def create_in_python(path: Path, model: str, **settings: Any) -> None:
     """Create the conversation ``plan`` as a program does, which records no model string."""
 
     async def create() -> None:

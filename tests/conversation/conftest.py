@@ -40,7 +40,8 @@ async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
 
     def make(**settings: Any) -> Engine:
         model = f"responses:{kedge_server.base_url}#practice"
-        engines.append(connect(model, **{"max_retries": 0, **settings}))
+        settings.setdefault("max_retries", 0)
+        engines.append(connect(model, **settings))
         return engines[-1]
 
     yield make

@@ -436,8 +436,9 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
 
 async def test_one_function_is_not_a_list_of_tools(conversation: Conversation) -> None:
     """A function passed as the tools of a message is an error that shows the list."""
+    function: Any = len
     with pytest.raises(InvalidSetting, match=r"not builtin_function_or_method: tools=\[function\]"):
-        await conversation.send("hello", tools=len)
+        await conversation.send("hello", tools=function)
 
 
 async def test_regenerated_answer_is_streamed(conversation: Conversation) -> None:
@@ -631,8 +632,9 @@ async def test_key_belongs_to_one_request(conversation: Conversation, changed: A
     assert (await conversation.send("What is 2+3?", key="k", temperature=0.1)).stored
     async with conversation.stream("What is 2+3?", key="k", temperature=0.1) as stream:
         assert (await stream.finish()).stored
+    options: dict[str, Any] = {"temperature": 0.1, **changed}
     with pytest.raises(KeyReused):
-        await conversation.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
+        await conversation.send("What is 2+3?", key="k", **options)
 
 
 async def test_keys_of_requests_with_tools_are_stable(conversation: Conversation) -> None:

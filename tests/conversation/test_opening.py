@@ -70,8 +70,9 @@ def test_constructor_checks_all_that_needs_no_store(
 ) -> None:
     """A wrong argument raises at once, with what to write, and creates no file."""
     monkeypatch.chdir(tmp_path)
+    settings = {"model": "practice", **settings}
     with pytest.raises(error, match=message):
-        Conversation(**{"model": "practice", **settings})
+        Conversation(**settings)
     assert list(tmp_path.iterdir()) == []
 
 

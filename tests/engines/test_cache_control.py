@@ -254,7 +254,8 @@ async def test_a_provider_without_keys_gets_none() -> None:
 
     with serve_handler(answer) as url:
         rules = find_host_rules("api.groq.com")
-        await connect(f"chat:{url}#m", prompt_cache=True, cache_rules=rules).run(Turn([user("Hi")]))
+        settings: dict[str, Any] = {"prompt_cache": True, "cache_rules": rules}
+        await connect(f"chat:{url}#m", **settings).run(Turn([user("Hi")]))
         await connect(f"chat:{url}#m", prompt_cache=True).run(Turn([user("Hi")]))
     assert ["prompt_cache_key" in body for body in bodies] == [False, True]
     assert find_host_rules("notgroq.com") is None

@@ -75,7 +75,7 @@ async def test_an_error_with_status_200_is_raised_with_its_message(
     """OpenRouter and others report errors of the request with status 200, and the status as code."""
     body = {"error": {"code": 402, "message": "out of credit"}, "user_id": "u"}
     with serve_handler(make_handler(lambda: json_response(body))) as url:
-        base = {"base_url": url.removesuffix("/v1")} if api == "anthropic" else {}
+        base: dict[str, Any] = {"base_url": url.removesuffix("/v1")} if api == "anthropic" else {}
         model = "anthropic:m" if api == "anthropic" else f"{api}:{url}#m"
         async with connect(model, api_key=KEY, max_retries=0, **base) as engine:
             with pytest.raises(ServerFailed, match="out of credit") as exc_info:

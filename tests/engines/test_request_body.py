@@ -37,8 +37,9 @@ async def test_a_misspelled_option_is_rejected_with_a_suggestion(
 ) -> None:
     """A misspelled option is rejected before anything is sent, also for a stateless API."""
     engine = connect(f"{model}:{server.base_url}#practice")
+    misspelled: dict[str, Any] = {"modle": "x"}
     with pytest.raises(UnsupportedParameter, match="did you mean 'mode' or 'model'"):
-        await engine.run(TURN, modle="x")
+        await engine.run(TURN, **misspelled)
     with pytest.raises(UnsupportedParameter, match="did you mean 'temperature'"):
         connect(f"{model}:{server.base_url}#practice", params={"temprature": 1})
     assert not server.requests

@@ -237,8 +237,9 @@ async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
 async def test_other_rejections_raise_with_the_plan(engine: ResponsesEngine) -> None:
     """A 4xx that is not about the context is a typed error with the parameter, the Turn and the plan."""
     turn = Turn([user("Hi")])
+    wrong: Any = "hot"
     with pytest.raises(RequestRefused) as exc_info:
-        await engine.run(turn, temperature="hot")
+        await engine.run(turn, temperature=wrong)
     error = exc_info.value
     assert (error.status, error.param) == (400, "temperature")
     assert error.request_id

@@ -396,8 +396,9 @@ async def test_changed_instructions_cause_a_full_send() -> None:
 
 def test_an_unknown_level_of_trust_is_rejected() -> None:
     """The error for an unknown level of trust lists the valid levels."""
+    unknown: Any = "sometimes"
     with pytest.raises(InvalidSetting, match="earned, always, never"):
-        connect("responses:http://127.0.0.1:9/v1#m", trust="sometimes")
+        connect("responses:http://127.0.0.1:9/v1#m", trust=unknown)
 
 
 class BrokenStore:

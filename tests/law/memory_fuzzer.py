@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from kedge.engines import Engine
 from kedge.errors import EngineError
 from kedge.events.run import Healed, ServerForgot
+from kedge.memory.evidence import Trust
+from kedge.planning import Mode
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from kedge.turns import Turn, image, user
@@ -107,9 +109,9 @@ class MemoryFuzzer:
     behavior: str
     transport: str
     stats: MemoryStats = field(default_factory=MemoryStats)
-    trust: str = "earned"
+    trust: Trust = "earned"
     content: str = ""
-    mode: str = "chained"
+    mode: Mode = "chained"
     clock: float = 1_000_000.0
     turn: Turn = field(default_factory=Turn)
 

@@ -94,7 +94,8 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kedge.providers, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
     )
-    connect("mine:model", size=1)
+    settings: dict[str, Any] = {"size": 1}
+    connect("mine:model", **settings)
     assert calls == [("model", {"size": 1})]
     assert isinstance(connect("practice"), ResponsesEngine)
 
@@ -134,7 +135,8 @@ def test_azure_accepts_both_forms_of_its_address(monkeypatch: pytest.MonkeyPatch
 
 def get_scope(model: str, **settings: Any) -> str:
     """Return the scope of an engine without sending a request."""
-    engine = connect(model, **{"api_key": "k-1234", **settings})
+    settings.setdefault("api_key", "k-1234")
+    engine = connect(model, **settings)
     assert isinstance(engine, ResponsesEngine)
     return engine.scope
 
@@ -179,7 +181,8 @@ def test_openai_headers_are_sent_to_openai_only(
     secret = "X-Gateway: gate-1\nauthorization: Bearer sk-openai\nX-Mine: theirs\nno header"
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", secret)
     address = f"responses:{kedge_server.base_url}#practice"
-    for settings in ({}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}):
+    cases: list[dict[str, Any]] = [{}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}]
+    for settings in cases:
         run_sync(connect(address, **settings).run(Turn([user("Hello")])))
     sent_headers = [each.headers for each in kedge_server.requests]
     assert not any("gate-1" in each.values() or "theirs" in each.values() for each in sent_headers)
@@ -310,8 +313,9 @@ def test_unknown_settings_are_named(model: str) -> None:
     settings: dict[str, Any] = {"tmeout": 3, "api_key": "k"}
     with pytest.raises(UnknownSetting, match="no setting 'tmeout'; did you mean 'timeout'"):
         connect(model, **settings)
+    settings = {"colour": 1, "api_key": "k"}
     with pytest.raises(UnknownSetting, match="no setting 'colour'"):
-        connect(model, colour=1, api_key="k")
+        connect(model, **settings)
 
 
 def test_settings_are_those_of_the_engines() -> None:

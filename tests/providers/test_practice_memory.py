@@ -6,6 +6,7 @@ import pytest
 
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
+from kedge.planning import Mode
 from kedge.providers.practice_memory import (
     erase_deleted,
     erase_practice_memory,
@@ -16,7 +17,7 @@ from kedge.providers.practice_memory import (
 from kedge.store import Store, open_store
 
 
-async def converse(store: Store, *messages: str, mode: str = "chained") -> list[str]:
+async def converse(store: Store, *messages: str, mode: Mode = "chained") -> list[str]:
     """Send messages in a new conversation, and return the ids of the responses."""
     async with await Conversation.create("practice", store=store) as conversation:
         for message in messages:
@@ -24,7 +25,7 @@ async def converse(store: Store, *messages: str, mode: str = "chained") -> list[
         return [row.provider_response_id for row in await conversation.responses()]
 
 
-def send_messages(*messages: str, mode: str = "chained") -> list[str]:
+def send_messages(*messages: str, mode: Mode = "chained") -> list[str]:
     async def work() -> list[str]:
         async with open_store("sqlite://:memory:") as store:
             return await converse(store, *messages, mode=mode)

@@ -49,7 +49,8 @@ async def connected() -> AsyncIterator[Connect]:
 
     def make(server: TestServer, **settings: Any) -> Engine:
         model = f"responses:{server.base_url}#practice"
-        engines.append(connect(model, **{"max_retries": 0, **settings}))
+        settings.setdefault("max_retries", 0)
+        engines.append(connect(model, **settings))
         return engines[-1]
 
     yield make

@@ -78,4 +78,5 @@ def open_engine(server: TestServer, name: str, **settings: Any) -> Engine:
     """Create an engine of this kind with these settings."""
     model, options = ENGINES[name](server)
     # The client's default connection timeout of 5 seconds is too short for a busy machine.
-    return connect(model, **{"max_retries": 0, "timeout": 300, **options, **settings})
+    settings = {"max_retries": 0, "timeout": 300, **options, **settings}
+    return connect(model, **settings)

@@ -87,7 +87,7 @@ async def test_conversation_context_is_complete(engine: Engine, server: TestServ
 
 async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestServer) -> None:
     """Reasoning and metadata survive being written to JSON and read again."""
-    options = {"reasoning": {"effort": "low"}}
+    options: dict[str, Any] = {"reasoning": {"effort": "low"}}
     turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
     restored = loads(dumps(turn))
     turn = await engine.run(restored.append(user("What did I say first?")), **options)
@@ -295,7 +295,7 @@ async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
     engine: Engine, name: str, server: TestServer
 ) -> None:
     """Reasoning is not sent again after an edit of a block before it."""
-    options = {"reasoning": {"effort": "low"}}
+    options: dict[str, Any] = {"reasoning": {"effort": "low"}}
     async with engine.stream(Turn([user("Think about 6 * 7")]), **options) as stream:
         await stream.finish()
     turn = stream.turn

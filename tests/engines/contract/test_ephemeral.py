@@ -61,5 +61,6 @@ async def test_guards_apply_to_ephemeral_text(server: TestServer) -> None:
 async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:
     """Other blocks are rejected, because the server would store them as part of the context."""
     async with open_engine(server, "responses") as engine:
+        wrong: Any = [user("Hi")]
         with pytest.raises(UnsupportedParameter, match="append other blocks to the Turn"):
-            await engine.run(Turn([user("Hello")]), ephemeral=[user("Hi")])
+            await engine.run(Turn([user("Hello")]), ephemeral=wrong)

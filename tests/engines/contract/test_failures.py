@@ -85,7 +85,8 @@ async def test_an_unreachable_server_is_reported(name: str) -> None:
     kind = name.partition(",")[0]
     model, settings = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
     if kind == "anthropic":
-        model, settings = "anthropic:m", {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
+        model = "anthropic:m"
+        settings |= {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
     async with connect(model, max_retries=0, **settings) as engine:
         with pytest.raises(Unreachable, match="could not reach the server") as exc_info:
             await engine.run(SUM)
@@ -239,10 +240,12 @@ async def test_wrong_key_is_rejected_and_not_shown(
     with serve(token="sk-the-right-one") as strict:
         model, settings = ENGINES[engine_name](strict)
         key = "sk-planted-in-this-test"
-        async with connect(model, **{**settings, "api_key": key, "max_retries": 0}) as engine:
+        settings = {**settings, "max_retries": 0, "api_key": key}
+        async with connect(model, **settings) as engine:
             with pytest.raises(NotAuthorized) as exc_info:
                 await engine.run(Turn([user("planted words")]))
-        async with connect(model, **{**settings, "api_key": "sk-the-right-one"}) as engine:
+        settings["api_key"] = "sk-the-right-one"
+        async with connect(model, **settings) as engine:
             assert len(await engine.run(SUM)) == 2
     assert exc_info.value.status == 401
     records = [record for record in caplog.records if record.name.startswith("kedge.")]
