@@ -145,7 +145,9 @@ async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "name": "weather", "parameters": city}
     address = f"chat:{server.base_url}#practice" if kind == "chat" else "anthropic:practice"
-    settings: dict[str, Any] = {} if kind == "chat" else {"base_url": server.base_url, "api_key": "any"}
+    settings: dict[str, Any] = (
+        {} if kind == "chat" else {"base_url": server.base_url, "api_key": "any"}
+    )
     texts: list[list[Any]] = []
     async with connect(address, max_retries=0, **settings) as engine:
         for active in ("", fault):

@@ -1,7 +1,7 @@
 """Test typed answers: validated, requested again with their problems, and typed for the caller."""
 
 from collections.abc import Sequence
-from typing import Any, assert_type
+from typing import assert_type
 
 import pytest
 from pydantic import BaseModel

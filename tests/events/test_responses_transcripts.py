@@ -122,7 +122,7 @@ def is_same_outcome(one: Outcome, other: Outcome) -> bool:
     """Return whether two outcomes are equal, ignoring the local ids of blocks."""
     return all(
         getattr(one, member) == getattr(other, member)
-        for member in Outcome.__slots__
+        for member in Outcome.__struct_fields__
         if member != "blocks"
     ) and [(b.kind, b.content, b.metadata, b.origin) for b in one.blocks] == [
         (b.kind, b.content, b.metadata, b.origin) for b in other.blocks

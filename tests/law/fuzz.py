@@ -25,6 +25,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from kedge.memory.evidence import TRUST_LEVELS, Trust
 from law.engine_fuzzer import TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
 from law.memory_fuzzer import BEHAVIORS, CONTENTS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
 from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
@@ -67,9 +68,9 @@ async def run_memory_round(seed: int, stats: MemoryStats) -> int:
     return count_excess(stats, trust, in_flight)
 
 
-def choose_trust(rng: random.Random) -> str:
+def choose_trust(rng: random.Random) -> Trust:
     """Return a level of trust, mostly the default."""
-    return rng.choices(("earned", "always", "never"), (6, 1, 1))[0]
+    return rng.choices(TRUST_LEVELS, (6, 1, 1))[0]
 
 
 def count_excess(stats: MemoryStats, trust: str, in_flight: int) -> int:

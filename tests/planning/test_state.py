@@ -52,6 +52,7 @@ def test_record_json_round_trip(record: AnchorRecord) -> None:
     form = json.loads(json.dumps(dump_record(record)))
     loaded = load_record(form)
     assert loaded == record
+    assert loaded is not None
     assert json.dumps(dump_record(loaded)) == json.dumps(dump_record(record))
     minimal = AnchorRecord("R", "s", "d", 1)
     assert dump_record(minimal).keys() == {"response_id", "scope", "digest", "block_count"}

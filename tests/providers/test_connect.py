@@ -181,7 +181,11 @@ def test_openai_headers_are_sent_to_openai_only(
     secret = "X-Gateway: gate-1\nauthorization: Bearer sk-openai\nX-Mine: theirs\nno header"
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", secret)
     address = f"responses:{kedge_server.base_url}#practice"
-    cases: list[dict[str, Any]] = [{}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}]
+    cases: list[dict[str, Any]] = [
+        {},
+        {"api_key": "sk-abc"},
+        {"default_headers": {"X-Mine": "mine"}},
+    ]
     for settings in cases:
         run_sync(connect(address, **settings).run(Turn([user("Hello")])))
     sent_headers = [each.headers for each in kedge_server.requests]
