@@ -44,12 +44,12 @@ def run_stats(*options: str) -> Result:
 def test_json_has_all_statistics(filled: None) -> None:
     """The JSON output has totals and the same numbers over time."""
     report = json.loads(run_stats("--json", "--buckets", "4").stdout)
-    assert report["requests"]["total"] == 4
+    assert report["requests"]["total"] == 5
     assert report["requests"]["healed"] == [{"name": "gone", "count": 1}]
     results = [name for name in report["requests"] if name.startswith("results_")]
     assert results == ["results_by_id", "results_by_fallback", "results_unmatched"]
     assert report["chains"]["lengths"] == [[1, 1], [3, 1]]
-    assert sum(each["requests"] for each in report["over_time"]) == 4
+    assert sum(each["requests"] for each in report["over_time"]) == 5
     assert len(report["over_time"]) == 4
 
 
@@ -57,7 +57,7 @@ def test_text_output_has_charts(filled: None) -> None:
     """The text output has tables, bars and sparklines."""
     output = run_stats().stdout
     for expected in (
-        "4 in 1 conversation ",
+        "5 in 1 conversation ",
         "longest 3",
         "0 by id, 0 by fallback, 0 unmatched",
         "Healed by reason",
@@ -71,10 +71,10 @@ def test_text_output_has_charts(filled: None) -> None:
 @pytest.mark.parametrize(
     ("options", "total"),
     [
-        (["--since", "1h"], 4),
+        (["--since", "1h"], 5),
         (["--until", "1h"], 0),
         (["--since", "2020-01-01", "--until", "2020-01-02T12:00"], 0),
-        (["--model", MODEL], 4),
+        (["--model", MODEL], 5),
         (["--provider", "nobody"], 0),
     ],
 )

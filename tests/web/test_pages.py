@@ -204,8 +204,8 @@ def test_healed_and_lost_responses_are_shown(empty_page: PageServer) -> None:
     empty_page.faults.set("forget_all", times=1)
     empty_page.post(f"/api/conversations/{name}/turns", text="Second")
     nodes = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
-    assert [node["marks"] for node in nodes] == [["lost"], ["full", "head"]]
-    text = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
+    assert [node["marks"] for node in nodes] == [["lost"], ["failed"], ["full", "head"]]
+    text = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[2]['node']}").text)
     assert "The server no longer had the earlier response" in text
     lost = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
     assert "cannot use it: the server no longer has this response" in lost
