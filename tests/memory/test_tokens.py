@@ -12,7 +12,6 @@ from kedge.memory.tokens import (
     count_response,
     has_foreign_tokens,
     judge_usage,
-    list_sent,
     measure_request,
 )
 from kedge.planning import TokenCounts, plan_request
@@ -155,7 +154,7 @@ def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
     thought = reasoning(encrypted_content="secret")
     turn = Turn([user(HISTORY), thought, assistant(HISTORY), user("And?")])
     plan = plan_request(turn, scope="s", now=0.0)
-    visible = measure_request(list_sent(plan), {"model": "m"})
+    visible = measure_request(plan.sent, {"model": "m"})
     sent = measure_request(plan.delta, {"model": "m"})
     assert visible
     assert sent

@@ -55,8 +55,7 @@ MessageGroup = AssistantGroup | UserGroup
 def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
     """Group the blocks that a plan sends; the results follow their calls directly."""
     plan.check()
-    omitted = {block.id for block in plan.left_out}
-    groups = _group_blocks((block for block in plan.delta if block.id not in omitted), provider)
+    groups = _group_blocks(plan.sent, provider)
     _check_tool_results(groups, provider)
     return groups
 

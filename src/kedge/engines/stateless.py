@@ -214,6 +214,4 @@ class StatelessEngine(RequestEngine):
 
 
 def _has_reasoning(plan: RequestPlan) -> bool:
-    left_out = {block.id for block in plan.left_out}
-    reasoning = (block for block in plan.delta if isinstance(block, ReasoningBlock))
-    return any(block.id not in left_out for block in reasoning)
+    return any(isinstance(block, ReasoningBlock) for block in plan.sent)

@@ -11,7 +11,6 @@ from typing import Any
 
 from kedge.engines.request_body import encode_param
 from kedge.errors import InvalidSetting
-from kedge.memory.tokens import encode_settings
 from kedge.turns.frozen_json import ReadOnlyObject, copy_containers
 
 _PREFIX = b'"tools":'
@@ -34,11 +33,6 @@ class ToolDefinition(ReadOnlyObject):
     def text(self) -> str:
         """Its JSON text in the order of its members, which matters to prompt caches."""
         return json.dumps(self.copy_members(), ensure_ascii=False, default=str)
-
-    @cached_property
-    def settings_text(self) -> str:
-        """Its JSON text as a part of the settings of a request; see ``encode_settings``."""
-        return encode_settings(self.copy_members())
 
     @cached_property
     def _converted(self) -> dict[_Converter, "ToolDefinition"]:

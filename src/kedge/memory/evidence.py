@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.memory.tokens import ORDINARY_EXCESS, UNBOUNDED, UNKNOWN_SHARE, SentTokens
 from kedge.planning import TokenCounts
@@ -73,13 +72,6 @@ def read_identity(headers: Mapping[str, str]) -> str:
 Trust = Literal["earned", "always", "never"]
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """Chain only on servers that have shown that they remember, on any server, or on none."""
-
-
-def validate_trust(trust: Trust) -> Trust:
-    """Return a level of trust that exists; raise InvalidSetting for any other value."""
-    if trust not in TRUST_LEVELS:
-        raise InvalidSetting(f"trust must be one of {', '.join(TRUST_LEVELS)}, not {trust!r}")
-    return trust
 
 
 Proof = Literal["", "table", "identity", "count", "audit"]
@@ -181,9 +173,8 @@ class ServerEvidence(Evidence):
 
     def must_hold(self, depth: int, now: float) -> bool:
         """Return whether an answer on a chain of this depth must be judged before it is shown."""
-        if not self.proof or now < self.hold_until:
-            return True
-        return self.hold_depth > 0 and depth > self.verified_depth
+        is_unverified = self.hold_depth > 0 and depth > self.verified_depth
+        return not self.proof or now < self.hold_until or is_unverified
 
     def bound(self, sent: SentTokens) -> SentTokens:
         """Return the tokens of a request with the bounds of the server's count of them."""
@@ -203,11 +194,9 @@ class ServerEvidence(Evidence):
             now: The current Unix time.
             conversation: Identifies the conversation; missing responses of one do not concern the others.
         """
-        if self.doubt == "never_stores" and self.missed_in not in ("", conversation):
-            return ""
-        if self.doubt == "unsupported" or now < self.retry_at:
-            return self.doubt
-        return ""
+        is_of_another = self.doubt == "never_stores" and self.missed_in not in ("", conversation)
+        is_open = self.doubt == "unsupported" or now < self.retry_at
+        return self.doubt if is_open and not is_of_another else ""
 
     def identify(self, known: KnownServer, proof: Proof) -> None:
         """Record that the server is a known one, unless later evidence contradicts that."""
@@ -280,8 +269,7 @@ class ServerEvidence(Evidence):
 
     def record_loss(self, now: float, doubt: Doubt = "forgot") -> None:
         """Record a loss: the server is unproven, and is not chained on for a while."""
-        self.proof = ""
-        self.doubt = doubt
+        self.proof, self.doubt = "", doubt
         self.retry_at = now + _delay(self.failures)
         self.failures += 1
 
@@ -299,10 +287,9 @@ class ServerEvidence(Evidence):
         """
         if self.proof and created_at < self.missed_at:
             return
-        self.missed_in = conversation if not self.misses or self.missed_in == conversation else ""
+        is_only_one = self.proof and (not self.misses or self.missed_in == conversation)
+        self.missed_in = conversation if is_only_one else ""
         self.missed_at, self.misses = now, self.misses + 1
-        if not self.proof:
-            self.missed_in = ""
         if not self.proof or self.misses >= MAX_MISSES:
             proof = self.proof
             self.record_loss(now, "never_stores")

@@ -137,7 +137,7 @@ class MemoryCheck(msgspec.Struct):
         """Return the tokens of the request and of blocks before it, with bounds that follow from the evidence."""
         sent = self._sent
         if self.plan and (before or sent is None):
-            blocks = [*before, *tokens.list_sent(self.plan)]
+            blocks = [*before, *self.plan.sent]
             sent = tokens.measure_request(blocks, self._body, crude=self._is_crude)
             self._sent = self._sent if before else sent
         return sent and self.evidence.bound(sent)

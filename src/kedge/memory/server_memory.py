@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from kedge.bounded_dict import BoundedDict
-from kedge.errors import KedgeError
+from kedge.errors import InvalidSetting, KedgeError
 from kedge.memory.evidence import (
     KNOWN_IDENTITIES,
+    TRUST_LEVELS,
     EvidenceStore,
     KnownServer,
     ServerEvidence,
     Trust,
-    validate_trust,
 )
 from kedge.memory.judge import MemoryCheck
 from kedge.memory.reasoning_evidence import KEY_SUFFIX, ReasoningEvidence
@@ -59,7 +59,9 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
     _reissued: BoundedDict[str, float] = msgspec.field(default_factory=_make_cache)
 
     def __post_init__(self) -> None:
-        validate_trust(self.trust)
+        if self.trust not in TRUST_LEVELS:
+            names = ", ".join(TRUST_LEVELS)
+            raise InvalidSetting(f"trust must be one of {names}, not {self.trust!r}")
         self._is_configured = self.store is not None
 
     def check(

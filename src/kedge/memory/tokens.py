@@ -19,20 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Literal, NamedTuple, cast
 
+import msgspec
+
 from kedge.events import Outcome, Usage
 from kedge.planning import RequestPlan, TokenCounts
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    UserBlock,
-)
+from kedge.turns import Block, TextPart
 
-encode_settings = json.JSONEncoder(default=str, sort_keys=True).encode
-"""Return values as JSON text for a comparison; values that are not JSON are written as text."""
+_encode_sorted = msgspec.json.Encoder(order="sorted", enc_hook=str).encode
 
 Verdict = Literal["remembered", "partial", "lost", ""]
 """Whether the server read all, some or none of the anchor's context, or this is unknown."""
@@ -53,21 +46,12 @@ _CRUDE_TOKEN_CHARS = 12
 _TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
 
-_UNCOUNTED_MEMBERS = frozenset(
-    {
-        *("background", "conversation", "include", "input", "metadata", "previous_response_id"),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "service_tier",
-            "store",
-        ),
-        *("stream", "stream_options", "user", "max_output_tokens", "max_tool_calls"),
-        *("frequency_penalty", "parallel_tool_calls", "presence_penalty", "temperature"),
-        *("top_logprobs", "top_p"),
-    }
-)
+_UNCOUNTED_NAMES = """
+    background conversation frequency_penalty include input max_output_tokens max_tool_calls metadata
+    parallel_tool_calls presence_penalty previous_response_id prompt_cache_key prompt_cache_retention
+    safety_identifier service_tier store stream stream_options temperature top_logprobs top_p user
+"""
+_UNCOUNTED_MEMBERS = frozenset(_UNCOUNTED_NAMES.split())
 """Body members that do not change the number of tokens of the others."""
 _COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt")
 """Parameters that make a server count other tokens than those of the request."""
@@ -129,12 +113,6 @@ class SentTokens(NamedTuple):
         return self.estimate + self.tolerance if is_exact else self.upper
 
 
-def list_sent(plan: RequestPlan) -> Sequence[Block]:
-    """Return the blocks that a plan sends."""
-    omitted = {block.id for block in plan.left_out}
-    return [each for each in plan.delta if each.id not in omitted] if omitted else plan.delta
-
-
 def measure_request(
     sent: Sequence[Block], body: Mapping[str, Any], *, crude: bool = False
 ) -> SentTokens | None:
@@ -156,17 +134,17 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
     texts: list[str] = []
     is_unbounded = has_reasoning = False
     for block in blocks:
-        match block:
-            case AssistantBlock():
+        match block.kind:
+            case "assistant":
                 # Chat templates drop what a model wrote before this tag, at the next user message at the latest.
                 texts.append(block.text.rpartition(_END_OF_THINKING)[2])
                 has_reasoning |= _END_OF_THINKING in block.text
-            case SystemBlock():
+            case "system":
                 texts.append(block.text)
-            case UserBlock() | ToolResultBlock():
+            case "user" | "tool_result":
                 texts.append(block.text)
                 is_unbounded |= not _TEXT_ONLY.issuperset(map(type, block.parts))
-            case ToolCallBlock():
+            case "tool_call":
                 texts.append(f"{block.name} {block.arguments}")
             case _:  # reasoning, hosted calls, compactions
                 has_reasoning = True
@@ -229,7 +207,7 @@ def count_response(
 
 def _continues_reasoning(plan: RequestPlan) -> bool:
     """Return whether the stored context of a request may have reasoning that a later one does not have."""
-    if plan.anchor is None or any(isinstance(block, UserBlock) for block in plan.delta):
+    if plan.anchor is None or any(block.kind == "user" for block in plan.delta):
         return False  # a server that drops reasoning does so at a user message
     base = plan.anchor.counted
     return base is None or bool(base.reasoning or base.own_reasoning)
@@ -280,9 +258,7 @@ def has_foreign_tokens(
         base: The server's count for the last response in the object, if it is known.
         added: The tokens of that response and of the request, if they are known.
     """
-    if usage is None or base is None or added is None:
-        return False
-    if base.settings != added.settings or base.own_reasoning:
+    if not (usage and base and added) or base.settings != added.settings or base.own_reasoning:
         return False
     return usage.input_tokens > base.input + base.cached + added.limit
 
@@ -326,9 +302,8 @@ def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> in
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
-    for name in _COUNT_CHANGING_PARAMS:
-        if body.get(name) not in (None, "disabled", [], {}):
-            return True
+    if any(body.get(name) not in (None, "disabled", [], {}) for name in _COUNT_CHANGING_PARAMS):
+        return True
     reasoning = body.get("reasoning")
     if isinstance(reasoning, Mapping) and "context" in reasoning:
         return True
@@ -338,17 +313,9 @@ def _changes_count(body: Mapping[str, Any]) -> bool:
 
 def hash_settings(body: Mapping[str, Any]) -> int:
     """Return a fingerprint of the members of a body that change how many tokens a server counts."""
-    members = [
-        f"{encode_settings(name)}: {_encode_setting(body[name])}"
-        for name in sorted(body)
-        if name not in _UNCOUNTED_MEMBERS
-    ]
-    form = f"{{{', '.join(members)}}}".encode()
+    members = {name: body[name] for name in body if name not in _UNCOUNTED_MEMBERS}
+    try:
+        form = _encode_sorted(members)
+    except UnicodeEncodeError:  # a lone surrogate
+        form = json.dumps(members, default=str, sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())
-
-
-def _encode_setting(value: Any) -> str:
-    if type(value) is list:
-        return f"[{', '.join(map(_encode_setting, cast('list[Any]', value)))}]"
-    # A definition of a tool stores its own.
-    return getattr(value, "settings_text", None) or encode_settings(value)

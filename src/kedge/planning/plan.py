@@ -7,7 +7,7 @@ never raises: problems of the Turn are listed in ``plan.problems``, and only sen
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     @property
     def delta(self) -> tuple[Block, ...]:
-        """The blocks that are sent: those after the anchor, or all of them."""
+        """The blocks after the anchor, or all of them."""
         return self.source[self.start :]
 
     @property
@@ -172,6 +172,12 @@ class RequestPlan(msgspec.Struct, frozen=True):
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
+
+    @property
+    def sent(self) -> Sequence[Block]:
+        """The blocks that are sent: those of the delta that are not left out."""
+        omitted = {block.id for block in self.left_out}
+        return [each for each in self.delta if each.id not in omitted] if omitted else self.delta
 
     def count_results(self) -> Counter[ResultMatch]:
         """Return how the tool results since the newest answer match their calls."""
