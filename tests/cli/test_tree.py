@@ -1,11 +1,11 @@
 """Tests of ``kedge tree``: marks with their reasons, heads, and the graph as text."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kedge.cli.tree import AnnotatedTree, describe_mark, draw_graph, render_tree
 from kedge.store import ConversationRow, Node, RequestRecord

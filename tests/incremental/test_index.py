@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from openai import AsyncOpenAI, OpenAI
 
 from kedge.incremental import (
@@ -91,7 +92,7 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
     index = make_index()
     index.add(ENTRY)
     assert index.add(ENTRY) is False
-    changed = replace(ENTRY, record=replace(ENTRY.record, digest="sha256:2"))
+    changed = replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
     assert index.add(changed) is True
     assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
 
@@ -100,8 +101,10 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
     """An index has a maximum number of entries, to which a database is pruned periodically."""
     index = make_index(max_entries=20)
     for number in range(300):
-        record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
-        index.add(IndexedResponse(replace(record, created_at=float(number))))
+        record = structs.replace(
+            ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}"
+        )
+        index.add(IndexedResponse(structs.replace(record, created_at=float(number))))
     assert index.get("scope", "resp_100") is None
     assert index.get("scope", "resp_299") is not None
 
@@ -202,7 +205,7 @@ def test_a_lost_database_only_disables_chaining() -> None:
 
 def make_entry(number: int) -> IndexedResponse:
     """Return an entry with this number in its id and digest."""
-    record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
+    record = structs.replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
     return IndexedResponse(record)
 
 
