@@ -337,7 +337,7 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
             ],
             "usage": structs.asdict(result.usage),
         }
-    return msgspec.to_builtins(result)
+    return msgspec.to_builtins(result, enc_hook=dict)  # of read-only mappings
 
 
 def _print_line(label: str, text: str) -> None:
