@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from conversation.conftest import Connect
 from kedge import Conversation, Turn, user
+from kedge.analytics import analyze
 from kedge.chat import Chat, ChatReply
+from kedge.cli.tree import load_tree
 from kedge.engines import Reply
 from kedge.prices import sum_costs
 from kedge.store import RequestRecord, Store
@@ -103,7 +105,7 @@ async def test_reply_has_the_stored_records_of_its_requests(
 async def test_run_stopped_during_a_tool_has_no_further_request(
     store: Store, connected: Connect
 ) -> None:
-    """Only the request that was sent has blocks and bytes; the stopped one was not sent."""
+    """Only the request that was sent is stored and counted; the question is cancelled."""
     started = anyio.Event()
 
     async def wait_forever() -> str:
@@ -117,9 +119,13 @@ async def test_run_stopped_during_a_tool_has_no_further_request(
         group.start_soon(conversation.send, "Please call wait_forever")
         await started.wait()
         group.cancel_scope.cancel()
-    called, stopped = await conversation.responses()
+    (called,) = await conversation.responses()
     assert called.sent_bytes > called.sent_blocks == 1
-    assert (stopped.status, stopped.sent_bytes, stopped.sent_blocks) == ("cancelled", 0, 0)
+    assert (await analyze(store)).requests.total == 1
+    (unanswered,) = await store.unanswered_after(conversation.row, conversation.head)
+    assert unanswered.status == "cancelled"
+    tree = await load_tree(store, conversation.row)
+    assert tree.marks(unanswered.end, store.clock()) == ["cancelled"]
 
 
 def test_sum_of_costs_is_known_only_with_every_cost() -> None:

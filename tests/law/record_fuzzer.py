@@ -18,6 +18,7 @@ from kedge.compaction import MessageLimitCompactor
 from kedge.engines import Engine
 from kedge.errors import EngineError, HeadConflict, NotInStore
 from kedge.events import Event, TextDelta
+from kedge.events.run import ToolStarted
 from kedge.planning import RequestPlan
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
@@ -140,7 +141,7 @@ class RecordFuzzer:
         plan: RequestPlan | None = None,
         inspection: dict[str, Any] | None = None,
         *,
-        leave: bool = False,
+        leave: type[Event] | None = None,
     ) -> None:
         """Consume a stream, and compare all views of its requests."""
         self.models.pop(self.conversation.id, None)
@@ -151,7 +152,7 @@ class RecordFuzzer:
             async with stream:
                 async for event in stream:
                     events.append(event)
-                    if leave and isinstance(event, TextDelta):
+                    if leave and isinstance(event, leave):
                         break
         except EngineError as raised:
             error = raised
@@ -159,11 +160,10 @@ class RecordFuzzer:
         result = RunResult(self.conversation, events, reply, error, plan, inspection)
         await self.views.compare(result)
 
-    async def _send(self, *, leave: bool = False) -> None:
+    async def _send(self, text: str = "", *, leave: type[Event] | None = None) -> None:
         self.prompt_count += 1
-        text = self.rng.choice(PROMPTS).format(n=self.prompt_count)
-        text = "Write 60 words." if leave else text
-        streaming = leave or self.rng.random() < 0.5
+        text = text or self.rng.choice(PROMPTS).format(n=self.prompt_count)
+        streaming = leave is not None or self.rng.random() < 0.5
         plan = self.conversation.plan(text, streaming=streaming)
         inspection = await self._inspect(text) if streaming else None  # it plans a stream
         stream = self.conversation.stream(text, streaming=streaming)
@@ -194,7 +194,11 @@ class RecordFuzzer:
 
     async def do_leave(self) -> None:
         """Stop an answer at its first text."""
-        await self._send(leave=True)
+        await self._send("Write 60 words.", leave=TextDelta)
+
+    async def do_leave_tool(self) -> None:
+        """Stop a run while its tools run."""
+        await self._send("Please call alpha and call beta.", leave=ToolStarted)
 
     async def do_edit(self) -> None:
         """Replace a user message."""

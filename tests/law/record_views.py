@@ -134,9 +134,6 @@ class RequestViews:
         row = result.conversation.row
         rows = [each for each in await self.store.responses() if each.node not in self._known]
         self._known |= {each.node for each in rows}
-        rows = [
-            each for each in rows if each.request_bytes is not None
-        ]  # of a request that was sent
         self.stats.requests += len(wire)
         self.stats.failed += result.error is not None
         records = [_describe_row(each) for each in rows]

@@ -113,7 +113,10 @@ def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) 
     gate.open_gate()
 
 
-def test_run_killed_during_tool_call_can_be_continued(empty_page: PageServer) -> None:
+@pytest.mark.parametrize(("is_stopped", "status"), [(False, "pending"), (True, "cancelled")])
+def test_run_ended_during_tool_call_can_be_continued(
+    empty_page: PageServer, *, is_stopped: bool, status: str
+) -> None:
     """The page, the list and `pending()` agree that a question whose tool call has no result is unanswered."""
     name = empty_page.create_conversation("Hello")
 
@@ -126,15 +129,19 @@ def test_run_killed_during_tool_call_can_be_continued(empty_page: PageServer) ->
         response = RequestRecord(
             provider="practice", scope="s", model="practice", created_at=head.created_at
         )
-        await store.append(row, question, [call], kind="answered", response=response)
+        called = await store.append(row, question, [call], kind="answered", response=response)
+        if is_stopped:
+            await store.append(row, called, [], kind="failed")
         assert [each.id for each in await store.pending(row)] == [question.id]
         return question.id
 
     question = empty_page.run(interrupt)
     (row,) = empty_page.get("/api/conversations")["data"]
-    assert row["status"] == "pending"
+    assert row["status"] == status
     html = empty_page.client.get(f"/conversations/{name}").text
-    assert 'class="chip pending"' in html
+    assert f'class="chip {status}"' in html
+    marks = empty_page.get(f"/api/conversations/{name}/chain")["nodes"][-1]["marks"]
+    assert marks == ["cancelled"] * is_stopped
     assert f'data-do="resume" data-node="{question}"' in html
     assert empty_page.post(f"/api/conversations/{name}/resume", node=question)["text"]
     (row,) = empty_page.get("/api/conversations")["data"]

@@ -5,6 +5,7 @@ finished answer is stored before the run continues. The head moves once, at the 
 moved it. After a failure at any earlier point all completed steps are in the tree, and ``resume`` continues
 from there. A run that is stopped early stores the partial answer beside the path, as a failed node whose
 response is ``cancelled``: it is not an anchor, and is sent again only by a message that continues from it.
+If tools were running, the node has no response, because no request was sent.
 """
 
 import asyncio
@@ -354,18 +355,17 @@ class ConversationRun:
             await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
 
     async def _save_cancelled(self) -> None:
-        """Store the partial answer of a run that was stopped while it waited for an answer or a tool."""
+        """Store the partial answer of a run that was stopped, or a node without a request if a tool was running."""
         received, self.partial_text = self.partial_text, None
         with suppress(StoreError):  # for example, if the conversation was deleted meanwhile
             await self._save_answer()
-            if received is None and not find_problems(self.checkpoint.turn):
-                return
-            self.log.cancel()
             row = self.log.take()
-            if row is not None and self.question_saved:
+            if self.question_saved and (row or find_problems(self.checkpoint.turn)):
                 await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)
 
-    async def _save_unfinished(self, turn: Turn, texts: Sequence[str], row: RequestRecord) -> None:
+    async def _save_unfinished(
+        self, turn: Turn, texts: Sequence[str], row: RequestRecord | None
+    ) -> None:
         """Store a node beside the path, without moving the position of the run."""
         partial = [assistant(text, origin="engine") for text in texts if text]
         turn = self.filters.apply_to_turn(turn.append(*partial))

@@ -128,13 +128,6 @@ class RequestLog:
         """Complete the record of a request whose answer is not read to its end."""
         self._fail("cancelled", "")
 
-    def cancel(self) -> None:
-        """Complete the record of a request that the user stopped, or of the next one, which was not sent."""
-        if self._open is None and self.plans and self._taken == len(self.records):
-            plan = self.plans[-1]
-            self._open = self._describe(plan)
-        self.stop()
-
     def take(self) -> RequestRecord | None:
         """Return the record of the last request, if it has ended since the last call."""
         known, self._taken = self._taken, len(self.records)
@@ -160,8 +153,13 @@ class RequestLog:
         healed, self._healed = self._healed, None
         unmatched, self._unmatched = self._unmatched, 0
         matches = plan.count_results()
-        return replace(
-            self._describe(plan),
+        return RequestRecord(
+            provider=self.provider,
+            scope=plan.scope,
+            model=self.model,
+            mode=plan.mode,
+            created_at=self.clock(),
+            stored=plan.mode != "stateless",
             anchor=plan.anchor_id,
             reason=plan.reason,
             healed=healed or "",
@@ -176,17 +174,6 @@ class RequestLog:
                 RejectedCandidate(each.response_id, each.reason, describe_rejection(each, plan))
                 for each in plan.rejected[:MAX_REJECTED]
             ),
-        )
-
-    def _describe(self, plan: RequestPlan) -> RequestRecord:
-        """Return the record of a request of which nothing was sent."""
-        return RequestRecord(
-            provider=self.provider,
-            scope=plan.scope,
-            model=self.model,
-            mode=plan.mode,
-            created_at=self.clock(),
-            stored=plan.mode != "stateless",
         )
 
     def _fail(

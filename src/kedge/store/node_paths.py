@@ -234,7 +234,7 @@ def _check_end(tx: Tx, end: Node) -> UnansweredQuestion | None:
     if last.kind != "failed":
         return UnansweredQuestion(question, last, "pending")
     rows = tx.rows("SELECT status FROM responses WHERE node = ?", (last.id,))
-    is_cancelled = rows == [("cancelled",)]
+    is_cancelled = rows in ([], [("cancelled",)])  # without a request, a tool was stopped
     return UnansweredQuestion(question, last, "cancelled" if is_cancelled else "failed")
 
 

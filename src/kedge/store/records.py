@@ -72,8 +72,8 @@ NodeKind = Literal[
     "root", "asked", "answered", "results", "failed", "added", "edited", "compacted", "merged"
 ]
 """The kind of a node: the root; a question, stored before it is sent; an answer; tool results, stored before
-they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
-another branch."""
+they are sent; a failed request, or without a request tools that were stopped; blocks added without a request;
+an edit; a compaction; a summary of another branch."""
 
 ANSWERED_STATUSES: tuple[ResponseStatus, ...] = ("completed", "lost")
 """The statuses of answered requests; a response that the provider lost later was answered."""
@@ -195,7 +195,7 @@ class UnansweredQuestion(msgspec.Struct, frozen=True):
     end: Node
     """The newest node of its turn, such as a failed request."""
     status: Literal["pending", "cancelled", "failed"]
-    """``cancelled`` if the user stopped the last request."""
+    """``cancelled`` if the user stopped the last request, or the tools after it."""
 
 
 class Differences(msgspec.Struct, frozen=True):

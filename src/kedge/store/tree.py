@@ -335,7 +335,7 @@ def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[M
     if node.kind in _KIND_MARKS:
         marks[_KIND_MARKS[node.kind]] = ""
     if response is None:
-        return marks
+        return {"cancelled": ""} if node.kind == "failed" else marks
     if response.status == "lost":
         marks["lost"] = response.lost_reason
     elif response.status == "running":

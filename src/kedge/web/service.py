@@ -278,8 +278,8 @@ class ConversationService:
             pending = render_pending(path, ranges, blocks)
             if pending:
                 exchanges.append(pending)
-            elif each.status == "pending":  # its last answer has a tool call without a result
-                exchanges[-1] = replace(exchanges[-1], status="pending", has_progress=True)
+            elif not exchanges[-1].is_trouble:  # its last answer has a tool call without a result
+                exchanges[-1] = replace(exchanges[-1], status=each.status, has_progress=True)
         return exchanges
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
