@@ -22,6 +22,7 @@ from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay, typed
 from kedge.errors import InvalidSetting
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
+from kedge.incremental.report import ChainReport
 from kedge.testing import TestServer
 from normalization import normalize_items
 
@@ -587,3 +588,19 @@ def test_requests_that_the_program_chains_itself_have_its_anchor(server: TestSer
     recent = chain_report(client).recent
     assert [request.anchor for request in recent] == ["", first.id]
     assert [request.reason for request in recent] == ["new", "previous_response_id"]
+
+
+def test_a_report_is_printed_as_a_summary() -> None:
+    """The text of a report has its totals and the reasons, without the requests."""
+    healed, passed = {"gone": 1}, {"new": 2, "edited": 1}
+    report = ChainReport(5, 2, passed, healed, 1, 2_000, 9_000, ())
+    assert str(report).splitlines() == [
+        "2 of 5 requests chained, 2 kB of 9 kB were sent",
+        "as written: 2 new, 1 edited",
+        "healed: 1 gone",
+        "answered without the stored context: 1",
+    ]
+    assert (
+        str(ChainReport(0, 0, {}, {}, 0, 0, 0, ()))
+        == "0 of 0 requests chained, 0 B of 0 B were sent"
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from kedge.observe import count, get_logger
+from kedge.text.display import format_size, pluralize
 from kedge.turns.frozen_json import FrozenMap
 
 log = get_logger("kedge.incremental")
@@ -74,6 +75,16 @@ class ChainReport:
     def saved_bytes(self) -> int:
         """The number of bytes that were not uploaded."""
         return self.full_bytes - self.sent_bytes
+
+    def __str__(self) -> str:
+        sizes = f"{format_size(self.sent_bytes)} of {format_size(self.full_bytes)} were sent"
+        lines = [f"{self.chained} of {pluralize(self.requests, 'request')} chained, {sizes}"]
+        for label, reasons in (("as written", self.passed_through), ("healed", self.healed)):
+            if reasons:
+                lines.append(f"{label}: {', '.join(f'{n} {name}' for name, n in reasons.items())}")
+        if self.lost:
+            lines.append(f"answered without the stored context: {self.lost}")
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)
