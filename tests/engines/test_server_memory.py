@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
+from kedge.conversation import Conversation
 from kedge.engines import Engine, ResponsesEngine
 from kedge.errors import InvalidSetting, ServerFailed, StoreError
 from kedge.events import Event, TextDelta
@@ -268,6 +270,17 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
         _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert (sum(map(is_chained, server.bodies)) == 5) == (stores and usage == "none")
+
+
+async def test_an_engine_outlives_the_store_of_a_conversation(tmp_path: Path) -> None:
+    """After the store of its conversation was closed, an engine continues with the evidence in memory."""
+    server = MemoryServer()
+    async with open_memory_engine(server) as engine:
+        async with Conversation(engine, store=tmp_path / "a.db", id="ada") as conversation:
+            await conversation.send("Hello")
+        for streaming in (True, False):
+            turn, _ = await send(engine, Turn(), "Hello", streaming=streaming, model="other")
+            assert is_coherent(server, turn)
 
 
 async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> None:

@@ -262,8 +262,7 @@ class ServerEvidence(Evidence):
     def record_full_send(self, usage: Usage, sent: SentTokens) -> None:
         """Update the overhead of the server's count from a request that sent everything."""
         overhead = max(usage.input_tokens + usage.cached_tokens - sent.lower, 0)
-        known = self.overheads.pop(sent.settings, overhead)
-        self.overheads[sent.settings] = min(known, overhead)
+        self.overheads[sent.settings] = min(self.overheads.pop(sent.settings, overhead), overhead)
         while len(self.overheads) > MAX_OVERHEADS:
             del self.overheads[next(iter(self.overheads))]
 

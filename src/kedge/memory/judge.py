@@ -176,8 +176,7 @@ class MemoryCheck(msgspec.Struct):
         if plan is None:
             return Judgment()
         with self.memory.lock:
-            if usage is not None and usage.input_tokens > 0:
-                self.evidence.reports = True
+            self.evidence.reports |= usage is not None and usage.input_tokens > 0
             if plan.anchor and outcome.status not in ("failed", "cut", "running"):
                 judgment = self._judge_chained(outcome, plan, plan.anchor)
                 if judgment.reason:
@@ -213,12 +212,10 @@ class MemoryCheck(msgspec.Struct):
 
     def _was_ignored(self, outcome: Outcome, plan: RequestPlan) -> bool:
         """Return whether the answer itself says that it was generated without the requested context."""
-        if self.names_another(outcome, outcome.conversation_id):
-            return True
-        if plan.conversation_id or outcome.echoed:
-            self.evidence.echoes |= outcome.echoed
-            return False
-        return self.evidence.echoes and not self.is_always
+        self.evidence.echoes |= outcome.echoed
+        can_be_silent = plan.conversation_id or outcome.echoed or self.is_always
+        is_silent = self.evidence.echoes and not can_be_silent
+        return is_silent or self.names_another(outcome, outcome.conversation_id)
 
     def record_forgotten(self, *, partial: bool = False, counted: bool = False) -> Judgment:
         """Record that the server answered without the context.

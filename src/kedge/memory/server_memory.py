@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,6 @@ from kedge.memory.evidence import (
 from kedge.memory.judge import MemoryCheck
 from kedge.memory.reasoning_evidence import KEY_SUFFIX, ReasoningEvidence
 from kedge.observe import get_logger
-
-T = TypeVar("T")
 
 MAX_ENTRIES = 4_096
 """The number of records in memory, and of responses, endpoints and accounts that are remembered."""
@@ -90,7 +88,7 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
         host = known or KnownServer()
         fresh = ServerEvidence(proof="table" if host.remembers else "", max_depth=host.max_depth)
         with self.lock:
-            evidence = self._open(key, fresh)
+            evidence: ServerEvidence = self._open(key, fresh)
             if identified := self._identified.get(scope):
                 evidence.identify(identified, "identity")
             evidence.not_before = max(evidence.not_before, self._reissued.get(scope, 0.0))
@@ -98,7 +96,7 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
         records, can_hold = {key: evidence, name: reasoning}, self.holds_streams or not streaming
         return MemoryCheck(self, scope, records, evidence, reasoning, conversation, can_hold)
 
-    def _open(self, key: str, fresh: T) -> T:
+    def _open(self, key: str, fresh: Any) -> Any:
         if key not in self._records:
             self._saved.pop(key, None)
         self._records[key] = self._records.get(key, fresh)
@@ -117,10 +115,18 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
             await self.load(check)
 
     async def load(self, check: MemoryCheck) -> None:
-        """Read the evidence of a check from the store, if there is one, at its first use."""
-        for key in self.list_unread(check):
-            if self.store is not None:
-                self.restore(check, key, await self.store.load_evidence(key))
+        """Read the evidence of a check from the store, if there is one, at its first use.
+
+        An engine may outlive the store of a conversation. It then continues with the evidence in memory.
+        """
+        try:
+            for key in self.list_unread(check):
+                if self.store is not None:
+                    self.restore(check, key, await self.store.load_evidence(key))
+        except KedgeError:
+            if self._is_configured:
+                raise
+            self.store = None
 
     async def save(self, check: MemoryCheck) -> None:
         """Write the evidence of a check to the store, if there is one and if it changed.
