@@ -73,7 +73,7 @@ HELP_TEXT = (
 )
 
 INTRODUCTION = (
-    "I am the practice model of Kedge: a toy for trying Kedge, without a key and a network. "
+    "I am the practice model of Kedge: a toy for trying Kedge, which needs no key and no network. "
     'Say "help" for what I understand. For a real model: kedge chat --model openai:gpt-5.1'
 )
 _GREETING = r"(?:(?:hello|hi|hey)\b[\s,.!]*)?"
