@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_changelog_is_short() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert len(text.splitlines()) <= 150
     assert text.count("\n## ") == 1
+
+
+def test_no_database_is_part_of_the_repository() -> None:
+    """No file that Git tracks is a database, which a program run in this folder can leave behind."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert [
+        name for name in listed.stdout.splitlines() if re.search(r"\.(db|sqlite3?)$", name)
+    ] == []
 
 
 def test_the_version_is_defined_once() -> None:
