@@ -32,6 +32,7 @@ class Checkpoint:
         telemetry: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         question_key: str = "",
+        replaces: int = 0,
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
         prefix_length = common_prefix_length(self.turn, turn)
@@ -47,6 +48,7 @@ class Checkpoint:
             accounts=telemetry,
             head=head,
             asked_for=question_key,
+            replaces=replaces,
         )
         self.turn = turn
         return self.node

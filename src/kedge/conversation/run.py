@@ -158,6 +158,8 @@ class ConversationRun:
     """The text received since the last request; None while no answer is awaited."""
     compacted: bool = False
     output: Any = None
+    running_node: int = 0
+    """The node of the stored response in the background that the current request waits for; 0 if there is none."""
 
     async def events(self) -> ReplyEvents:
         """Yield the engine's events, and the reply."""
@@ -167,6 +169,7 @@ class ConversationRun:
             yield task
             return
         stream = self._start(task)
+        await self._load_running(task)
         try:
             async with stream:
                 async for event in stream:
@@ -210,6 +213,13 @@ class ConversationRun:
         self.log.clock, self.log.price = self.store.clock, self.price
         return stream
 
+    async def _load_running(self, task: TurnTask) -> None:
+        """Continue the stored record of the response in the background that the task waits for, if it does."""
+        if find_running(task.turn):
+            newest = await self.store.newest_response(self.checkpoint.row, self.checkpoint.node.id)
+            if newest and newest.status == "running":
+                self.log.running = newest
+
     async def _handle_event(self, event: Event) -> None:
         if isinstance(event, AttemptFailed | Healed):
             await run_to_end(self._save_retried())
@@ -236,12 +246,14 @@ class ConversationRun:
                     await run_to_end(self._save_answer())
         if isinstance(event, RequestPlanned):
             self.partial_text = []
+            record = self.log.running
+            self.running_node = record.node if event.running and record else 0
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
             self.partial_text.append(event.delta)
 
     def _is_new_in_background(self, event: ResponseStarted) -> bool:
         """Return whether a response is generated in the background, and its id is not stored yet."""
-        if event.response.get("background") is not True or find_running(self.checkpoint.turn):
+        if event.response.get("background") is not True or self.running_node:
             return False
         return find_running(self.stream.reached) is not None
 
@@ -263,10 +275,17 @@ class ConversationRun:
         answer, row = pending
         accounts = self.recorder.drain_telemetry()
         turn = self.filters.apply_to_turn(answer, ("output",))
-        save = partial(self.checkpoint.save, response=row, telemetry=accounts, head=head)
+        save = partial(
+            self.checkpoint.save,
+            response=row,
+            telemetry=accounts,
+            head=head,
+            replaces=self.running_node,
+        )
         # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
         kind: NodeKind = "results" if row.status == "running" else "answered"
         await self._persist(lambda: save(turn, kind), turn)
+        self.running_node = self.checkpoint.node.id if row.status == "running" else 0
 
     async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
         """Write to the store, in several attempts while it is busy or unreachable.
@@ -336,7 +355,7 @@ class ConversationRun:
         """Store a failed request, with the blocks and the text that arrived before the failure."""
         await self._save_answer()
         row = self.log.take()
-        if row is None:
+        if row is None or row.status == "running":  # then it is stored already
             return
         turn = error.turn or self.checkpoint.turn
         complete = snapshot_block_ids(turn)
@@ -360,6 +379,8 @@ class ConversationRun:
         with suppress(StoreError):  # for example, if the conversation was deleted meanwhile
             await self._save_answer()
             row = self.log.take()
+            if row and row.status == "running":
+                return
             if self.question_saved and (row or find_problems(self.checkpoint.turn)):
                 await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)
 
@@ -371,7 +392,10 @@ class ConversationRun:
         turn = self.filters.apply_to_turn(turn.append(*partial))
         checkpoint = replace(self.checkpoint)
         accounts = self.recorder.drain_telemetry()
-        await checkpoint.save(turn, "failed", response=row, telemetry=accounts)
+        await checkpoint.save(
+            turn, "failed", response=row, telemetry=accounts, replaces=self.running_node
+        )
+        self.running_node = 0
 
 
 @dataclass(frozen=True, slots=True)

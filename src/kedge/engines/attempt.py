@@ -142,11 +142,12 @@ class RequestEngine(Engine, Generic[AttemptT]):
     async def _send(self, attempt: AttemptT) -> Events:
         """Send one request; yield its events, ending with ``TurnFinished``."""
         plan, request = attempt.plan, attempt.request
-        yield RequestPlanned(plan)
-        if plan.fallback:
+        running = attempt.running.response_id if attempt.running else ""
+        yield RequestPlanned(plan, running)
+        if plan.fallback and not running:
             yield FellBack(plan.fallback)
         await self._encode(attempt)
-        if attempt.running is None:
+        if not running:
             self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
             size = len(attempt.content)
             sent = RequestSent(size, measure_full_body(plan, size))

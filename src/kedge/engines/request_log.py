@@ -8,7 +8,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kedge.engines.content_filter import ContentFilters
-from kedge.engines.request_metrics import record_request
+from kedge.engines.request_metrics import count_request, record_request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.request_record import (
@@ -28,7 +28,7 @@ from kedge.events.run import (
     TurnEdited,
 )
 from kedge.observe import bind_fields, count, measure
-from kedge.planning import RequestPlan, get_state
+from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
 from kedge.prices import current_prices
 from kedge.text.display import HEALING_TEXTS
@@ -69,7 +69,10 @@ class RequestLog:
         """The record of every request that has ended, in order."""
         self.ids: Mapping[str, str] = {}
         """The ids of the run, for log records."""
+        self.running: RequestRecord | None = None
+        """The stored record of the response in the background that the run waits for, if it does."""
         self._open: RequestRecord | None = None
+        self._is_sent_earlier = False
         self._healed: HealReason | None = None
         self._unmatched = 0
         self._started_at = 0.0
@@ -78,9 +81,9 @@ class RequestLog:
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
         match event:
-            case RequestPlanned(plan):
+            case RequestPlanned(plan, running):
                 self.plans.append(plan)
-                self._open = self._start(plan)
+                self._open = self._continue(plan, running) if running else self._start(plan)
             case TurnEdited("repair", diff):
                 self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
             case RequestSent() if self._open:
@@ -110,9 +113,13 @@ class RequestLog:
                 self._fail(status, HEALING_TEXTS[reason], event.usage, event.response_id)
                 self._healed = reason
             case ResponseStarted() if self._open:
-                self._open = replace(self._open, provider_response_id=event.response_id)
+                in_background = event.response.get("background") is True
+                status = "running" if in_background else self._open.status
+                self._open = replace(
+                    self._open, provider_response_id=event.response_id, status=status
+                )
             case _ if self._open and isinstance(event, VISIBLE_EVENTS):
-                if self._open.first_token_seconds is None:
+                if self._open.first_token_seconds is None and not self._is_sent_earlier:
                     seconds = time.perf_counter() - self._started_at
                     self._open = replace(self._open, first_token_seconds=seconds)
                     measure("responses_first_output_seconds", seconds)
@@ -122,11 +129,17 @@ class RequestLog:
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
         message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
-        self._fail(_classify_error(type(error)), message, error.usage, error.response_id)
+        is_running = self._in_background and error.turn and find_running(error.turn)
+        status = "running" if is_running else _classify_error(type(error))
+        self._fail(status, message, error.usage, error.response_id)
 
     def stop(self) -> None:
-        """Complete the record of a request whose answer is not read to its end."""
-        self._fail("cancelled", "")
+        """Complete the record of a request whose answer is not read to its end; in the background it continues."""
+        self._fail("running" if self._in_background else "cancelled", "")
+
+    @property
+    def _in_background(self) -> bool:
+        return self._open is not None and self._open.status == "running"
 
     def take(self) -> RequestRecord | None:
         """Return the record of the last request, if it has ended since the last call."""
@@ -148,8 +161,17 @@ class RequestLog:
                 members.update(status="lost", lost_reason="forgot")
         return self._finish(replace(record, **members), outcome.usage)
 
+    def _continue(self, plan: RequestPlan, response_id: str) -> RequestRecord:
+        """Return the record of a request that was sent earlier."""
+        started = self._start(plan)
+        self._is_sent_earlier = True
+        if self.running:
+            return replace(self.running, node=0, parent=0, conversation="")
+        return replace(started, provider_response_id=response_id, status="running")
+
     def _start(self, plan: RequestPlan) -> RequestRecord:
         self._started_at = time.perf_counter()
+        self._is_sent_earlier = False
         healed, self._healed = self._healed, None
         unmatched, self._unmatched = self._unmatched, 0
         matches = plan.count_results()
@@ -194,14 +216,18 @@ class RequestLog:
         record = self._finish(record, usage)
         self.records.append(record)
         self._open = None
-        if record.request_bytes is not None:
+        if record.request_bytes is None and not self._is_sent_earlier:
+            return
+        if not self._is_sent_earlier:
             anchor = self.plans[-1].anchor if self.plans else None
+            count_request(record, anchor.depth if anchor else 0)
+        if record.status != "running":
             with bind_fields(**self.ids):
-                record_request(record, anchor.depth if anchor else 0)
+                record_request(record)
 
     def _finish(self, record: RequestRecord, usage: Usage | None) -> RequestRecord:
         """Return the record with its duration, its tokens and their cost."""
-        seconds = time.perf_counter() - self._started_at
+        seconds = record.seconds + time.perf_counter() - self._started_at
         if usage is None:
             return replace(record, seconds=seconds)
         listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)

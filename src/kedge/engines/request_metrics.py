@@ -62,8 +62,8 @@ def log_sending(plan: RequestPlan, sent: RequestSent) -> None:
     log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
 
 
-def record_request(record: RequestRecord, chain_depth: int) -> None:
-    """Count a request at its end, and write its log record with all figures.
+def count_request(record: RequestRecord, chain_depth: int) -> None:
+    """Count a request that was sent.
 
     Args:
         record: The record of the request.
@@ -76,6 +76,10 @@ def record_request(record: RequestRecord, chain_depth: int) -> None:
     measure("responses_chain_depth", chain_depth)
     count("responses_bytes_sent_total", record.request_size)
     count("responses_bytes_full_total", record.full_size)
+
+
+def record_request(record: RequestRecord) -> None:
+    """Count the tokens of a request that has ended, and write its log record with all figures."""
     if record.usage:
         count("tokens_total", record.usage.input_tokens, kind="input")
         count("tokens_total", record.usage.cached_tokens, kind="cached")

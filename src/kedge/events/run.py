@@ -35,13 +35,15 @@ HealReason = ResendReason | Literal["format"]
 
 
 class RequestPlanned(Event, frozen=True):
-    """A request is about to be sent.
+    """A request is about to be sent, or its answer is fetched.
 
     Attributes:
         plan: The plan that the request is built from.
+        running: The response in the background that answers the request already, so that nothing is sent.
     """
 
     plan: RequestPlan
+    running: str = ""
 
 
 class RequestSent(Event, frozen=True):

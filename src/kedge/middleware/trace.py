@@ -3,7 +3,8 @@
     invoke_agent                     the run, from the Turn that is sent to the Turn that is returned
     ├── chat gpt-5.1                 one request and its answer
     ├── execute_tool get_weather     one tool
-    └── chat gpt-5.1
+    ├── chat gpt-5.1
+    └── fetch_response gpt-5.1       the answer to a request that an earlier run sent in the background
 
 It should be the outermost middleware. It only observes events; while the inner engine runs, the run's
 span is the current one, so that spans of an HTTP client or of a tool nest below it. Without an OpenTelemetry
@@ -144,14 +145,14 @@ class _RunSpans:
             },
         )
         self.request_span: Span | None = None
-        self.requested_at, self.has_output = 0.0, True
+        self.requested_at, self.has_output, self.in_background = 0.0, True, False
         self.tool_spans: dict[str, tuple[Span, int]] = {}
 
     def record(self, event: Event) -> None:
         """Open and close spans for an event."""
         match event:
-            case RequestPlanned(plan):
-                self._start_request(plan)
+            case RequestPlanned(plan, running):
+                self._start_request(plan, otel.FETCH_RESPONSE if running else otel.CHAT)
             case AnswerFinished(outcome):
                 reason = _find_finish_reason(outcome)
                 self._record_response(
@@ -163,6 +164,7 @@ class _RunSpans:
             case RequestSent(sent, full):
                 self._set_attributes({otel.SENT_BYTES: sent, otel.FULL_BYTES: full})
             case ResponseStarted():
+                self.in_background = event.response.get("background") is True
                 self._set_attributes({otel.RESPONSE_ID: event.response_id})
             case Healed(reason):
                 self.run.add_event("kedge.healed", {otel.HEALED: reason})
@@ -189,7 +191,8 @@ class _RunSpans:
         if isinstance(error, EngineError) and error.response_id:
             reason = _find_failure_reason(error)
             self._record_response(error.response_id, error.usage, reason, error.partial)
-        self._close_request(kind)
+        is_left = self.in_background and not isinstance(error, EngineError)
+        self._close_request("" if is_left else kind)
         _mark_error(self.run, kind)
 
     def end(self) -> None:
@@ -201,17 +204,17 @@ class _RunSpans:
         self.tool_spans.clear()
         self.run.end()
 
-    def _start_request(self, plan: RequestPlan) -> None:
+    def _start_request(self, plan: RequestPlan, operation: str) -> None:
         from opentelemetry.trace import SpanKind
 
         # A request without an answer is one that an inner middleware repeats.
         self._close_request("retried")
-        self.requested_at, self.has_output = self.now(), False
+        self.requested_at, self.has_output, self.in_background = self.now(), False, False
         params = self.request.params
         self.request_span = self._start_span(
-            f"{otel.CHAT} {self.model}".strip(),
+            f"{operation} {self.model}".strip(),
             {
-                otel.OPERATION: otel.CHAT,
+                otel.OPERATION: operation,
                 otel.REQUEST_MODEL: self.model,
                 otel.REQUEST_STREAM: self.request.streaming,
                 **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
@@ -239,7 +242,7 @@ class _RunSpans:
         attributes: dict[str, Any] = {
             otel.RESPONSE_ID: response_id,
             otel.RESPONSE_MODEL: model,
-            otel.FINISH_REASONS: [finish_reason],
+            otel.FINISH_REASONS: [finish_reason] if finish_reason else None,
         }
         if usage:
             attributes |= {
@@ -325,7 +328,9 @@ class _RunSpans:
 
 
 def _find_finish_reason(outcome: Outcome) -> str:
-    """Return the reason of a complete answer."""
+    """Return the reason of a complete answer; empty if it is still generated in the background."""
+    if outcome.status == "running":
+        return ""
     has_calls = any(isinstance(block, ToolCallBlock) for block in outcome.blocks)
     return "tool_call" if has_calls else "stop"
 

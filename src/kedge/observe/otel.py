@@ -63,6 +63,7 @@ OUTCOME = "kedge.tool.outcome"
 
 INVOKE_AGENT = "invoke_agent"
 CHAT = "chat"
+FETCH_RESPONSE = "fetch_response"
 EXECUTE_TOOL = "execute_tool"
 
 CAPTURE_CONTENT_ENV = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

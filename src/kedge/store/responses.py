@@ -202,6 +202,17 @@ def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     return bool(nodes)
 
 
+def delete_running(tx: Tx, node: int) -> bool:
+    """Delete the row of a response in the background that has ended; return whether there was one."""
+    response_sums.lock_position(tx)  # before the responses, as deletions do
+    running = "FROM responses WHERE node = ? AND status = 'running'"
+    if not tx.rows(f"SELECT node {running}", (node,)):
+        return False
+    response_sums.subtract(tx, [node])
+    tx.run(f"DELETE {running}", (node,))
+    return True
+
+
 def select_anchors(
     tx: Tx, scope: str, digests: Sequence[str], retention: float | None
 ) -> list[AnchorRecord]:

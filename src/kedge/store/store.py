@@ -689,6 +689,7 @@ class Store(AsyncResource):
         accounts: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         asked_for: str = "",
+        replaces: int = 0,
     ) -> Node:
         """Add a node.
 
@@ -704,6 +705,8 @@ class Store(AsyncResource):
             accounts: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
             asked_for: The idempotency key of the question, if the node is one.
+            replaces: The node of the response in the background that has ended with this one. Its row is deleted; if
+                another process has done so already, the new node gets no response.
 
         Returns:
             The new node.
@@ -722,6 +725,7 @@ class Store(AsyncResource):
         scope = await self._intern_scope(response.scope) if response else 0
 
         def work(tx: Tx) -> _Appended:
+            is_first = not replaces or responses.delete_running(tx, replaces)
             node, moved = nodes.insert_node(
                 tx,
                 parent,
@@ -731,11 +735,13 @@ class Store(AsyncResource):
                 now=self.clock(),
                 kept=kept,
                 memory=state,
-                response=response,
+                response=response if is_first else None,
                 scope=scope,
                 head=head,
-                single_statement=not (accounts or asked_for),
+                single_statement=not (accounts or asked_for or replaces),
             )
+            if replaces and is_first:
+                telemetry.move_exchanges(tx, replaces, node.id)
             if accounts:
                 telemetry.insert_telemetry(tx, accounts, number, node.id, self._body_limit)
             if asked_for:

@@ -46,6 +46,11 @@ def insert_telemetry(
         tx.run(_INSERT_EXCHANGE, (conversation, node, request, reply, each.status, each.created_at))
 
 
+def move_exchanges(tx: Tx, node: int, to: int) -> None:
+    """Move the exchanges of a node to the one that has its response now."""
+    tx.run("UPDATE exchanges SET node = ? WHERE node = ?", (to, node))
+
+
 def select_exchanges(
     tx: Tx, *, conversation: int | None = None, node: int = 0
 ) -> list[StoredExchange]:
