@@ -110,9 +110,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load a public name on first use, or return the installed version."""
+        """Load a public name on first use, or return the installed version: ``unknown`` if it is not installed."""
         if name == "__version__":
-            return import_module("kedge.version").get_version()
+            metadata = import_module("importlib.metadata")
+            try:
+                return metadata.version("kedge-llm")  # on PyPI, ``kedge`` is another project
+            except metadata.PackageNotFoundError:
+                return "unknown"
         if name not in HOMES:
             raise AttributeError(f"module 'kedge' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(HOMES[name]), name)

@@ -30,7 +30,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.responses_items import ID_IS_CONTENT, STATUS_IS_CONTENT
+from kedge.turns.server_fields import ID_IS_CONTENT, STATUS_IS_CONTENT
 from planning.reference_digests import canonical_bytes
 from strategies import blocks, json_objects, known_blocks, sample_blocks
 

@@ -37,12 +37,8 @@ from kedge.turns import (
     user,
 )
 from kedge.turns.frozen_json import freeze
-from kedge.turns.responses_items import (
-    ID_IS_CONTENT,
-    REQUIRED_ID_PREFIXES,
-    STATUS_IS_CONTENT,
-    STATUS_REQUIRED,
-)
+from kedge.turns.responses_items import REQUIRED_ID_PREFIXES, STATUS_REQUIRED
+from kedge.turns.server_fields import ID_IS_CONTENT, STATUS_IS_CONTENT
 from strategies import blocks, json_objects, json_values, known_blocks, opaque_items
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from kedge.backends.errors import to_api_error
 from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
 from kedge.backends.items_to_turn import DecryptReasoning, build_turn
-from kedge.bounded_dict import BoundedDict
 from kedge.engines import (
     AnthropicEngine,
     ChatCompletionsEngine,
@@ -31,6 +30,7 @@ from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
 from kedge.planning.digests import get_prefix_index
 from kedge.practice import PracticeRequest
+from kedge.security.bounded_dict import BoundedDict
 from kedge.server.models import DEFAULT_GRACE, ItemClosed, OutputEvent, OutputTruncated, Prompt
 from kedge.turns import Turn, user
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+import kedge
 from kedge.cli.base import CommandError, dim, echo, echo_json, get_config, wrap_text
 from kedge.cli.base import command as kedge_command
 from kedge.config import (
@@ -39,7 +40,6 @@ from kedge.config import (
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
 from kedge.text.display import format_size, pluralize, sanitize_text
-from kedge.version import get_version
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
@@ -91,7 +91,7 @@ def check_versions() -> Iterator[Check]:
     """Check the versions of Python, Kedge and its dependencies."""
     machine = f"{platform.system()} {platform.machine()}"
     yield Check("python", "ok", f"{platform.python_version()} on {machine}")
-    yield Check("kedge", "ok", get_version())
+    yield Check("kedge", "ok", kedge.__version__)
     missing = [name for name in REQUIRED_PACKAGES if not _package_version(name)]
     found = ", ".join(
         f"{name} {_package_version(name)}" for name in REQUIRED_PACKAGES if _package_version(name)

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.bounded_dict import BoundedDict
 from kedge.engines.request_body import build_settings
 from kedge.engines.tool_definitions import to_definition
 from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger
 from kedge.planning import CACHE_HINTS, CacheHint, CacheRules, RequestPlan, plan_cache
+from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import Turn
 
 MAX_REMEMBERED_CHAINS = 256

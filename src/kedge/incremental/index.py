@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kedge.bounded_dict import BoundedDict
 from kedge.planning import AnchorRecord
+from kedge.security.bounded_dict import BoundedDict
 
 MAX_ENTRIES = 100_000
 """The maximum number of responses in an in-memory index; the oldest are dropped first."""

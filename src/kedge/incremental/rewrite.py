@@ -25,7 +25,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 from msgspec import structs
 
-from kedge.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
@@ -42,6 +41,7 @@ from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
+from kedge.security.bounded_dict import BoundedDict
 from kedge.text.json_text import decode, encode_sorted
 from kedge.turns import (
     AssistantBlock,

@@ -23,6 +23,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
+import kedge
 from kedge.errors import CannotConnect, InvalidSetting, ToolFailed
 from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_tools
@@ -31,7 +32,6 @@ from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
 from kedge.tools.output import redact_secrets
 from kedge.turns import Part
-from kedge.version import get_version
 
 log = get_logger("kedge.mcp")
 
@@ -169,7 +169,7 @@ class McpConnection(ToolSource):
             async with Client(
                 self.address.open(self.notes, self.options.timeout),
                 message_handler=self._handle_message,
-                client_info=types.Implementation(name="kedge", version=get_version()),
+                client_info=types.Implementation(name="kedge", version=kedge.__version__),
                 cache=None,
             ) as client:
                 self.tools = await self._list_tools(client)

@@ -16,6 +16,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import kedge
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
 from kedge.server.access import (
@@ -30,8 +31,8 @@ from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
+from kedge.turns.parts import split_data_url
 from kedge.turns.text_format import describe, format_part
-from kedge.version import get_version
 
 MAX_OUTPUT = 50_000
 """Maximum characters of one result."""
@@ -193,7 +194,7 @@ def create_mcp_server(toolbox: Toolbox, *, instructions: str = INSTRUCTIONS) -> 
 
     return Server(
         "kedge",
-        version=get_version(),
+        version=kedge.__version__,
         instructions=instructions,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
@@ -210,11 +211,11 @@ def _build_call(toolbox: Toolbox, params: types.CallToolRequestParams) -> ToolCa
 def _to_content(part: Part) -> types.ContentBlock:
     """Return a part of a result as content; what is not included in the part is described."""
     if isinstance(part, ImagePart):
-        media_type, _, data = part.url.removeprefix("data:").partition(";base64,")
+        media_type, data = split_data_url(part.url)
         if data:
             return types.ImageContent(data=data, mime_type=media_type)
     if isinstance(part, FilePart):
-        media_type, _, data = part.data.removeprefix("data:").partition(";base64,")
+        media_type, data = split_data_url(part.data)
         if data:
             uri = f"file:///{quote(part.filename or 'result')}"
             blob = types.BlobResourceContents(uri=uri, blob=data, mime_type=media_type)

@@ -15,11 +15,12 @@ a Turn that another process stored is not held back.
 
 import os
 import threading
-from collections import OrderedDict
 from secrets import token_hex
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
+
+from kedge.security.bounded_dict import BoundedDict
 
 Claim = Literal["owned", "unknown", "taken"]
 """Whether the object ends with the expected response, may do so, or is continued by another line of history."""
@@ -71,7 +72,7 @@ class ObjectClaims:
         self.owner = token_hex(16)
         """Identifies the process in a store."""
         self._lock = threading.Lock()
-        self._ends: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._ends = BoundedDict[tuple[str, str], str](MAX_OBJECTS)
 
     def find(self, scope: str, object_id: str, last: str) -> Claim:
         """Return the claim that a request after the response ``last`` would get.
@@ -91,19 +92,13 @@ class ObjectClaims:
         with self._lock:
             found = self.find(scope, object_id, last)
             if found != "taken":
-                self._set_end(scope, object_id, _TAKEN)
+                self._ends[scope, object_id] = _TAKEN
             return found
 
     def release(self, scope: str, object_id: str, last: str) -> None:
         """Record that an object ends with this response, so that the next request can claim it."""
         with self._lock:
-            self._set_end(scope, object_id, last)
-
-    def _set_end(self, scope: str, object_id: str, last: str) -> None:
-        self._ends[scope, object_id] = last
-        self._ends.move_to_end((scope, object_id))
-        while len(self._ends) > MAX_OBJECTS:
-            self._ends.popitem(last=False)
+            self._ends[scope, object_id] = last
 
 
 OBJECT_CLAIMS = ObjectClaims()

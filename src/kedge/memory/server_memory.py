@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from kedge.bounded_dict import BoundedDict
 from kedge.errors import InvalidSetting, KedgeError
 from kedge.memory.evidence import (
     KNOWN_IDENTITIES,
@@ -20,6 +19,7 @@ from kedge.memory.evidence import (
 from kedge.memory.judge import MemoryCheck
 from kedge.memory.reasoning_evidence import KEY_SUFFIX, ReasoningEvidence
 from kedge.observe import get_logger
+from kedge.security.bounded_dict import BoundedDict
 
 MAX_ENTRIES = 4_096
 """The number of records in memory, and of responses, endpoints and accounts that are remembered."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import kedge
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
     GATEWAY_HEADERS,
@@ -18,7 +19,6 @@ from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
 from kedge.providers.settings import ClientSettings
 from kedge.security.urls import parse_base_url
-from kedge.version import get_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ def _make_client(
 
     return HttpClient(
         errors,
-        _merge_headers({"User-Agent": f"kedge/{get_version()}"}, headers),
+        _merge_headers({"User-Agent": f"kedge/{kedge.__version__}"}, headers),
         timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
         max_response_bytes=settings.get("max_response_bytes"),

@@ -1,1 +1,1 @@
-"""Access tokens, encryption keys, and URLs that cannot lead to another server."""
+"""Access tokens, encryption keys, URLs that cannot lead to another server, and dictionaries of limited length."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from kedge.bounded_dict import BoundedDict
+from kedge.security.bounded_dict import BoundedDict
 from kedge.server.item_forms import Item
 
 MIN_CACHED_TOKENS = 1024

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kedge.bounded_dict import BoundedDict
 from kedge.security.access_tokens import AccessToken, TokenReservation
+from kedge.security.bounded_dict import BoundedDict
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
 from kedge.server.encrypted_content import (
     KEY_BYTES,

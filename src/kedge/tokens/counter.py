@@ -13,8 +13,8 @@ from importlib.resources import files
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kedge.bounded_dict import BoundedDict
 from kedge.errors import BrokenInstallation
+from kedge.security.bounded_dict import BoundedDict
 from kedge.tokens.items import count_each, to_compact_json
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from kedge.turns import (
     file,
     image,
 )
-from kedge.turns.parts import detect_media_type
+from kedge.turns.parts import PART_TYPES, detect_media_type, split_data_url
 
 MAX_MESSAGE_CHARS = 2_000
 REDACTED = "[redacted]"
@@ -119,7 +119,6 @@ MAX_OUTPUT = 100_000
 """Default maximum of characters of text in one result."""
 MAX_ATTACHMENT = 20_000_000
 """Maximum characters of an image or a file in its data URL."""
-PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 
 
 def to_parts(value: object) -> tuple[Part, ...]:
@@ -151,8 +150,8 @@ def describe_attachments(parts: Iterable[Part]) -> tuple[Part, ...]:
 def _describe_attachment(part: ImagePart | FilePart) -> str:
     kind = "an image" if isinstance(part, ImagePart) else "a file"
     content = part.url if isinstance(part, ImagePart) else part.data
-    media_type, separator, data = content.removeprefix("data:").partition(";base64,")
-    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if separator else kind
+    media_type, data = split_data_url(content)
+    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if data else kind
 
 
 def _has_attachments(members: Iterable[object]) -> bool:

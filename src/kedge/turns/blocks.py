@@ -5,14 +5,13 @@ Two blocks are equal if their kind and content are equal. The other fields are i
 ``origin`` (``user``, ``engine`` or the name of a middleware) and ``extra`` (fields that Kedge does not interpret).
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from sys import intern
 from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import msgspec
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import astuple, force_setattr, replace
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
@@ -114,14 +113,14 @@ class BlockBase(ImmutableStruct, _CacheSlot, frozen=True, kw_only=True, tag_fiel
         raise InvalidTurn("this class is abstract; use kedge.user, kedge.assistant and so on")
 
     @property
-    @abstractmethod
     def content(self) -> tuple[object, ...]:
-        """The content of the block, which ``==`` compares."""
+        """The content of the block, which ``==`` compares: the fields that not all blocks have."""
+        return astuple(self)[: -len(BlockBase.__struct_fields__)]
 
     @property
     def text(self) -> str:
-        """The text of a message or of a tool result; empty for other blocks."""
-        return ""
+        """The text of a message or of a tool result, its text parts joined; empty for other blocks."""
+        return join_text(getattr(self, "parts", ()))
 
     @property
     def response_id(self) -> str:
@@ -220,11 +219,6 @@ class UserBlock(BlockBase, frozen=True, tag="user"):
         """The parts."""
         return self.parts
 
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return join_text(self.parts)
-
 
 class AssistantBlock(BlockBase, frozen=True, tag="assistant"):
     """A message of the model.
@@ -247,11 +241,6 @@ class AssistantBlock(BlockBase, frozen=True, tag="assistant"):
     def content(self) -> tuple[object, ...]:
         """The parts."""
         return self.parts
-
-    @property
-    def text(self) -> str:
-        """The text parts, joined, without refusals."""
-        return join_text(self.parts)
 
     @property
     def refusal(self) -> str:
@@ -316,11 +305,6 @@ class ToolCallBlock(BlockBase, frozen=True, tag="tool_call"):
         if not call_id:
             raise InvalidTurn("a tool call needs a call_id")
 
-    @property
-    def content(self) -> tuple[object, ...]:
-        """The call id, the name, the arguments, and whether the tool takes free-form input."""
-        return (self.call_id, self.name, self.arguments, self.custom)
-
 
 class ToolResultBlock(BlockBase, frozen=True, tag="tool_result"):
     """The result of a tool call.
@@ -347,16 +331,6 @@ class ToolResultBlock(BlockBase, frozen=True, tag="tool_result"):
         if not call_id:
             raise InvalidTurn("a tool result needs the call_id of its call")
 
-    @property
-    def content(self) -> tuple[object, ...]:
-        """The call id, the parts, and whether the tool takes free-form input."""
-        return (self.call_id, self.parts, self.custom)
-
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return join_text(self.parts)
-
 
 class ReasoningBlock(BlockBase, frozen=True, tag="reasoning"):
     """Reasoning of the model, as far as the provider returns it.
@@ -376,11 +350,6 @@ class ReasoningBlock(BlockBase, frozen=True, tag="reasoning"):
         force_setattr(self, "summary", _to_text_tuple(self.summary, "summary"))
         force_setattr(self, "texts", _to_text_tuple(self.texts, "texts"))
         check_texts(self, "encrypted_content")
-
-    @property
-    def content(self) -> tuple[object, ...]:
-        """Summaries, texts and encrypted content."""
-        return (self.summary, self.texts, self.encrypted_content)
 
 
 class OpaqueBlock(BlockBase, frozen=True, tag="opaque"):
@@ -432,11 +401,6 @@ class UnknownBlock(BlockBase, frozen=True, tag="unknown"):
             raise InvalidTurn(
                 "the form of an unknown block must not have id, metadata, origin, source or extra"
             )
-
-    @property
-    def content(self) -> tuple[object, ...]:
-        """The JSON form."""
-        return (self.form,)
 
 
 KnownBlock = (

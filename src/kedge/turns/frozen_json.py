@@ -273,18 +273,14 @@ def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def thaw(value: Any) -> Any:
     """Return plain dicts and lists, for ``json.dumps``."""
-    return _thaw(value)
-
-
-def _thaw(value: object) -> Any:
     kind = type(value)
     if kind in _SCALAR_CHECKS:
         return value
     if kind is FrozenMap:
-        return {name: _thaw(member) for name, member in cast("FrozenMap", value).items()}
+        return {name: thaw(member) for name, member in cast("FrozenMap", value).items()}
     if kind is tuple:
-        return [_thaw(member) for member in cast("tuple[object, ...]", value)]
-    return _thaw(_to_json(value))
+        return [thaw(member) for member in cast("tuple[object, ...]", value)]
+    return thaw(_to_json(value))
 
 
 def json_equal(one: Any, other: Any) -> bool:

@@ -223,20 +223,14 @@ def audio(source: str | bytes, *, media_type: str = "audio/wav") -> OpaquePart:
         InvalidTurn: If the source is not audio that an API accepts.
     """
     url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "audio")
-    header, _, content = url.partition(",")
-    media_type, _, encoding = header.removeprefix("data:").partition(";")
-    audio_format = AUDIO_FORMATS.get(media_type)
-    if not url.startswith("data:") or encoding != "base64" or audio_format is None:
+    media_type, content = split_data_url(url)
+    if media_type not in AUDIO_FORMATS:
         raise InvalidTurn(
             f"audio must be bytes or a base64 data URL of type {', '.join(AUDIO_FORMATS)}; "
             f"got {shorten_url(url)}"
         )
-    return OpaquePart(
-        freeze_map(
-            {"type": "input_audio", "input_audio": {"data": content, "format": audio_format}},
-            "content",
-        )
-    )
+    clip = {"data": content, "format": AUDIO_FORMATS[media_type]}
+    return OpaquePart(FrozenMap(type="input_audio", input_audio=clip))
 
 
 def check_url(source: object, name: str) -> str:
@@ -260,6 +254,14 @@ def shorten_url(url: str) -> str:
 def data_url(content: bytes, media_type: str) -> str:
     """Return a data URL of these bytes."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def split_data_url(url: str) -> tuple[str, str]:
+    """Return the media type and the content of ``data:<type>;base64,<content>``; empty texts for another URL."""
+    head, comma, content = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        return "", ""
+    return head.removeprefix("data:").partition(";")[0], content
 
 
 def detect_media_type(content: bytes) -> str:

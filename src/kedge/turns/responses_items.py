@@ -38,23 +38,12 @@ from kedge.turns.parts import (
     TextPart,
 )
 from kedge.turns.server_fields import (
-    ID_IS_CONTENT,
     RESENT_FIELDS,
-    STATUS_IS_CONTENT,
     drop_nulls,
     select_annotations,
     select_members,
     strip_server_fields,
 )
-
-__all__ = [
-    "ID_IS_CONTENT",
-    "RESENT_FIELDS",
-    "STATUS_IS_CONTENT",
-    "Item",
-    "block_from_item",
-    "item_from_block",
-]
 
 Item = dict[str, Any]
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+import kedge
 from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.conversation import Conversation
 from kedge.conversation.anchor_index import add_candidates
@@ -28,7 +29,6 @@ from kedge.store.summaries import (
 )
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
-from kedge.version import get_version
 from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.openapi import (
@@ -557,7 +557,7 @@ OPERATIONS: tuple[Operation, ...] = (
 @cache
 def get_openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the API, which is built when it is first needed."""
-    return build_openapi(OPERATIONS, get_version())
+    return build_openapi(OPERATIONS, kedge.__version__)
 
 
 async def read_openapi(_: Request) -> Response:

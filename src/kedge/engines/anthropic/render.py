@@ -41,6 +41,7 @@ from kedge.turns import (
     ToolResultBlock,
 )
 from kedge.turns.frozen_json import thaw
+from kedge.turns.parts import split_data_url
 from kedge.turns.server_fields import NATIVE_KEY
 
 Content = dict[str, Any]
@@ -192,7 +193,7 @@ class _AnthropicRenderer:
             return {"type": "file", "file_id": part.file_id}
         if not part.url.startswith("data:"):
             return {"type": "url", "url": part.url}
-        media_type, data = _parse_data_url(part.url)
+        media_type, data = split_data_url(part.url)
         if media_type not in IMAGE_TYPES:
             raise self._unsupported_part(
                 block, f"it contains an image of type {media_type or 'unknown'}"
@@ -204,7 +205,7 @@ class _AnthropicRenderer:
             return {"type": "file", "file_id": part.file_id}
         if part.url:
             return {"type": "url", "url": part.url}
-        media_type, data = _parse_data_url(part.data)
+        media_type, data = split_data_url(part.data)
         if media_type == "application/pdf":
             return {"type": "base64", "media_type": media_type, "data": data}
         if media_type.startswith("text/"):
@@ -247,11 +248,3 @@ def _render_citations(part: TextPart) -> Content:
 def _has_content(part: Part) -> bool:
     """Return whether a part is not empty: this API rejects empty text."""
     return not isinstance(part, TextPart) or bool(part.text.strip())
-
-
-def _parse_data_url(url: str) -> tuple[str, str]:
-    """Return the media type and the content of ``data:<type>;base64,<content>``; an empty type for other text."""
-    head, comma, data = url.partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        return "", ""
-    return head.removeprefix("data:").partition(";")[0], data

@@ -1,4 +1,4 @@
-"""A dictionary of limited length."""
+"""A dictionary of limited length, which what others send cannot fill without end."""
 
 from collections import OrderedDict
 from typing import TypeVar

@@ -1,6 +1,6 @@
 """Test the dictionary of limited length."""
 
-from kedge.bounded_dict import BoundedDict
+from kedge.security.bounded_dict import BoundedDict
 
 
 def test_the_entries_that_were_set_last_are_kept() -> None:
