@@ -11,7 +11,6 @@ import pytest
 
 from kedge.observe import TRACE
 from kedge.observe.logs import get_fields
-from kedge.planning import anchor_lookup as module
 from kedge.planning import (
     anchor_problem,
     blocks_after_response,
@@ -20,7 +19,8 @@ from kedge.planning import (
     is_valid_anchor,
     set_state,
 )
-from kedge.planning.anchor_lookup import drop_changed_anchors
+from kedge.planning import record as module
+from kedge.planning.record import drop_changed_anchors
 from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
 from planning.recorded_turns import (
     add_response,

@@ -45,7 +45,7 @@ from kedge.event_loops import AsyncResource, SyncFacade, wrap_method
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
-from kedge.planning.anchor_lookup import drop_changed_anchors
+from kedge.planning.record import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver

@@ -22,7 +22,7 @@ from kedge.errors import Blocked
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import get_state
-from kedge.planning.anchor_lookup import drop_changed_anchors
+from kedge.planning.record import drop_changed_anchors
 from kedge.planning.tool_pairs import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn, diff

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from operator import is_not
 
-from msgspec import structs
+from msgspec.structs import replace
 
-from kedge.planning import AnchorRecord, get_state, set_state
+from kedge.planning import get_state, set_state
+from kedge.planning.anchors import limit_expiry
 from kedge.planning.state import STATE_KEY
 from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
 from kedge.store.records import NO_TELEMETRY, NodeKind
@@ -76,19 +77,11 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
     if retention is None:
         return turn
     state = get_state(turn)
-    limited = tuple(_limit_anchor(record, retention) for record in state.anchors)
-    return (
-        turn
-        if limited == state.anchors
-        else set_state(turn, structs.replace(state, anchors=limited))
-    )
-
-
-def _limit_anchor(record: AnchorRecord, retention: float) -> AnchorRecord:
-    expiry = record.created_at + retention
-    if record.expires_at is not None and record.expires_at <= expiry:
-        return record
-    return structs.replace(record, expires_at=expiry)
+    expiries = [limit_expiry(each.created_at, each.expires_at, retention) for each in state.anchors]
+    if expiries == [each.expires_at for each in state.anchors]:
+        return turn
+    limited = map(lambda each, at: replace(each, expires_at=at), state.anchors, expiries)
+    return set_state(turn, replace(state, anchors=tuple(limited)))
 
 
 def extract_data(turn: Turn) -> FrozenMap:

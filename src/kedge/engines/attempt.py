@@ -47,7 +47,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan
-from kedge.planning.sizes import measure_full_body
+from kedge.planning.render import measure_full_body
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
 

@@ -1,11 +1,5 @@
 """Decide what to send for a Turn: digests, anchor records and request plans."""
 
-from kedge.planning.anchor_lookup import (
-    anchor_problem,
-    blocks_after_response,
-    find_best_anchor,
-    is_valid_anchor,
-)
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
     REASONS,
@@ -19,7 +13,15 @@ from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRu
 from kedge.planning.canonical import canonical
 from kedge.planning.digests import covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
-from kedge.planning.record import find_running, record_response, tag_blocks
+from kedge.planning.record import (
+    anchor_problem,
+    blocks_after_response,
+    find_best_anchor,
+    find_running,
+    is_valid_anchor,
+    record_response,
+    tag_blocks,
+)
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.state import (
     MODES,

@@ -106,14 +106,6 @@ def decode_token_counts(text: str | None) -> TokenCounts | None:
         return None
 
 
-def parse_token_counts(value: object) -> TokenCounts | None:
-    """Return the counts in a parsed JSON array, as ``decode_token_counts`` does in its text."""
-    try:
-        return msgspec.convert(value, TokenCounts)
-    except ValueError:
-        return None
-
-
 class AnchorRecord(msgspec.Struct, frozen=True):
     """The properties of one stored response.
 

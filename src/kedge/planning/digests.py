@@ -23,8 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 
-from kedge.planning.canonical import canonical_json
-from kedge.planning.sizes import measure_item
+from kedge.planning.canonical import canonical_json, measure_item
 from kedge.planning.tool_pairs import Problem, ResultMatch, ToolPairing
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 from kedge.turns.blocks import cache_digest, get_cached_digest

@@ -50,8 +50,6 @@ _CACHE_MISSES = {
     "edited": "the history changed near its start",
 }
 
-_KIND_NAMES = {"reasoning": "reasoning"}
-
 
 def explain(plan: "RequestPlan") -> str:
     """Return a few lines that a user can act on."""
@@ -123,7 +121,8 @@ def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
 
 def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
     """Describe the blocks of the delta that are not sent."""
-    kinds = Counter(_KIND_NAMES.get(block.kind, "compaction") for block in plan.left_out)
+    omitted = plan.left_out
+    kinds = Counter("reasoning" if each.kind == "reasoning" else "compaction" for each in omitted)
     for kind, count in kinds.items():
         yield (
             f"Left out: {pluralize(count, 'block')} of {kind}. It is sent only to the provider that generated "

@@ -24,7 +24,12 @@ from kedge.planning.anchors import (
 )
 from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.planning.fallback import find_full_send_reason, is_fallback_reason
-from kedge.planning.render import build_input_from_blocks, find_omitted, get_instructions
+from kedge.planning.render import (
+    build_input_from_blocks,
+    find_omitted,
+    get_instructions,
+    measure_full_body,
+)
 from kedge.planning.reusable_items import (
     ENGINE_ORIGIN,
     conversation_scope,
@@ -32,7 +37,6 @@ from kedge.planning.reusable_items import (
     find_own_responses,
     find_reusable_ids,
 )
-from kedge.planning.sizes import measure_full_body
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
 from kedge.planning.tool_pairs import Problem, ResultMatch
 from kedge.turns import Block, ReasoningBlock, Turn

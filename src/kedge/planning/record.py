@@ -1,14 +1,19 @@
-"""Record a response: tag its blocks, append them, and add an anchor record."""
+"""Record a response: tag its blocks, append them, and add an anchor record; find anchors by these tags.
+
+By its tags a response is a valid anchor if its blocks are present and contiguous and, where a record exists, the record
+matches. Tags cannot reveal that a block was edited in place, so they are for display and for callers without records;
+engines use records only.
+"""
 
 from collections.abc import Iterable
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from kedge.observe import get_logger
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
     AnchorRecord,
+    Reason,
     Status,
     TokenCounts,
     matches_prefix,
@@ -112,9 +117,7 @@ def record_response(
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
-        state = structs.replace(
-            state, previous_response_id=response_id, conversation_id=conversation_id
-        )
+        state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
 
 
@@ -159,3 +162,114 @@ def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -
         return plan.barrier
     position = len(turn) - turn.lead - len(output) + compactions[-1]
     return get_prefix_index(turn).count(position)
+
+
+def is_valid_anchor(turn: Turn, response_id: str) -> bool:
+    """Return whether the blocks of a response are present, contiguous and, if recorded, unchanged.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+    """
+    return anchor_problem(turn, response_id) is None
+
+
+def find_best_anchor(turn: Turn) -> str:
+    """Return the newest response whose blocks form a valid anchor.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The id of the response, or an empty string.
+    """
+    tags = (block.response_id for block in reversed(turn.blocks))
+    newest_first = list(dict.fromkeys(filter(None, tags)))
+    log.trace("responses in the Turn, newest first: %s", newest_first, turn_id=turn.id)
+    found = next((each for each in newest_first if is_valid_anchor(turn, each)), "")
+    if found:
+        log.debug("best anchor by tags: %s", found, turn_id=turn.id)
+    else:
+        log.debug("no valid anchor by tags among %d responses", len(newest_first), turn_id=turn.id)
+    return found
+
+
+def drop_changed_anchors(turn: Turn) -> Turn:
+    """Return the Turn without the anchor records that no longer match its blocks.
+
+    Args:
+        turn: A Turn whose blocks were edited.
+
+    Returns:
+        The Turn with the records of responses whose context is a prefix of it. Unless the newest response is
+        one of them, the Turn is also detached from its conversation object, which has more items.
+    """
+    state = get_state(turn)
+    index, covered = get_prefix_index(turn), covered_count(turn)
+    matching = [record for record in state.anchors if matches_prefix(record, index, covered)]
+    if len(matching) == len(state.anchors):
+        return turn
+    newest = max(matching, key=lambda record: record.block_count, default=None)
+    previous = newest.response_id if newest else ""
+    state = replace(state, anchors=tuple(matching))
+    if previous != state.previous_response_id:
+        state = replace(state, previous_response_id=previous, conversation_id="")
+    return set_state(turn, state)
+
+
+def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
+    """Return the blocks after the last one of a response.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+
+    Returns:
+        The blocks; none if the Turn has no block of the response.
+    """
+    indices = _block_indices(turn, response_id)
+    blocks = list(turn.blocks[indices[-1] + 1 :]) if indices else []
+    log.debug("%d blocks after the response", len(blocks), response_id=response_id, turn_id=turn.id)
+    return blocks
+
+
+def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
+    """Return why a response is not a valid anchor by its tags.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+
+    Returns:
+        The reason, or None if it is a valid anchor.
+    """
+    record = get_state(turn).anchor(response_id)
+    problem = _find_problem(turn, _block_indices(turn, response_id), record)
+    validity = f"not valid: {problem}" if problem else "valid"
+    log.trace("anchor is %s", validity, response_id=response_id, turn_id=turn.id)
+    return problem
+
+
+def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -> Reason | None:
+    if not indices:
+        return "unproven"
+    if indices[-1] - indices[0] + 1 != len(indices):
+        return "split"
+    if record is None:
+        return None
+    if record.status == "lost":
+        return "lost"
+    if record.status != "completed":
+        return "incomplete"
+    if not record.stored:
+        return "unstored"
+    index = get_prefix_index(turn)
+    ends_there = index.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
+    covered = index.count(len(turn) - turn.lead)
+    return None if ends_there and matches_prefix(record, index, covered) else "changed"
+
+
+def _block_indices(turn: Turn, response_id: str) -> list[int]:
+    if not response_id:
+        return []
+    return [i for i, block in enumerate(turn.blocks) if block.response_id == response_id]

@@ -273,7 +273,7 @@ def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def thaw(value: Any) -> Any:
     """Return plain dicts and lists, for ``json.dumps``."""
-    kind = type(value)
+    kind: type[Any] = type(value)
     if kind in _SCALAR_CHECKS:
         return value
     if kind is FrozenMap:
