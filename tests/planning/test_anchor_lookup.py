@@ -190,9 +190,14 @@ def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """Hundreds of invalid responses are rejected in a single pass over the Turn."""
     turn = make_exchanges(300)
     edited = turn.replace(turn[0].id, user("edited"))
-    monkeypatch.setattr(module, "_block_indices", None)
+    passes: list[Turn] = []
+    group = module._group_by_response
+    monkeypatch.setattr(
+        module, "_group_by_response", lambda turn: passes.append(turn) or group(turn)
+    )
     assert find_best_anchor(edited) == ""
     assert find_best_anchor(turn) == "R300"
+    assert passes == [edited, turn]
 
 
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ matches. Tags cannot reveal that a block was edited in place, so they are for di
 engines use records only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -183,10 +183,10 @@ def find_best_anchor(turn: Turn) -> str:
     Returns:
         The id of the response, or an empty string.
     """
-    tags = (block.response_id for block in reversed(turn.blocks))
-    newest_first = list(dict.fromkeys(filter(None, tags)))
+    indices = _group_by_response(turn)
+    newest_first = sorted(indices, key=lambda each: indices[each][-1], reverse=True)
     log.trace("responses in the Turn, newest first: %s", newest_first, turn_id=turn.id)
-    found = next((each for each in newest_first if is_valid_anchor(turn, each)), "")
+    found = next((each for each in newest_first if not _check_anchor(turn, each, indices)), "")
     if found:
         log.debug("best anchor by tags: %s", found, turn_id=turn.id)
     else:
@@ -227,7 +227,7 @@ def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
     Returns:
         The blocks; none if the Turn has no block of the response.
     """
-    indices = _block_indices(turn, response_id)
+    indices = _group_by_response(turn).get(response_id)
     blocks = list(turn.blocks[indices[-1] + 1 :]) if indices else []
     log.debug("%d blocks after the response", len(blocks), response_id=response_id, turn_id=turn.id)
     return blocks
@@ -243,8 +243,12 @@ def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
     Returns:
         The reason, or None if it is a valid anchor.
     """
+    return _check_anchor(turn, response_id, _group_by_response(turn))
+
+
+def _check_anchor(turn: Turn, response_id: str, indices: Mapping[str, list[int]]) -> Reason | None:
     record = get_state(turn).anchor(response_id)
-    problem = _find_problem(turn, _block_indices(turn, response_id), record)
+    problem = _find_problem(turn, indices.get(response_id, []), record)
     validity = f"not valid: {problem}" if problem else "valid"
     log.trace("anchor is %s", validity, response_id=response_id, turn_id=turn.id)
     return problem
@@ -269,7 +273,10 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
     return None if ends_there and matches_prefix(record, index, covered) else "changed"
 
 
-def _block_indices(turn: Turn, response_id: str) -> list[int]:
-    if not response_id:
-        return []
-    return [i for i, block in enumerate(turn.blocks) if block.response_id == response_id]
+def _group_by_response(turn: Turn) -> dict[str, list[int]]:
+    """Return the indices of the blocks of each response."""
+    indices: dict[str, list[int]] = {}
+    for index, block in enumerate(turn):
+        if block.response_id:
+            indices.setdefault(block.response_id, []).append(index)
+    return indices
