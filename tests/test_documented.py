@@ -32,6 +32,7 @@ from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import lazy_conversation
 from kedge.conversation import run as conversation_run
+from kedge.database import sqlite
 from kedge.engines import cache_control, http_client, reply, response_limit
 from kedge.engines.anthropic import engine as anthropic_engine
 from kedge.engines.websocket import connection, pool
@@ -54,8 +55,9 @@ from kedge.server.schema import requests, validation, validators
 from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
 from kedge.server.storage import database as server_database
-from kedge.store import import_export, open_store, response_sums, search, sqlite, token_registry
+from kedge.store import import_export, open_store, response_sums, search, token_registry
 from kedge.store import migrate as store_migrate
+from kedge.store.search_query import TEXT_INDEXES
 from kedge.tokens import cache_minimums
 from kedge.tools import Tool, call_runner
 from kedge.turns import attachments, frozen_json, json_codec
@@ -307,7 +309,7 @@ CACHE_MINIMUMS = f"{min(MINIMUMS)} to {max(MINIMUMS):,}"
 NUMBERS: dict[str, list[str]] = {
     "adoption.md": [
         f"({index.MAX_ENTRIES:,} responses",
-        f"longer than {sqlite.INLINE_WAIT_MILLISECONDS} ms",
+        f"longer than {sqlite.INLINE_WAIT_SECONDS * 1000:g} ms",
         f"client_max_body_size {rewrite.MAX_BODY_BYTES >> 20}m;",
     ],
     "api.md": [
@@ -391,7 +393,7 @@ NUMBERS: dict[str, list[str]] = {
     "store.md": [
         f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)",
         f"`rank`, the best matches of the newest {search.MAX_RANKED:,} first",
-        f"groups of {sqlite.SQLITE.texts_per_group:,} blocks",
+        f"groups of {TEXT_INDEXES['sqlite'].texts_per_group:,} blocks",
         f"up to {lazy_conversation.MAX_LOADED_BLOCKS:,} blocks are loaded at once",
         f"a batch of {response_sums.BATCH_SIZE} responses",
     ],

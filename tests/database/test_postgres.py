@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from kedge.database.connections import _Permits
-from kedge.database.postgres import MAX_ATTEMPTS, PostgresPool, PostgresTransaction
+from kedge.database.postgres import MAX_ATTEMPTS, PostgresDatabase, PostgresTransaction
 from kedge.errors import StoreBusy, StoreUnreachable
 from postgresql import PostgresServer, freeze, list_client_pids, terminate_clients
 
-Pool = PostgresPool[PostgresTransaction]
+Pool = PostgresDatabase
 TIMEOUT = 300.0
 
 
@@ -27,9 +27,7 @@ def pool(own_server: PostgresServer) -> Iterator[Pool]:
     with psycopg.connect(own_server.url) as connection:
         connection.execute("DROP TABLE IF EXISTS t")
         connection.execute("CREATE TABLE t (number INTEGER PRIMARY KEY)")
-    made: Pool = PostgresPool(
-        own_server.url, PostgresTransaction, wait_seconds=TIMEOUT, statement_seconds=TIMEOUT
-    )
+    made: Pool = PostgresDatabase(own_server.url, wait_seconds=TIMEOUT, statement_seconds=TIMEOUT)
     made.run_read(lambda tx: tx.rows("SELECT 1"))
     yield made
     made.close()
@@ -279,7 +277,7 @@ def test_connecting_to_a_frozen_server_is_limited(own_server: PostgresServer, po
 
 def test_a_pool_that_is_not_closed_closes_its_connections(own_server: PostgresServer) -> None:
     """No connection stays open after its pool was garbage-collected."""
-    pool: Pool = PostgresPool(own_server.url, PostgresTransaction)
+    pool: Pool = PostgresDatabase(own_server.url)
     pool.run_read(lambda tx: tx.rows("SELECT 1"))
     (connection,) = pool._pool._idle
     del pool

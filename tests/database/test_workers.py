@@ -1,17 +1,13 @@
 """Worker threads run work in order, report its result, and stop when they are closed."""
 
 import asyncio
-import errno
-import gc
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from contextvars import ContextVar
 
 import pytest
 
-from kedge.database.workers import Workers, _ResultPipe  # pyright: ignore[reportPrivateUsage]
+from kedge.database.workers import Workers
 from kedge.errors import StoreError
 
 
@@ -98,27 +94,14 @@ async def test_context_of_the_caller_is_kept(workers: Workers) -> None:
     assert variable.get() == "after"
 
 
-def test_event_loops_one_after_another(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each event loop gets its own results, and nothing of a closed one stays open."""
-    opened: list[tuple[int, int]] = []
-
-    def open_pipe() -> tuple[int, int]:
-        ends = create_pipe()
-        opened.extend((end, os.fstat(end).st_ino) for end in ends)
-        return ends
+def test_event_loops_one_after_another(workers: Workers) -> None:
+    """Each event loop gets its own results."""
 
     async def use_workers() -> list[int]:
         return await asyncio.gather(*(workers.run(abs, -number) for number in range(20)))
 
-    create_pipe = os.pipe
-    monkeypatch.setattr(os, "pipe", open_pipe)
     for _ in range(5):
         assert asyncio.run(use_workers()) == [*range(20)]
-    gc.collect()
-    assert len(opened) == 10
-    for end, inode in opened:
-        with suppress(OSError):  # closed; or the same number is another file now
-            assert os.fstat(end).st_ino != inode
 
 
 def test_result_for_a_closed_event_loop(workers: Workers) -> None:
@@ -138,52 +121,6 @@ def test_result_for_a_closed_event_loop(workers: Workers) -> None:
     loop.close()
     release.set()
     assert workers.run_sync(name_thread, None).startswith("test-worker_")
-
-
-async def test_more_results_than_a_pipe_can_signal() -> None:
-    """An event loop that was blocked for long gets every result."""
-    loop, results = asyncio.get_running_loop(), list[int]()
-    finished = loop.create_future()
-
-    def add_result(_: object, number: int) -> None:
-        results.append(number)
-        if number == 69_999:
-            finished.set_result(None)
-
-    pipe = _ResultPipe(loop, os.pipe())
-    for number in range(70_000):
-        pipe.deliver(add_result, finished, number)
-    await finished
-    assert results == [*range(70_000)]
-    loop.remove_reader(pipe._read_end)
-
-
-def test_too_many_open_files(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that cannot open a pipe gets its results by ``call_soon_threadsafe``."""
-
-    def reject() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(os, "pipe", reject)
-    assert asyncio.run(workers.run(name_thread, None)) == "test-worker_0"
-
-
-def test_event_loop_that_watches_only_sockets(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An event loop of Windows gets its results by ``call_soon_threadsafe``."""
-    monkeypatch.setattr("kedge.database.workers._CAN_WATCH_PIPES", False)
-
-    def reject(*_: object) -> None:
-        raise NotImplementedError
-
-    async def use_workers() -> str:
-        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", reject)
-        with pytest.raises(ZeroDivisionError):
-            await workers.run(lambda number: 1 // number, 0)
-        return await workers.run(name_thread, None)
-
-    assert asyncio.run(use_workers()) == "test-worker_0"
 
 
 async def test_cancelled_work_is_not_started() -> None:

@@ -18,6 +18,7 @@ import pytest
 from msgspec import structs
 from openai import AsyncOpenAI, OpenAI
 
+from kedge.database.transactions import Database, Tx
 from kedge.incremental import (
     AnchorIndex,
     IndexedResponse,
@@ -30,9 +31,7 @@ from kedge.incremental import (
 )
 from kedge.planning import AnchorRecord, TokenCounts
 from kedge.store import Store, open_store
-from kedge.store.database import Tx
 from kedge.store.open import open_current_database
-from kedge.store.sqlite import SQLiteDatabase
 from kedge.testing import serve
 from postgresql import create_schema, run_server
 from proxy.running import serve_proxy
@@ -216,8 +215,8 @@ def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.Monk
     index.add(make_entry(1))
     assert not index.is_blocking
     with monkeypatch.context() as patch:
-        patch.delattr(SQLiteDatabase, "read_sync")
-        patch.delattr(SQLiteDatabase, "write_sync")
+        patch.delattr(Database, "read_sync")
+        patch.delattr(Database, "write_sync")
         index.add(make_entry(2))
         assert index.find("scope", ["sha256:1", "sha256:2"]) == [make_entry(1), make_entry(2)]
         index.mark_lost("scope", "resp_1")

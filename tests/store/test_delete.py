@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from kedge import user
+from kedge.database.transactions import Tx
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
-from kedge.store.database import Tx
 from kedge.store.delete import delete_unchanged
 from kedge.store.search import list_groups, rewrite_group
-from kedge.store.sqlite import SQLITE
+from kedge.store.search_query import TEXT_INDEXES
 from kedge.store.summaries import list_summaries
 from store.sample_conversations import append_exchange, count_rows, create_conversation
 
@@ -132,8 +132,8 @@ async def test_deletion_rewrites_only_affected_index_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deletion rewrites only the index groups of its blocks; other text is still found."""
-    small = replace(SQLITE, texts_per_group=4)
-    monkeypatch.setattr("kedge.store.sqlite._SQLiteTx.dialect", small)
+    small = replace(TEXT_INDEXES["sqlite"], texts_per_group=4)
+    monkeypatch.setitem(TEXT_INDEXES, "sqlite", small)
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         rows = [await store.create(f"c{number}") for number in range(6)]
         for number, row in enumerate(rows):

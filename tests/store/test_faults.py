@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from kedge import user
+from kedge.database.sqlite import SQLiteDatabase
+from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
 from kedge.store import Store, open_store
-from kedge.store.database import Tx
-from kedge.store.sqlite import SQLiteDatabase
 from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kedge import user
+from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Store, open_store
-from kedge.store.database import Tx
 from kedge.store.nodes import insert_node, select_node
 from kedge.turns.block_codec import encode_block
 

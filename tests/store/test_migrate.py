@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from kedge.database.schema import Schema
+from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store import migrate as migrate_module
 from kedge.store import open_store
-from kedge.store.database import Tx
 from kedge.store.migrate import SCHEMA, SCHEMA_VERSION, create_schema, migrate, read_schema_version
 from kedge.store.open import open_current_database, open_database
 from postgresql import create_schema as create_postgres_schema

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from kedge import Conversation
-from kedge.database.postgres import MARGIN_SECONDS, PostgresPool
+from kedge.database.postgres import MARGIN_SECONDS, PostgresDatabase
 from kedge.errors import HeadConflict, StoreBusy, StoreUnreachable
 from kedge.store import Store, open_store
 from kedge.turns import UserBlock
@@ -100,16 +100,16 @@ async def senders(
 ) -> AsyncIterator[Senders]:
     """Yield conversations in a store with short limits; at the end no operation was longer than they allow."""
     durations: list[float] = []
-    run = PostgresPool[Any]._retry
+    run = PostgresDatabase._retry
 
-    def measure(pool: PostgresPool[Any], *args: Any, **options: Any) -> Any:
+    def measure(pool: PostgresDatabase, *args: Any, **options: Any) -> Any:
         started = time.monotonic()
         try:
             return run(pool, *args, **options)
         finally:
             durations.append(time.monotonic() - started)
 
-    monkeypatch.setattr(PostgresPool, "_retry", measure)
+    monkeypatch.setattr(PostgresDatabase, "_retry", measure)
     with create_schema(own_server.url) as url:
         async with open_store(
             url, wait_seconds=WAIT_SECONDS, statement_seconds=STATEMENT_SECONDS

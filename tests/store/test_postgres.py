@@ -12,7 +12,8 @@ import psycopg
 import pytest
 
 from kedge import user
-from kedge.database.postgres import PostgresTransaction
+from kedge.database.postgres import PostgresDatabase, PostgresTransaction
+from kedge.database.transactions import Tx
 from kedge.errors import (
     CannotOpenStore,
     HeadConflict,
@@ -24,8 +25,6 @@ from kedge.errors import (
     StoreUnreachable,
 )
 from kedge.store import ConversationRow, Node, Store, open_store
-from kedge.store.database import Tx
-from kedge.store.postgres import PostgresDatabase
 from postgresql import PASSWORD, PostgresServer, create_schema
 from store.sample_conversations import count_rows, create_conversation
 

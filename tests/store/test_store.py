@@ -346,7 +346,7 @@ async def test_tags_of_many_conversations_are_listed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tags are read in several queries, because databases limit the values of one."""
-    monkeypatch.setattr("kedge.store.database.MAX_VALUES", 2)
+    monkeypatch.setattr("kedge.database.transactions.MAX_VALUES", 2)
     made = [await store.create(tags=[f"tag {number}"]) for number in range(5)]
     assert sorted(row.tags for row in await store.conversations()) == [row.tags for row in made]
     assert len(await store.path(made[0], limit=10**30)) == 1

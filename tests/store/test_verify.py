@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kedge import user
+from kedge.database.transactions import Row, Tx
 from kedge.errors import StoreDamaged
 from kedge.store import Damage, RequestRecord, Store, open_store
-from kedge.store.database import Row, Tx
 from kedge.store.responses import STORED_COLUMNS
 from kedge.store.verify import check_references, check_responses
 from store.sample_conversations import SCOPE, create_conversation

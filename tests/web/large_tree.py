@@ -3,8 +3,8 @@
 import random
 import time
 
+from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, RequestRecord, Store
-from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
 from kedge.turns import assistant, user
 from kedge.turns.block_codec import encode_block

@@ -26,10 +26,10 @@ from kedge.analytics.results import (
     ModelStats,
     Selection,
 )
+from kedge.database.transactions import Tx
 from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
-from kedge.store.database import Tx
 from kedge.store.records import validate_page
 from kedge.store.response_sums import read_with_sums
 

@@ -29,9 +29,9 @@ from kedge.analytics.results import (
     Selection,
     Tokens,
 )
+from kedge.database.transactions import Row, Tx
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
-from kedge.store.database import Row, Tx
 from kedge.store.response_sums import SECONDS_PER_DAY
 
 ROUND_DIGITS = 9

@@ -43,9 +43,9 @@ from kedge.text.display import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
+    from kedge.database.transactions import Tx
     from kedge.engines.transport import Client
     from kedge.memory.evidence import ServerEvidence
-    from kedge.store.database import Tx
 
 T = TypeVar("T")
 CheckState = Literal["ok", "note", "wrong"]
@@ -210,14 +210,14 @@ def check_databases(config: Config) -> Iterator[Check]:
 
 def check_server_database(db: str) -> Check:
     """Check the database of the server's responses."""
-    from kedge.database.postgres import PostgresPool, PostgresTransaction, is_postgresql
+    from kedge.database.postgres import PostgresDatabase, is_postgresql
     from kedge.server.storage.database import SCHEMA, parse_sqlite_address
 
     advice = "Check the address, the password and whether the database is running."
     try:
         if not is_postgresql(db):
             return check_sqlite("server.db", Path(parse_sqlite_address(db)), SCHEMA)
-        pool = PostgresPool(db, PostgresTransaction)
+        pool = PostgresDatabase(db)
         try:
             pool.run_read(lambda tx: tx.rows("SELECT 1"))
         finally:

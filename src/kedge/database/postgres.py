@@ -14,12 +14,14 @@ in a lower layer than both, and imports neither blocks nor plans.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from kedge.database.transactions import Database, Dialect, Row, Tx, Values
 from kedge.database.workers import Workers
 from kedge.errors import (
     CannotOpenStore,
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
     from kedge.database.connections import PostgresConnection
 
 T = TypeVar("T")
-TxT = TypeVar("TxT", bound="PostgresTransaction")
-Row = tuple[Any, ...]
-Values = Sequence[Any]
 
 MAX_CONNECTIONS = 4
 MAX_THREADS = 64
@@ -56,6 +55,14 @@ MARGIN_SECONDS = 1.0
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """An SQL expression for the time of the database server, in seconds since 1970."""
+POSTGRESQL = Dialect(
+    name="postgresql",
+    has_concurrent_writers=True,
+    now=NOW,
+    floor="FLOOR({})::bigint",
+    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
+    "AND left(tablename, 13) <> 'kedge_server_'",
+)
 
 
 def is_postgresql(address: str) -> bool:
@@ -82,6 +89,22 @@ _RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
 refers to, a unique key that both inserted; or the division by zero with which the store abandons a shortcut."""
 
 
+@dataclass(slots=True)
+class QueryResult:
+    """The rows that a statement returned, and the number of changed rows."""
+
+    rows: list[Row]
+    rowcount: int
+
+    def fetchone(self) -> Row | None:
+        """Return the first row, or None."""
+        return self.rows[0] if self.rows else None
+
+    def fetchall(self) -> list[Row]:
+        """Return all rows."""
+        return self.rows
+
+
 class PostgresTransaction:
     """A transaction on one connection, which begins with its first statement.
 
@@ -90,10 +113,14 @@ class PostgresTransaction:
         is_retry: Whether an earlier attempt conflicted with another transaction.
     """
 
+    dialect = POSTGRESQL
+
     def __init__(self, connection: "PostgresConnection", *, is_retry: bool = False) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
         self.is_retry = is_retry
+        self.namespace = ""
+        self.clock: Callable[[], float] = time.time
         self.in_transaction = False
         self.single_statement = False
         """Whether a statement that writes was run without a transaction around it."""
@@ -115,6 +142,23 @@ class PostgresTransaction:
         """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
         row = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
         return row[0] if row else 0
+
+    def query(self, sql: str, values: Values = (), *, alone: bool = False) -> QueryResult:
+        """Run a statement of any kind; ``alone`` saves two round trips for the only one of a transaction."""
+        if alone:
+            self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
+            cursor = self.run_alone(convert_placeholders(sql), values)
+        else:
+            self.begin()
+            cursor = self._cursor.execute(convert_placeholders(sql), values or None, binary=True)
+        return QueryResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+
+    def run_named(self, sql: bytes, values: dict[str, Any], *, alone: bool) -> list[Row]:
+        """Return the rows of a statement with named values that writes, ``alone`` as in `query`."""
+        if not alone or self.in_transaction:
+            return self._run(sql, values).fetchall()
+        self.single_statement = True
+        return self.run_alone(sql, values).fetchall()
 
     def begin(self, statement: bytes = b"BEGIN") -> None:
         """Begin a transaction with its limits unless one was begun; a single statement needs none."""
@@ -149,13 +193,11 @@ def convert_placeholders(sql: str) -> Any:
     return sql.replace("?", "%s").encode()
 
 
-class PostgresPool(Generic[TxT]):
+class PostgresDatabase(Database):
     """The connections to a PostgreSQL database, and the threads that run its transactions.
 
     Args:
         url: The address: ``postgresql://user@host/database``.
-        make_transaction: Creates the transaction that is passed to the work, from the arguments of
-            `PostgresTransaction`.
         connections: The maximum number of connections.
         wait_seconds: The maximum time that a transaction waits for a connection and for locks.
         statement_seconds: The maximum time that a statement may run besides that.
@@ -164,54 +206,45 @@ class PostgresPool(Generic[TxT]):
         CannotOpenStore: The driver is not installed.
     """
 
+    dialect = POSTGRESQL
+
     def __init__(
         self,
         url: str,
-        make_transaction: Callable[..., TxT],
         *,
         connections: int = MAX_CONNECTIONS,
         wait_seconds: float = WAIT_SECONDS,
         statement_seconds: float = STATEMENT_SECONDS,
     ) -> None:
         self._url = url
-        self._make_transaction = make_transaction
         self.wait_seconds = wait_seconds
         """The maximum time that a transaction waits for a connection and for locks; may be changed."""
         self.statement_seconds = statement_seconds
         """The maximum time that a statement may run besides that; may be changed."""
         self._driver, self._connections = _import_driver()
         self._pool = self._connections.PostgresConnections(url, connections)
-        self._workers = Workers(MAX_THREADS, "kedge-store")
+        self.readers = self.writers = Workers(MAX_THREADS, "kedge-store")
 
     def close(self) -> None:
-        """Close the connections, then stop the threads."""
-        self._workers.close()
+        """Stop the threads, then close the connections."""
+        self.writers.close()
         self._pool.close()
 
-    async def run_in_thread(
-        self, runner: Callable[[Callable[[TxT], T]], T], work: Callable[[TxT], T]
-    ) -> T:
-        """Run `run_read` or `run_write` without blocking the event loop."""
-        return await self._workers.run(runner, work)
-
-    def run_read(self, work: Callable[[TxT], T]) -> T:
+    def run_read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state, in the calling thread."""
-        limits = self.wait_seconds, self.statement_seconds
-        return self._translate_errors(lambda: self._retry(work, *limits, read_only=True))
+        return self._retry(work, self.wait_seconds, self.statement_seconds, read_only=True)
 
-    def run_write(self, work: Callable[[TxT], T]) -> T:
+    def run_write(self, work: Callable[[PostgresTransaction], T]) -> T:
         """Run a transaction in the calling thread; it may be run again after a conflict."""
-        limits = self.wait_seconds, self.statement_seconds
-        return self._translate_errors(lambda: self._retry(work, *limits, read_only=False))
+        return self._retry(work, self.wait_seconds, self.statement_seconds, read_only=False)
 
     def check(self) -> None:
         """Raise a `StoreError` unless the server answers within `CHECK_SECONDS`, in the calling thread."""
-        limits = CHECK_SECONDS - MARGIN_SECONDS, 0.0
-        self._translate_errors(lambda: self._retry(_ping, *limits, read_only=False))
+        self._retry(_ping, CHECK_SECONDS - MARGIN_SECONDS, 0.0, read_only=False)
 
     def _retry(
         self,
-        work: Callable[[TxT], T],
+        work: Callable[[PostgresTransaction], T],
         wait_seconds: float,
         statement_seconds: float,
         *,
@@ -220,31 +253,32 @@ class PostgresPool(Generic[TxT]):
         """Run a transaction again after a conflict or a lost connection, each up to its own number of times."""
         wait_until = time.monotonic() + wait_seconds
         failures: Counter[str] = Counter()
-        while True:
-            connection = self._pool.acquire(wait_until)
-            connection.limit(wait_until, statement_seconds)
-            try:
-                return self._run_transaction(
-                    work, connection, read_only=read_only, is_retry=failures["conflict"] > 0
-                )
-            except self._driver.Error as error:
-                cause = self._find_cause(error)
-                failures[cause] += 1
-                if failures[cause] >= MAX_ATTEMPTS[cause]:
-                    raise
-            finally:
-                self._pool.release(connection)
+        with self._translate_errors():
+            while True:
+                connection = self._pool.acquire(wait_until)
+                connection.limit(wait_until, statement_seconds)
+                try:
+                    return self._run_transaction(
+                        work, connection, read_only=read_only, is_retry=failures["conflict"] > 0
+                    )
+                except self._driver.Error as error:
+                    cause = self._find_cause(error)
+                    failures[cause] += 1
+                    if failures[cause] >= MAX_ATTEMPTS[cause]:
+                        raise
+                finally:
+                    self._pool.release(connection)
 
     def _run_transaction(
         self,
-        work: Callable[[TxT], T],
+        work: Callable[[PostgresTransaction], T],
         connection: "PostgresConnection",
         *,
         read_only: bool,
         is_retry: bool,
     ) -> T:
         # The context managers of the driver would commit and reset in several steps.
-        tx = self._make_transaction(connection, is_retry=is_retry)
+        tx = PostgresTransaction(connection, is_retry=is_retry)
         try:
             if read_only:
                 tx.begin(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -267,9 +301,10 @@ class PostgresPool(Generic[TxT]):
             # It may have been committed, so running it again could write it twice.
             raise _CommitUnknown from error
 
-    def _translate_errors(self, work: Callable[[], T]) -> T:
+    @contextmanager
+    def _translate_errors(self) -> Generator[None]:
         try:
-            return work()
+            yield
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
                 f"{self._safe_url()}: the connection broke while a transaction was committed; "

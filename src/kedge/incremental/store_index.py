@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from kedge.config import store_url
+from kedge.database.transactions import Database, Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
 from kedge.observe import get_logger
 from kedge.planning.state import dump_record, load_record
 from kedge.store import Store, response_index
-from kedge.store.database import Database, Tx
 from kedge.store.open import open_current_database
 from kedge.text.json_text import decode
 

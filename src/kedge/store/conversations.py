@@ -12,10 +12,10 @@ same namespace.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from kedge.database.transactions import Row, Tx, marks, split_chunks
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
-from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.store.records import ConversationRow, validate_data, validate_tags, validate_text
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode

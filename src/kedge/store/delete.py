@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from kedge.database.transactions import Database, Tx, marks, split_chunks
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search, telemetry
 from kedge.store.conversations import resolve, select_old
-from kedge.store.database import Database, Tx, lock_tree, marks, split_chunks
+from kedge.store.locks import lock_tree
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 from kedge.store.response_index import disown_objects

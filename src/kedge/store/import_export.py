@@ -16,11 +16,11 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from kedge.database.transactions import Tx
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import validate_mode
-from kedge.store.database import Tx
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
 from kedge.store.records import (
     ConversationRow,

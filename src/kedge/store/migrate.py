@@ -1,8 +1,9 @@
 """The schema of the store: created in an empty database, upgraded from an older one, or rejected."""
 
 from kedge.database.schema import Schema, WrongSchema, read_statements
+from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore
-from kedge.store.database import Tx, lock_names
+from kedge.store.locks import lock_names
 
 SCHEMA_VERSION = 23
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
-from kedge.store.database import Tx
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,

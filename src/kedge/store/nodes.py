@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import starmap
 from operator import attrgetter
 
+from kedge.database.postgres import PostgresTransaction
+from kedge.database.transactions import Tx
 from kedge.errors import NotInStore
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
@@ -21,7 +23,8 @@ from kedge.store.conversations import (
     select_conversation,
     set_tags,
 )
-from kedge.store.database import Tx, lock_tree_shared
+from kedge.store.locks import lock_tree_shared
+from kedge.store.postgres import add_node
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -234,12 +237,12 @@ def insert_node(
     if response and not scope:
         scope = intern_scope(tx, response.scope)
     row = response_values(response, scope) if response else None
-    if branch:
-        inserted = tx.add_node(
-            conversation.id, values, blocks, row, head, single_statement=single_statement
+    if branch and isinstance(tx, PostgresTransaction) and not tx.is_retry:
+        added, moved = add_node(
+            tx, conversation.id, values, blocks, row, head, single_statement=single_statement
         )
-        if inserted and inserted[0]:
-            return Node(inserted[0], parent.tree, branch, *columns), inserted[1]
+        if added:
+            return Node(added, parent.tree, branch, *columns), moved
     lock_tree_shared(tx, parent.tree)
     _lock_parent(tx, conversation, parent)
     # If another node has continued the branch, a link conflicts, and the transaction is run again.

@@ -13,16 +13,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from kedge.config import store_url
+from kedge.database.sqlite import MEMORY, SQLiteDatabase
+from kedge.database.transactions import Database, FirstUse, NamespaceDatabase
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.event_loops import SharedResource
-from kedge.store.database import Database, FirstUse, NamespaceDatabase
 from kedge.store.migrate import migrate, needs_upgrade, read_schema_version
 from kedge.store.records import validate_namespace
-from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
 
 if TYPE_CHECKING:
-    from kedge.store.postgres import PostgresDatabase
+    from kedge.database.postgres import PostgresDatabase
 
 MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
@@ -202,7 +202,7 @@ def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
 
 
 def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> "PostgresDatabase":
-    from kedge.store.postgres import PostgresDatabase
+    from kedge.database.postgres import PostgresDatabase
 
     if not urlsplit(url).path.strip("/") and "dbname=" not in url:
         raise CannotOpenStore("the address names no database; use postgresql://user@host/database")

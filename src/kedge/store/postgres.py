@@ -1,46 +1,12 @@
-"""The store on PostgreSQL: its dialect of SQL, and the statement that adds a node in one round trip."""
+"""The statement that adds a node on PostgreSQL in one round trip."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from kedge.database.postgres import (
-    MAX_CONNECTIONS,
-    NOW,
-    STATEMENT_SECONDS,
-    WAIT_SECONDS,
-    PostgresPool,
-    PostgresTransaction,
-)
-from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
+from kedge.database.postgres import PostgresTransaction
+from kedge.database.transactions import Row
 from kedge.store.responses import STORED_COLUMNS
-from kedge.text.json_text import encode
-
-T = TypeVar("T")
-
-POSTGRESQL = Dialect(
-    name="postgresql",
-    lock_nodes="LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE",
-    shorten_lock_wait="SET LOCAL lock_timeout = 200",
-    for_update="FOR UPDATE",
-    for_key_share="FOR KEY SHARE",
-    lock_names="SELECT pg_advisory_xact_lock(5461729823)",
-    texts_per_group=1 << 62,
-    text_table="texts",
-    create_text_table="",
-    rewrite_texts="",
-    insert_text="INSERT INTO texts (rowid, words) "
-    "VALUES (?, array_to_tsvector(string_to_array(?, ' ')))",
-    text_match="t.words @@ ?::tsquery",
-    quote_term="'{}'",
-    quote_prefix="'{}':*",
-    term_separator=" & ",
-    or_separator=" | ",
-    now=NOW,
-    floor="FLOOR({})::bigint",
-    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
-    "AND left(tablename, 13) <> 'kedge_server_'",
-)
-
+from kedge.text.json_text import encode_text as encode
 
 # Every statement is a round trip, so the node of an exchange is added by a single one. It fails (by a
 # division by zero) unless every block is new; the transaction is then run again step by step.
@@ -85,39 +51,41 @@ _NODE_COLUMNS = (
 )  # fmt: skip
 
 
-class _PostgresTx(PostgresTransaction):
-    """A transaction of the store."""
+def add_node(
+    tx: PostgresTransaction,
+    conversation_id: str,
+    node: Row,
+    blocks: Sequence[tuple[bytes, str]],
+    response: Row | None,
+    head: int | None,
+    *,
+    single_statement: bool,
+) -> tuple[int, bool]:
+    """Add a node that continues its parent's branch, and move the head.
 
-    dialect = POSTGRESQL
+    Args:
+        tx: The transaction; it is run again, without this shortcut, if a block is stored already.
+        conversation_id: The id of the conversation that adds it, which must still exist.
+        node: The values of its row, starting with the tree.
+        blocks: The hashes and texts of its blocks.
+        response: The values of `STORED_COLUMNS` of the node's response, if there is one.
+        head: The node at which the head must be to be moved; None to leave it.
+        single_statement: Whether the transaction does nothing else.
 
-    namespace = ""
-
-    def add_node(
-        self,
-        conversation_id: str,
-        node: Row,
-        blocks: Sequence[tuple[bytes, str]],
-        response: Row | None,
-        head: int | None,
-        *,
-        single_statement: bool,
-    ) -> tuple[int, bool] | None:
-        if self.is_retry:
-            return None
-        values: dict[str, Any] = dict(zip(_NODE_COLUMNS, node, strict=True))
-        values["id"] = conversation_id
-        values["namespace"] = self.namespace
-        values["blocks"] = _encode([[name.hex(), body] for name, body in blocks])
-        values["count"] = len(blocks)
-        values["response"] = _encode_response(response, values["number"]) if response else "{}"
-        values["answers"] = response is not None
-        values["head"] = -1 if head is None else head
-        if single_statement and not self.in_transaction:
-            self.single_statement = True
-            found = self.run_alone(_INSERT_NODE, values).fetchone()
-        else:
-            found = self._run(_INSERT_NODE, values).fetchone()
-        return (found[0], bool(found[1])) if found else (0, False)
+    Returns:
+        The number of the node and whether the head moved. A number of 0 means that nothing was added, because
+        the conversation or the parent was deleted.
+    """
+    values: dict[str, Any] = dict(zip(_NODE_COLUMNS, node, strict=True))
+    values["id"] = conversation_id
+    values["namespace"] = tx.namespace
+    values["blocks"] = encode([[name.hex(), body] for name, body in blocks])
+    values["count"] = len(blocks)
+    values["response"] = _encode_response(response, values["number"]) if response else "{}"
+    values["answers"] = response is not None
+    values["head"] = -1 if head is None else head
+    found = tx.run_named(_INSERT_NODE, values, alone=single_statement)
+    return (found[0][0], bool(found[0][1])) if found else (0, False)
 
 
 def _encode_response(values: Row, number: int) -> str:
@@ -126,63 +94,4 @@ def _encode_response(values: Row, number: int) -> str:
         name: f"\\x{value.hex()}" if isinstance(value, bytes) else value
         for name, value in zip(STORED_COLUMNS, values, strict=True)
     }
-    form["conversation"] = number
-    return _encode(form)
-
-
-def _encode(value: object) -> str:
-    """Return a value as JSON; PostgreSQL reads all forms of floats."""
-    return encode(value).decode()
-
-
-class PostgresDatabase(PostgresPool[_PostgresTx], Database):
-    """A PostgreSQL database. The arguments are those of `PostgresPool`."""
-
-    dialect = POSTGRESQL
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        connections: int = MAX_CONNECTIONS,
-        wait_seconds: float = WAIT_SECONDS,
-        statement_seconds: float = STATEMENT_SECONDS,
-    ) -> None:
-        super().__init__(
-            url,
-            _PostgresTx,
-            connections=connections,
-            wait_seconds=wait_seconds,
-            statement_seconds=statement_seconds,
-        )
-
-    async def read(self, work: Callable[[Tx], T]) -> T:
-        """Run queries against one consistent state."""
-        with OperationTimer("read"):
-            return await self.run_in_thread(self._read_current, work)
-
-    async def write(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction."""
-        with OperationTimer("write"):
-            return await self.run_in_thread(self._write_current, work)
-
-    def read_sync(self, work: Callable[[Tx], T]) -> T:
-        """Run queries in the calling thread."""
-        with OperationTimer("read"):
-            return self._read_current(work)
-
-    def write_sync(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction in the calling thread."""
-        with OperationTimer("write"):
-            return self._write_current(work)
-
-    def _read_current(self, work: Callable[[_PostgresTx], T]) -> T:
-        self.first_use.ensure()
-        return self.run_read(work)
-
-    def _write_current(self, work: Callable[[_PostgresTx], T]) -> T:
-        self.first_use.ensure()
-        return self.run_write(work)
-
-    async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Do nothing, because the server reuses space itself."""
+    return encode(form | {"conversation": number})

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from kedge.database.transactions import Tx
 from kedge.errors import NotInStore
 from kedge.planning.fallback import name_send
-from kedge.store.database import Tx
 from kedge.text.json_text import decode, encode_text, escape_surrogates
 
 

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kedge.database.transactions import Tx, marks, split_chunks
 from kedge.memory.object_claims import Claim, UnusedObject
-from kedge.store.database import Tx, marks, split_chunks
 from kedge.text.json_text import decode
 
 FOREIGN_SECONDS = 90 * 24 * 3_600.0

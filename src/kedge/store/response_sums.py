@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from kedge.database.transactions import Database, Row, Tx, marks, split_chunks
 from kedge.errors import StoreBusy, StoreReadOnly
-from kedge.store.database import Database, Row, Tx, marks, split_chunks
+from kedge.store.locks import lock_nodes, shorten_lock_wait
 from kedge.store.records import ANSWERED_STATUSES, Damage
 
 T = TypeVar("T")
@@ -94,10 +95,8 @@ Totals = dict[tuple[Any, ...], list[Any]]
 
 
 def day_sql(tx: Tx, column: str = "r.created_at") -> str:
-    """Return the SQL for the day of a time; a cast truncates in SQLite and rounds in PostgreSQL."""
-    if tx.dialect.name == "postgresql":
-        return f"CAST(FLOOR({column} / {SECONDS_PER_DAY}) AS BIGINT)"
-    return f"CAST({column} / {SECONDS_PER_DAY} AS INTEGER)"
+    """Return the SQL for the day of a time."""
+    return tx.dialect.floor.format(f"{column} / {SECONDS_PER_DAY}")
 
 
 def round_seconds(seconds: float) -> float:
@@ -123,8 +122,7 @@ def lock_position(tx: Tx) -> int:
 def _add_batch(tx: Tx) -> bool:
     """Add the next responses to the sums; return whether there may be more."""
     position = lock_position(tx)
-    if tx.dialect.lock_nodes:
-        tx.run(tx.dialect.lock_nodes)
+    lock_nodes(tx)
     nodes = tx.rows(
         f"SELECT node FROM responses WHERE node > ? ORDER BY node LIMIT {MAX_BATCH}", (position,)
     )
@@ -142,8 +140,7 @@ async def add_pending(database: Database) -> None:
     """
 
     def work(tx: Tx) -> bool:
-        if tx.dialect.shorten_lock_wait:
-            tx.run(tx.dialect.shorten_lock_wait)
+        shorten_lock_wait(tx)
         return _add_batch(tx)
 
     while await database.write(work):

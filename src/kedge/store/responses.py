@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from kedge.database.transactions import Row, Tx, marks, split_chunks
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
-from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.text.json_text import decode
 
 DIGEST_PREFIX = "sha256:"

@@ -18,12 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from kedge.database.transactions import Database, Tx, marks, split_chunks
 from kedge.errors import InvalidSetting, StoreReadOnly
-from kedge.store.database import Database, Tx, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (
+    TEXT_INDEXES,
     Query,
+    TextIndex,
     build_excerpt,
     fold_text,
     index_terms,
@@ -129,12 +131,12 @@ def _lock_blocks(tx: Tx, blocks: list[int]) -> set[int]:
 
 def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
     """Add blocks to the index, by number, with their terms separated by spaces."""
-    dialect = tx.dialect
+    index = _get_index(tx)
     for group, blocks in _split_groups(tx, terms).items():
-        if dialect.create_text_table:
-            tx.run(dialect.create_text_table.format(group))
+        if index.create:
+            tx.run(index.create.format(group))
             tx.run_many("INSERT INTO texts (rowid) VALUES (?)", [(block,) for block in blocks])
-        tx.run_many(dialect.insert_text.format(group), [(each, terms[each]) for each in blocks])
+        tx.run_many(index.insert.format(group), [(each, terms[each]) for each in blocks])
 
 
 def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
@@ -143,7 +145,7 @@ def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
     indexed = [block for (block,) in tx.rows(query, blocks)] if blocks else []
     groups = _split_groups(tx, indexed)
     for group, members in groups.items():
-        for table in {"texts", tx.dialect.text_table.format(group)}:
+        for table in {"texts", _get_index(tx).table.format(group)}:
             tx.run(f"DELETE FROM {table} WHERE rowid IN ({marks(members)})", members)
     return set(groups)
 
@@ -158,19 +160,25 @@ def rewrite_group(tx: Tx, group: int) -> None:
     """Overwrite deleted data in a group of the index, or drop its table if it is empty."""
     if group not in list_groups(tx):  # another process was faster, or one table has all groups
         return
-    start = group * tx.dialect.texts_per_group
-    span = (start, start + tx.dialect.texts_per_group)
+    index = _get_index(tx)
+    start = group * index.texts_per_group
+    span = (start, start + index.texts_per_group)
     if tx.rows("SELECT 1 FROM texts WHERE rowid >= ? AND rowid < ? LIMIT 1", span):
-        tx.run(tx.dialect.rewrite_texts.format(group))
+        tx.run(index.rewrite.format(group))
     else:
-        tx.run(f"DROP TABLE {tx.dialect.text_table.format(group)}")
+        tx.run(f"DROP TABLE {index.table.format(group)}")
 
 
 def _split_groups(tx: Tx, blocks: Iterable[int]) -> dict[int, list[int]]:
+    size = _get_index(tx).texts_per_group
     groups: dict[int, list[int]] = {}
     for block in blocks:
-        groups.setdefault(block // tx.dialect.texts_per_group, []).append(block)
+        groups.setdefault(block // size, []).append(block)
     return groups
+
+
+def _get_index(tx: Tx) -> TextIndex:
+    return TEXT_INDEXES[tx.dialect.name]
 
 
 def _newest_node(tx: Tx) -> int:
@@ -268,20 +276,20 @@ def _fold_body(body: str) -> str:
 
 def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
     """Yield the blocks that have all terms of an alternative, newest first."""
-    dialect = tx.dialect
-    terms = query.index_expression(dialect)
+    index = _get_index(tx)
+    terms = query.index_expression(index)
     before = 1 << 62
     while (newest := tx.rows(_NEWEST_TEXT, (before,))[0][0]) is not None:
-        group = newest // dialect.texts_per_group
-        table = dialect.text_table.format(group)
+        group = newest // index.texts_per_group
+        table = index.table.format(group)
         page = tx.rows(
             f"SELECT b.id, b.body FROM {table} t JOIN blocks b ON b.id = t.rowid "
-            f"WHERE {dialect.text_match.format(group)} AND t.rowid < ? ORDER BY t.rowid DESC LIMIT ?",
+            f"WHERE {index.match.format(group)} AND t.rowid < ? ORDER BY t.rowid DESC LIMIT ?",
             (terms, before, PAGE_SIZE),
         )
         yield [(block, body) for block, body in page]
         is_last = len(page) < PAGE_SIZE
-        before = group * dialect.texts_per_group if is_last else page[-1][0]
+        before = group * index.texts_per_group if is_last else page[-1][0]
 
 
 def _scan_unindexed(tx: Tx, query: Query) -> list[tuple[int, str]]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kedge.store.database import Dialect
-
 EXCERPT_RADIUS = 60
 """The number of characters of an excerpt on each side of the match."""
 TYPICAL_LENGTH = 500
@@ -32,6 +30,58 @@ _UNSPACED = (
 _WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
+
+
+@dataclass(frozen=True, slots=True)
+class TextIndex:
+    """The statements of a full-text index; in those of a table, ``{}`` is the number of its group."""
+
+    texts_per_group: int
+    """The number of consecutive blocks that share a table of the index."""
+    table: str
+    """The name of the table of a group."""
+    insert: str
+    """Adds a block's number and its terms, separated by spaces, to the index."""
+    match: str
+    """The condition that indexed text has all terms of a query."""
+    term: str
+    """The form of one term in such a query."""
+    prefix: str
+    """The form of the beginning of a term in such a query."""
+    and_separator: str
+    or_separator: str
+    create: str = ""
+    """Creates the table of a group, unless it exists; empty if one table has all blocks."""
+    rewrite: str = ""
+    """Overwrites deleted data in the table of a group; empty if the server does that itself."""
+
+
+TEXT_INDEXES = {
+    "sqlite": TextIndex(
+        texts_per_group=2_048,
+        table="texts_{}",
+        insert="INSERT OR REPLACE INTO texts_{} (rowid, body) VALUES (?, ?)",
+        match="t.texts_{} MATCH ?",
+        term='"{}"',
+        prefix='"{}"*',
+        and_separator=" AND ",
+        or_separator=" OR ",
+        create="CREATE VIRTUAL TABLE IF NOT EXISTS texts_{} USING fts5 ("
+        "body, tokenize = \"unicode61 remove_diacritics 0 categories 'L* N* Co M* S*'\")",
+        rewrite="INSERT INTO texts_{0} (texts_{0}) VALUES ('optimize')",
+    ),
+    "postgresql": TextIndex(
+        texts_per_group=1 << 62,
+        table="texts",
+        insert="INSERT INTO texts (rowid, words) VALUES (?, array_to_tsvector(string_to_array(?, ' ')))",
+        match="t.words @@ ?::tsquery",
+        term="'{}'",
+        prefix="'{}':*",
+        and_separator=" & ",
+        or_separator=" | ",
+    ),
+}
+"""The index of each kind of database."""
 
 
 def fold_text(text: str) -> str:
@@ -159,18 +209,18 @@ class Query:
         index = bisect_left(ends, first)
         return words[index].start() if index < len(words) else 0
 
-    def index_expression(self, dialect: Dialect) -> str:
+    def index_expression(self, index: TextIndex) -> str:
         """Return the query of the index for the blocks that may match."""
         alternatives: list[str] = []
         for each in self.alternatives:
             terms: dict[str, None] = {}
             for atom in each.required:
                 *plain, last = atom.terms
-                quoted = dialect.quote_prefix if atom.is_prefix else dialect.quote_term
-                terms |= dict.fromkeys(dialect.quote_term.format(term) for term in plain)
+                quoted = index.prefix if atom.is_prefix else index.term
+                terms |= dict.fromkeys(index.term.format(term) for term in plain)
                 terms[quoted.format(last)] = None
-            alternatives.append(f"({dialect.term_separator.join(terms)})")
-        return dialect.or_separator.join(alternatives)
+            alternatives.append(f"({index.and_separator.join(terms)})")
+        return index.or_separator.join(alternatives)
 
 
 def to_token_text(folded: str) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from kedge.database.transactions import Database, NamespaceDatabase, Tx, split_chunks
 from kedge.errors import (
     HeadConflict,
     InvalidSetting,
@@ -42,14 +43,7 @@ from kedge.store import (
     telemetry,
     verify,
 )
-from kedge.store.database import (
-    Database,
-    NamespaceDatabase,
-    Tx,
-    lock_names,
-    lock_tree_shared,
-    split_chunks,
-)
+from kedge.store.locks import lock_names, lock_tree_shared
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     MAX_INTEGER,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
+from kedge.database.transactions import Row, Tx, marks
 from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.conversations import checked, select_conversation
-from kedge.store.database import Row, Tx, marks
 from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
 from kedge.store.records import FAILED_SQL, ConversationRow, StoredExchange, validate_page

@@ -1,6 +1,6 @@
 """The `incidents`, `tool_runs` and `exchanges` tables: further records of each node."""
 
-from kedge.store.database import Tx
+from kedge.database.transactions import Tx
 from kedge.store.records import StoredExchange, Telemetry
 from kedge.store.responses import intern_scope
 

@@ -15,10 +15,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from kedge.database.transactions import Row, Tx
 from kedge.errors import InvalidSetting, NotInStore, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
-from kedge.store.database import Row, Tx
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
 

@@ -13,11 +13,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.fallback import is_fallback_reason
 from kedge.store.conversations import checked, select_tree_conversations
-from kedge.store.database import Tx
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses

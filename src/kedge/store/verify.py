@@ -5,10 +5,10 @@ Nothing is repaired. A tree is read branch by branch, so that each block is hash
 
 from collections.abc import Callable, Iterator
 
+from kedge.database.transactions import Database, Tx, marks
 from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
 from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
-from kedge.store.database import Database, Tx, marks
 from kedge.store.node_paths import load_bodies
 from kedge.store.nodes import NODE_COLUMNS, hash_node
 from kedge.store.records import Damage, Node

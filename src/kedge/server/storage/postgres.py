@@ -19,26 +19,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import (
     NOW,
-    PostgresPool,
+    PostgresDatabase,
     PostgresTransaction,
-    Row,
-    Values,
-    convert_placeholders,
+    QueryResult,
 )
+from kedge.database.transactions import Values
 from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.storage.claims import ReplicaClaims
 from kedge.server.storage.database import SCHEMA, Clock, ServerDatabase
 
 if TYPE_CHECKING:
-    import psycopg
-
     from kedge.server.settings import Limits
 
 T = TypeVar("T")
@@ -77,44 +73,10 @@ SELECT coalesce(sum(octet_length(input) + octet_length(output) + coalesce(octet_
 """
 
 
-@dataclass(slots=True)
-class QueryResult:
-    """The rows that a statement returned, and the number of changed rows."""
-
-    rows: list[Row]
-    rowcount: int
-
-    def fetchone(self) -> Row | None:
-        """Return the first row, or None."""
-        return self.rows[0] if self.rows else None
-
-    def fetchall(self) -> list[Row]:
-        """Return all rows."""
-        return self.rows
-
-
-class ServerTransaction(PostgresTransaction):
-    """A transaction of the server."""
-
-    def query(self, sql: str, values: Values = ()) -> QueryResult:
-        """Run a statement."""
-        self.begin()
-        return _fetch(self._cursor.execute(_convert(sql), values or None, binary=True))
-
-    def query_alone(self, sql: str, values: Values = ()) -> QueryResult:
-        """Run the only statement of a transaction, which saves two round trips."""
-        self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
-        return _fetch(self.run_alone(_convert(sql), values))
-
-
-def _fetch(cursor: "psycopg.Cursor[Any]") -> QueryResult:
-    return QueryResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
-
-
 @cache
-def _convert(sql: str) -> Any:
-    """Return a statement with the names of these tables and the placeholders of the driver."""
-    return convert_placeholders(_TABLE_NAMES.sub(r"kedge_server_\1", sql))
+def _convert(sql: str) -> str:
+    """Return a statement with the names of these tables."""
+    return _TABLE_NAMES.sub(r"kedge_server_\1", sql)
 
 
 class PostgresServerDatabase(ServerDatabase):
@@ -140,9 +102,8 @@ class PostgresServerDatabase(ServerDatabase):
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
         self._failed: deque[Callable[[], None]] = deque(maxlen=MAX_FAILED)
         try:
-            self.pool: PostgresPool[ServerTransaction] = PostgresPool(
+            self.pool = PostgresDatabase(
                 url,
-                ServerTransaction,
                 wait_seconds=limits.database_seconds,
                 statement_seconds=limits.database_seconds,
             )
@@ -168,15 +129,15 @@ class PostgresServerDatabase(ServerDatabase):
 
     def execute(self, sql: str, values: Values = ()) -> QueryResult:
         """Run a statement, in the transaction of this thread if there is one."""
-        tx: ServerTransaction | None = getattr(self._current, "transaction", None)
+        tx: PostgresTransaction | None = getattr(self._current, "transaction", None)
         if tx is not None:
-            return tx.query(sql, values)
-        return self.pool.run_write(lambda tx: tx.query_alone(sql, values))
+            return tx.query(_convert(sql), values)
+        return self.pool.run_write(lambda tx: tx.query(_convert(sql), values, alone=True))
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run the statements of a function as one transaction. After a conflict it is run again."""
 
-        def run(tx: ServerTransaction) -> T:
+        def run(tx: PostgresTransaction) -> T:
             self._current.transaction = tx
             try:
                 return work()

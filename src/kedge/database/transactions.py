@@ -1,7 +1,7 @@
 """The interface of a database: transactions that run in worker threads.
 
-All operations of a store are plain functions of a `Tx`, the same for both databases. The differences between
-them are in `Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
+All operations are plain functions of a `Tx`, the same for both databases. The differences between them are in
+`Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from kedge.database.workers import Workers
 from kedge.observe import measure
 
 T = TypeVar("T")
@@ -19,12 +21,39 @@ Row = tuple[Any, ...]
 Values = Sequence[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The SQL in which one database differs from the other."""
+
+    name: str
+    has_concurrent_writers: bool
+    """Whether transactions that write run at the same time, so that rows and tables must be locked."""
+    now: str
+    """An expression for the database's time, in seconds since 1970."""
+    floor: str
+    """An expression for the integer at or below a positive number."""
+    list_tables: str
+    """A query for the names of all tables, except those of a server."""
+
+    @property
+    def for_update(self) -> str:
+        """The end of a query that blocks changes of its rows until the end of the transaction."""
+        return "FOR UPDATE" if self.has_concurrent_writers else ""
+
+    @property
+    def for_key_share(self) -> str:
+        """The end of a query that blocks the deletion of its rows until the end of the transaction."""
+        return "FOR KEY SHARE" if self.has_concurrent_writers else ""
+
+
 class Tx(Protocol):
     """One transaction, inside a worker thread."""
 
-    dialect: "Dialect"
+    dialect: Dialect
     namespace: str
     """The namespace whose rows are read and written; empty for the default one."""
+    clock: Callable[[], float]
+    """Returns the time to record, in seconds since 1970."""
     is_retry: bool
     """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 
@@ -47,97 +76,6 @@ class Tx(Protocol):
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         """Insert a row, and return the value of its ``key`` column; 0 if it conflicted."""
         ...
-
-    def add_node(
-        self,
-        conversation_id: str,
-        node: Row,
-        blocks: Sequence[tuple[bytes, str]],
-        response: Row | None,
-        head: int | None,
-        *,
-        single_statement: bool,
-    ) -> tuple[int, bool] | None:
-        """Add a node that continues its parent's branch in as few statements as possible, and move the head.
-
-        Args:
-            conversation_id: The id of the conversation that adds it, which must still exist.
-            node: The values of its row, starting with the tree.
-            blocks: The hashes and texts of its blocks.
-            response: The values of `STORED_COLUMNS` of the node's response, if there is one.
-            head: The node at which the head must be to be moved; None to leave it.
-            single_statement: Whether the transaction does nothing else.
-
-        Returns:
-            The number of the node and whether the head moved, or None if that is not possible and must be
-            done step by step. A number of 0 means that nothing was added, because the conversation or the
-            parent was deleted.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """The SQL in which one database differs from the other."""
-
-    name: str
-    lock_nodes: str
-    """Blocks the insertion of nodes by others until the end of the transaction; empty for a single writer."""
-    shorten_lock_wait: str
-    """Makes the rest of a transaction fail soon if it waits for a lock; empty for a single writer."""
-    for_update: str
-    """Blocks changes of a selected row until the end of the transaction."""
-    for_key_share: str
-    """Blocks the deletion of a selected row until the end of the transaction."""
-    lock_names: str
-    """The statement of `lock_names`; empty if there is only one writer at a time."""
-    texts_per_group: int
-    """The number of consecutive blocks that share a table of the search index."""
-    text_table: str
-    """The name of the table of a group; ``{}`` is its number, here and in the next four members."""
-    create_text_table: str
-    """Creates the table of a group, unless it exists; empty if one table has all blocks."""
-    rewrite_texts: str
-    """Overwrites deleted data in the table of a group; empty if the server does that itself."""
-    insert_text: str
-    """Adds a block's number and its terms, separated by spaces, to the search index."""
-    text_match: str
-    """The condition that indexed text has all terms of a query."""
-    quote_term: str
-    """The form of one term in such a query."""
-    quote_prefix: str
-    """The form of the beginning of a term in such a query."""
-    term_separator: str
-    """The separator of the terms of such a query."""
-    or_separator: str
-    """The separator of the alternatives of such a query."""
-    now: str
-    """An expression for the database's time, in seconds since 1970."""
-    floor: str
-    """An expression for the integer at or below a positive number."""
-    list_tables: str
-    """A query for the names of all tables."""
-
-
-def lock_tree(tx: Tx, tree: int) -> None:
-    """Block changes of a tree by others until the end of the transaction.
-
-    Its root is locked before its conversations and other nodes, in all transactions, which avoids deadlocks.
-    """
-    if tx.dialect.for_update:
-        tx.rows(f"SELECT id FROM nodes WHERE id = ? {tx.dialect.for_update}", (tree,))
-
-
-def lock_tree_shared(tx: Tx, tree: int) -> None:
-    """Wait for a transaction that blocks changes of a tree, and block new ones."""
-    if tx.dialect.for_key_share:
-        tx.rows(f"SELECT id FROM nodes WHERE id = ? {tx.dialect.for_key_share}", (tree,))
-
-
-def lock_names(tx: Tx) -> None:
-    """Wait for other transactions with this lock, which create the tables or a row that may exist once."""
-    if tx.dialect.lock_names:
-        tx.run(tx.dialect.lock_names)
 
 
 MAX_VALUES = 500
@@ -179,35 +117,41 @@ class FirstUse:
 
 
 class Database(ABC):
-    """A database, which is opened by its first transaction."""
+    """A database, which is opened by its first transaction.
+
+    ``work`` of a transaction that writes may be run again after a conflict, so it must have no effects besides
+    its statements.
+    """
 
     dialect: Dialect
     name = "this store"
     """Its name in errors: the path of a file. An address may contain a password."""
     first_use = FirstUse(lambda: None)
     """Creates or upgrades the schema; see `open_store`."""
+    readers: Workers
+    """The threads that run queries."""
+    writers: Workers
+    """The threads that run transactions."""
 
-    @abstractmethod
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
+        with OperationTimer("read"):
+            return await self.readers.run(self._read_current, work)
 
-    @abstractmethod
     async def write(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction; it is durable once this returns.
+        """Run a transaction; it is durable once this returns."""
+        with OperationTimer("write"):
+            return await self.writers.run(self._write_current, work)
 
-        ``work`` may be run again after a conflict, so it must have no effects besides its statements.
-        """
-
-    @abstractmethod
     def read_sync(self, work: Callable[[Tx], T]) -> T:
         """Run queries from synchronous code; the calling thread waits."""
+        with OperationTimer("read"):
+            return self.readers.run_sync(self._read_current, work)
 
-    @abstractmethod
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction from synchronous code; the calling thread waits."""
-
-    def check(self) -> None:  # noqa: B027 - a file always answers
-        """Raise a `StoreError` unless the database answers within a few seconds; the calling thread waits."""
+        with OperationTimer("write"):
+            return self.writers.run_sync(self._write_current, work)
 
     # Small transactions on cached data, such as the index of known responses.
 
@@ -228,13 +172,35 @@ class Database(ABC):
         """
         return self.write_sync(work)
 
+    def _read_current(self, work: Callable[[Tx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_read(work)
+
+    def _write_current(self, work: Callable[[Tx], T]) -> T:
+        self.first_use.ensure()
+        return self.run_write(work)
+
     @abstractmethod
+    def run_read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread, also before the schema is current."""
+
+    @abstractmethod
+    def run_write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread, also before the schema is current."""
+
+    def check(self) -> None:  # noqa: B027 - a file always answers
+        """Raise a `StoreError` unless the database answers within a few seconds; the calling thread waits."""
+
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files.
 
         Args:
             vacuum: Whether to return unused space to the file system.
         """
+        await self.writers.run(self.reclaim_files, vacuum)
+
+    def reclaim_files(self, vacuum: bool) -> None:  # noqa: B027 - a database server does this itself
+        """Overwrite deleted data in the files, in the calling thread."""
 
     @abstractmethod
     def close(self) -> None:
@@ -258,26 +224,12 @@ class NamespaceDatabase(Database):
     """
 
     def __init__(self, database: Database, namespace: str, *, is_owner: bool = False) -> None:
-        self.dialect = database.dialect
         self.namespace = namespace
+        self.dialect, self.first_use = database.dialect, database.first_use
+        self.readers, self.writers = database.readers, database.writers
+        self.check, self.reclaim_files = database.check, database.reclaim_files
         self._database = database
         self._is_owner = is_owner
-
-    async def read(self, work: Callable[[Tx], T]) -> T:
-        """Run queries against one consistent state."""
-        return await self._database.read(self._bind(work))
-
-    async def write(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction."""
-        return await self._database.write(self._bind(work))
-
-    def read_sync(self, work: Callable[[Tx], T]) -> T:
-        """Run queries from synchronous code."""
-        return self._database.read_sync(self._bind(work))
-
-    def write_sync(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction from synchronous code."""
-        return self._database.write_sync(self._bind(work))
 
     @property
     def can_run_inline(self) -> bool:
@@ -286,31 +238,28 @@ class NamespaceDatabase(Database):
 
     def read_inline(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread."""
-        return self._database.read_inline(self._bind(work))
+        return self._database.read_inline(partial(self._run, work))
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread."""
-        return self._database.write_inline(self._bind(work))
+        return self._database.write_inline(partial(self._run, work))
 
-    def check(self) -> None:
-        """Raise a `StoreError` unless the database answers."""
-        self._database.check()
+    def run_read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread."""
+        return self._database.run_read(partial(self._run, work))
 
-    async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Overwrite deleted data in the files."""
-        await self._database.reclaim(vacuum=vacuum)
+    def run_write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread."""
+        return self._database.run_write(partial(self._run, work))
 
     def close(self) -> None:
         """Close the database if it was opened for this namespace only."""
         if self._is_owner:
             self._database.close()
 
-    def _bind(self, work: Callable[[Tx], T]) -> Callable[[Tx], T]:
-        def run(tx: Tx) -> T:
-            tx.namespace = self.namespace
-            return work(tx)
-
-        return run
+    def _run(self, work: Callable[[Tx], T], tx: Tx) -> T:
+        tx.namespace = self.namespace
+        return work(tx)
 
 
 class OperationTimer:

@@ -1,0 +1,361 @@
+"""SQLite: one writer thread, a few readers, and a file that several processes may share.
+
+The journal is a WAL with ``synchronous = FULL``: a finished commit survives a power failure. Writers
+acquire the lock at the beginning (``BEGIN IMMEDIATE``), so a transaction never fails halfway because
+of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBusy`.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from kedge.database.transactions import Database, Dialect, OperationTimer, Row, Tx, Values
+from kedge.database.workers import Workers, closed_error
+from kedge.errors import (
+    CannotOpenStore,
+    InvalidSetting,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+MAX_READERS = 4
+BEGIN_WRITE = "BEGIN IMMEDIATE"
+INLINE_WAIT_SECONDS = 0.05
+"""The maximum time a transaction in the calling thread waits for another process that writes."""
+CHECKPOINT_PAGES = 4_000
+"""The size at which the journal is written back. Exchanges change few pages, so writing later writes less."""
+
+SQLITE = Dialect(
+    name="sqlite",
+    has_concurrent_writers=False,
+    now="((julianday('now') - 2440587.5) * 86400.0)",
+    floor="CAST({} AS INTEGER)",
+    list_tables="SELECT name FROM sqlite_master WHERE type = 'table' "
+    "AND substr(name, 1, 13) <> 'kedge_server_'",
+)
+
+# The error for each primary result code of SQLite, and its message.
+_ERRORS: dict[int, tuple[type[StoreError], str]] = {
+    sqlite3.SQLITE_BUSY: (StoreBusy, "another process holds the database; try again"),
+    sqlite3.SQLITE_LOCKED: (StoreBusy, "another connection holds the database; try again"),
+    sqlite3.SQLITE_FULL: (StoreFull, "the disk is full; nothing was written"),
+    sqlite3.SQLITE_IOERR: (StoreFull, "the disk failed or is full; nothing was written"),
+    sqlite3.SQLITE_READONLY: (StoreReadOnly, "the database may only be read; nothing was written"),
+    sqlite3.SQLITE_CORRUPT: (StoreDamaged, "the database file is damaged; restore a backup"),
+    sqlite3.SQLITE_NOTADB: (CannotOpenStore, "the file is not a SQLite database"),
+    sqlite3.SQLITE_CANTOPEN: (CannotOpenStore, "the file cannot be opened or created"),
+}
+
+
+class _SQLiteTx:
+    """A transaction on one connection."""
+
+    dialect = SQLITE
+
+    def __init__(self, cursor: sqlite3.Cursor, *, is_retry: bool = False) -> None:
+        self.is_retry = is_retry
+        self.namespace = ""
+        self.clock: Callable[[], float] = time.time
+        self._cursor = cursor
+        self._execute = cursor.execute
+
+    def allow_long_statements(self) -> None:
+        pass
+
+    def rows(self, sql: str, values: Values = ()) -> list[Row]:
+        return self._execute(sql, values).fetchall()
+
+    def run(self, sql: str, values: Values = ()) -> int:
+        return self._execute(sql, values).rowcount
+
+    def run_many(self, sql: str, rows: Iterable[Values]) -> None:
+        self._cursor.executemany(sql, rows)
+
+    def insert(self, sql: str, values: Values, key: str = "id") -> int:
+        cursor = self._execute(sql, values)
+        return cursor.lastrowid or 0 if cursor.rowcount else 0
+
+
+class SQLiteDatabase(Database):
+    """A SQLite file, or a database in memory.
+
+    Args:
+        path: The file, or ``:memory:``.
+        wait_seconds: The maximum time that a transaction waits for another process.
+        read_only: Whether the file may only be read.
+    """
+
+    dialect = SQLITE
+
+    def __init__(self, path: str, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
+        self.path = self.name = path
+        self._wait_seconds = wait_seconds
+        self._read_only = read_only
+        self._options = "mode=ro" if read_only else "mode=rwc"
+        self._connections: list[sqlite3.Connection] = []
+        # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
+        self._close_connections = weakref.finalize(self, _close_all, self._connections)
+        self.writers = Workers(1, "kedge-store-writer")
+        alone = path == MEMORY
+        self.readers = self.writers if alone else Workers(MAX_READERS, "kedge-store-reader")
+        self._has_inline = not (alone or read_only)
+        self._local = threading.local()
+        self._write_lock = threading.Lock()
+        self._inline_lock = threading.Lock()
+        self._inline: sqlite3.Connection | None = None
+        self._is_closed = False
+        self._journal_is_pending = False
+
+    # A thread costs more than the work here: a lookup or an insertion takes 20 to 50 microseconds,
+    # switching to a worker thread and back 100 to 200. So small transactions may run in the calling
+    # thread, on a connection that never waits for a disk: readers of a WAL are not blocked,
+    # `synchronous = NORMAL` leaves the journal to the operating system, and the writer thread writes
+    # it back. A power failure may lose the last of these transactions.
+
+    @property
+    def can_run_inline(self) -> bool:
+        """Whether small transactions may run in the calling thread, because this process is not writing."""
+        return self._has_inline and not self._write_lock.locked()
+
+    def read_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread, each on the newest state."""
+        if not self._has_inline:
+            return self.read_sync(work)
+        with OperationTimer("read"), self._inline_lock:
+            return self._run_inline(lambda connection: work(_SQLiteTx(connection.cursor())))
+
+    def write_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread; it survives a crash of the process, not a power failure."""
+        if not self._has_inline:
+            return self.write_sync(work)
+        with OperationTimer("write"), self._write_lock, self._inline_lock:
+            return self._run_inline(lambda connection: _write(connection, work))
+
+    def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
+        if self._is_closed:
+            raise closed_error()
+        self.first_use.ensure()
+        with self._translate_errors():
+            if self._inline is None:
+                self._inline = self._connect(INLINE_WAIT_SECONDS, "NORMAL", checkpoint_pages=0)
+            return run_on(self._inline)
+
+    def run_read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread, also before the schema is current."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            result = run_transaction(connection, "BEGIN", lambda cursor: work(_SQLiteTx(cursor)))
+            return self._retry_empty_journal(connection, result)
+
+    def run_write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread, also before the schema is current."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            with self._write_lock:
+                try:
+                    result = _write(connection, work)
+                except sqlite3.IntegrityError:
+                    result = _write(connection, work, is_retry=True)
+            return self._retry_empty_journal(connection, result)
+
+    def reclaim_files(self, vacuum: bool) -> None:
+        """Overwrite deleted data in the file and the journal."""
+        with self._translate_errors():
+            connection = self._get_connection()
+            if vacuum:
+                connection.execute("VACUUM")
+            self._journal_is_pending = not empty_journal(connection)
+
+    def _retry_empty_journal(self, connection: sqlite3.Connection, result: T) -> T:
+        """Empty the journal if a reader prevented it after a deletion and may be done now; return the result."""
+        if self._journal_is_pending:
+            connection.execute("PRAGMA busy_timeout = 0")
+            with suppress(sqlite3.OperationalError):  # the next operation tries again
+                self._journal_is_pending = not empty_journal(connection)
+            connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
+        return result
+
+    def close(self) -> None:
+        """Stop the threads, then close their connections."""
+        self.writers.close()
+        self.readers.close()
+        with self._inline_lock:
+            self._is_closed = True
+            self._close_connections()
+
+    @contextmanager
+    def _translate_errors(self) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeEncodeError) as error:
+            raise _to_store_error(error, self.path) from error
+
+    def _get_connection(self) -> sqlite3.Connection:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect(self._wait_seconds)
+        return connection
+
+    def _connect(
+        self,
+        wait_seconds: float,
+        synchronous: str = "FULL",
+        checkpoint_pages: int = CHECKPOINT_PAGES,
+    ) -> sqlite3.Connection:
+        def connect(options: str) -> sqlite3.Connection:
+            target = (
+                MEMORY
+                if self.path == MEMORY
+                else f"{Path(self.path).absolute().as_uri()}?{options}"
+            )
+            connection = open_connection(
+                target,
+                wait_seconds=wait_seconds,
+                synchronous=synchronous,
+                checkpoint_pages=checkpoint_pages,
+                read_only=self._read_only,
+            )
+            self._connections.append(connection)
+            return connection
+
+        is_new = not (self._read_only or self.path == MEMORY) and create_private_file(self.path)
+        try:
+            return connect(self._options)
+        except sqlite3.OperationalError as error:
+            # A WAL cannot be created in a read-only folder. No other process can write there either, so the
+            # file may be read as it is, unless there is a journal with newer content.
+            if is_new or _primary_code(error) not in _READ_ONLY_CODES or _has_journal(self.path):
+                raise
+            self._read_only, self._options = True, "mode=ro&immutable=1"
+            return connect(self._options)
+
+
+def open_connection(
+    target: str,
+    *,
+    wait_seconds: float,
+    synchronous: str,
+    checkpoint_pages: int = CHECKPOINT_PAGES,
+    read_only: bool = False,
+    exclusive: bool = False,
+) -> sqlite3.Connection:
+    """Open a connection to a database with a WAL, whose transactions are begun explicitly.
+
+    Args:
+        target: The URI of a file, or ``:memory:``.
+        wait_seconds: The maximum time that a statement waits for another process.
+        synchronous: ``FULL`` if a commit must survive a power failure, ``NORMAL`` otherwise.
+        checkpoint_pages: The size at which the journal is written back; 0 for never.
+        read_only: Whether the file may only be read.
+        exclusive: Whether other processes may not use the file; it is locked by the first transaction.
+
+    Returns:
+        The connection, which any thread may use.
+    """
+    connection = sqlite3.connect(
+        target,
+        uri=True,
+        timeout=wait_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    try:
+        if exclusive:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        if not read_only:
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA user_version").fetchone()  # opens the journal
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _close_all(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def run_transaction(
+    connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Cursor], T]
+) -> T:
+    """Run the statements of a function as one transaction."""
+    cursor = connection.cursor()
+    cursor.execute(begin)
+    try:
+        result = work(cursor)
+        cursor.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # with a full disk, SQLite has rolled back already
+            cursor.execute("ROLLBACK")
+        raise
+    return result
+
+
+def _write(connection: sqlite3.Connection, work: Callable[[Tx], T], *, is_retry: bool = False) -> T:
+    return run_transaction(
+        connection, BEGIN_WRITE, lambda cursor: work(_SQLiteTx(cursor, is_retry=is_retry))
+    )
+
+
+def empty_journal(connection: sqlite3.Connection) -> bool:
+    """Move the journal into the file and overwrite it; return False if a reader prevents that."""
+    is_busy, *_ = connection.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()
+    return not is_busy
+
+
+def create_private_file(path: str) -> bool:
+    """Create the file so that only its owner can read it; SQLite's other files get the same mode.
+
+    An existing file is not opened, because closing it would release every lock of this process on it.
+
+    Returns:
+        Whether the file did not exist.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:  # SQLite reports it with more detail
+        return not os.access(path, os.F_OK)
+    return True
+
+
+def _has_journal(path: str) -> bool:
+    try:
+        return Path(f"{path}-wal").stat().st_size > 0
+    except OSError:
+        return False
+
+
+_READ_ONLY_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _to_store_error(
+    error: sqlite3.Error | UnicodeEncodeError, path: str
+) -> StoreError | InvalidSetting:
+    """Return our error for an error of SQLite, or of the conversion of a value."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidSetting("a value contains a lone surrogate; remove it")
+    kind, message = _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
+    return kind(f"{path}: {message}")
