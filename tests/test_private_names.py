@@ -14,9 +14,9 @@ SOURCE = ROOT / "src" / "kedge"
 EXCEPTIONS = {
     "mcp.client._transport": "mcp==2.3.0",  # the types of a transport have no public module
     "_process": "anyio==4.16.0",  # the only way to close the pipes of a process that has ended
-    "_transport": "anyio==4.16.0",
+    "_transport": "anyio==4.16.0, httpx2==2.16.0",  # the transports of a client have no public name
+    "_mounts": "httpx2==2.16.0",
     "_custom_headers": "openai==3.49.0",  # the headers of a client have no public name
-    "_send_single_request": "httpx2==2.16.0",  # sees a response before an event hook raises an error
 }
 """Names that cannot be avoided, with the version of the package that they were checked against."""
 PUBLIC = {"_replace", "_asdict", "_exit"}
@@ -34,7 +34,7 @@ def list_own_names(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
-            case ast.Attribute(ctx=ast.Store()):
+            case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
                 yield node.attr
             case ast.Name(ctx=ast.Store()):
                 yield node.id
@@ -97,8 +97,8 @@ def _list_overridden(node: ast.ClassDef, path: Path) -> list[str]:
     return [f"{node.name}.{name}" for name in private for base in foreign if name in vars(base)]
 
 
-@pytest.mark.parametrize(("name", "package"), EXCEPTIONS.items())
-def test_exceptions_were_checked_against_the_current_version(name: str, package: str) -> None:
+@pytest.mark.parametrize(("name", "packages"), EXCEPTIONS.items())
+def test_exceptions_were_checked_against_the_current_version(name: str, packages: str) -> None:
     """A new version of a package requires that its private names are checked again."""
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert package in pinned, f"check {name}"
+    assert set(packages.split(", ")) <= set(pinned), f"check {name}"

@@ -11,10 +11,10 @@ from openai import InternalServerError, OpenAI
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.incremental import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
-from kedge.incremental.client import _get_chainer  # pyright: ignore[reportPrivateUsage]
-from kedge.incremental.exchange import Chainer, ResponseObserver
+from kedge.incremental.client import _find_chainer  # pyright: ignore[reportPrivateUsage]
+from kedge.incremental.exchange import Chainer
+from kedge.incremental.observer import ResponseObserver
 from kedge.memory.evidence import BASE_COOLDOWN
-from kedge.memory.judge import Judgment
 from normalization import normalize_items
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
@@ -25,7 +25,7 @@ class Program:
 
     def __init__(self, server: MemoryServer, client: OpenAI, clock: FakeClock) -> None:
         self.server, self.client, self.clock = server, client, clock
-        chainer = _get_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
+        chainer = _find_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
         assert isinstance(chainer, Chainer)
         chainer.clock = chainer.memory.clock = clock
         self.history: list[Any] = []
@@ -297,16 +297,15 @@ def test_requests_chained_by_a_program_are_evidence() -> None:
 
 def test_a_response_that_cannot_be_judged_is_withheld() -> None:
     """A response with unknown or broken compression, or without JSON, causes a resend."""
-    options: Any = {"judge": lambda _: Judgment(), "must_judge": True}
     for encoding, data in (("br", b"x"), ("gzip", b"not gzip"), ("", b"not json")):
-        observer = ResponseObserver({"content-encoding": encoding}, "resp_1", **options)
+        observer = ResponseObserver({"content-encoding": encoding}, "resp_1", must_judge=True)
         observer.feed(data)
         assert observer.finish() is None
         assert (observer.verdict, observer.reason) == ("resend", "unproven")
-    observer = ResponseObserver({"content-encoding": "deflate"}, "resp_1", **options)
+    observer = ResponseObserver({"content-encoding": "deflate"}, "resp_1", must_judge=True)
     observer.feed(zlib.compress(b'{"id": "resp_2", "status": "completed", "output": []}'))
     assert observer.finish() is not None
-    assert observer.verdict == "release"
+    assert observer.verdict == "waiting"  # for the judgment
 
 
 @STREAMING

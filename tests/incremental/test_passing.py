@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +20,9 @@ from kedge.incremental import (
     MemoryIndex,
     chain,
     chain_report,
-    exchange,
+    observer,
 )
-from kedge.incremental.client import PROBE_SECONDS
+from kedge.incremental.transport import PROBE_SECONDS
 
 URL = "https://api.openai.com/v1"
 ANSWER = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}
@@ -100,11 +101,10 @@ def test_requests_that_cannot_be_parsed_are_passed_through(
 
 
 def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
-    """Other routes, streamed bodies and requests with `auth` are passed through uncounted."""
+    """Other routes and streamed bodies are passed through uncounted."""
     with make_client() as http:
         http.get("/models")
         http.post("/responses", content=iter([b'{"input": "a"}']))
-        http.post("/responses", json={"input": "a"}, auth=("user", "password"))
         assert chain_report(http).requests == 0
 
 
@@ -134,18 +134,26 @@ def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> N
     assert encodings == [sent, accepted]
 
 
-def test_a_redirected_response_has_its_own_url() -> None:
-    """The URL of a redirected response is that of the last request, as without Kedge."""
+def test_a_redirected_request_is_planned_for_its_last_address() -> None:
+    """A redirect is no answer: each request is reported once, and chained at the address that answers."""
+    sent: list[tuple[str, int]] = []
 
     def redirect(request: httpx2.Request) -> httpx2.Response:
+        sent.append((request.url.path, len(json.loads(request.content)["input"])))
         if request.url.path == "/v1/old/responses":
             return httpx2.Response(307, headers={"location": "/v1/responses"})
-        return answer(request)
+        return answer_anchor(request)
 
     transport = httpx2.MockTransport(redirect)
     with chain(httpx2.Client(transport=transport, base_url=URL, follow_redirects=True)) as http:
-        response = http.post("/old/responses", json={"input": "a"})
-        assert response.url == f"{URL}/responses"
+        for count in (1, 3):
+            response = http.post("/old/responses", json={"input": HISTORY[:count]})
+            assert response.url == f"{URL}/responses"
+            assert json.loads(response.request.read()) == {"input": HISTORY[:count]}
+        report = chain_report(http)
+    new, old = "/v1/responses", "/v1/old/responses"
+    assert sent == [(old, 1), (new, 1), (old, 3), (new, 1)]
+    assert (report.requests, report.chained) == (2, 1)
 
 
 class CutStream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
@@ -381,11 +389,12 @@ def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
         assert chain_report(http).chained == 1
 
 
-def make_unlisted_client(**options: Any) -> httpx2.Client:
-    """Return a chained client of an unknown server that does not list items."""
+def make_unlisted_client(probes: list[httpx2.Request], **options: Any) -> httpx2.Client:
+    """Return a chained client of an unknown server that does not list items, and records requests for them."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
+            probes.append(request)
             return httpx2.Response(404)
         content = make_events({**ANSWER, "output": OUTPUT})
         return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
@@ -396,32 +405,33 @@ def make_unlisted_client(**options: Any) -> httpx2.Client:
 
 def test_a_probe_has_no_longer_timeout_than_the_program() -> None:
     """A server that does not answer a probe does not delay the program by more than its own timeout."""
-    timeouts: list[Any] = []
-
-    def record(request: httpx2.Request) -> None:
-        if request.method == "GET":
-            timeouts.append(request.extensions["timeout"])
-
+    probes: list[httpx2.Request] = []
     for timeout in (httpx2.Timeout(60, read=2), httpx2.Timeout(None)):
-        with make_unlisted_client(timeout=timeout, event_hooks={"request": [record]}) as http:
+        with make_unlisted_client(probes, timeout=timeout) as http:
             for count in (1, 3):
                 http.post("/responses", json={"input": HISTORY[:count], "stream": True})
     longest = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
+    timeouts = [request.extensions["timeout"] for request in probes]
     assert timeouts == [{**longest, "read": 2}, longest]
 
 
-def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
-    """A server that does not list items is not chained on."""
+def test_event_hooks_do_not_see_probes() -> None:
+    """A probe has the credentials of the request; hooks, which may raise errors for it, are not called."""
+    probes: list[httpx2.Request] = []
+    seen: list[str] = []
 
     def check(response: httpx2.Response) -> None:
+        seen.append(response.request.method)
         if response.is_error:
             raise LookupError(response.request.method)
 
     hooks: Any = {"response": [check]}
-    with make_unlisted_client(event_hooks=hooks) as http:
+    with make_unlisted_client(probes, event_hooks=hooks, auth=("ada", "secret")) as http:
         for count in (1, 3):
             http.post("/responses", json={"input": HISTORY[:count], "stream": True})
         assert chain_report(http).passed_through == {"new": 1, "untrusted": 1}
+    assert seen == ["POST", "POST"]
+    assert probes[0].headers["authorization"].startswith("Basic ")
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -453,20 +463,26 @@ async def test_a_hook_with_its_own_error_does_not_prevent_healing(is_read: bool)
             assert chain_report(http).requests == 2
 
 
+def answer_anchor(request: httpx2.Request) -> httpx2.Response:
+    """Return a response that continues every anchor."""
+    anchor = json.loads(request.content).get("previous_response_id")
+    names = {"id": f"resp_{uuid4().hex}", "previous_response_id": anchor}
+    return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+
+
 def test_credentials_of_a_hook_separate_accounts() -> None:
-    """Responses to requests whose credentials a hook changes are no anchors, and are not requested on one."""
+    """Credentials that a hook sets identify the account, like those of the client."""
     sent: list[tuple[str, int]] = []
-    keys = ["", "key-1", "", "key-2", "key-2", ""]
+    keys = ["", "key-1", "", "key-2", "key-1"]
 
     def authorize(request: httpx2.Request) -> None:
         if key := keys.pop(0):
             request.headers["authorization"] = f"Bearer {key}"
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content)
-        sent.append((request.headers["authorization"], len(body["input"])))
-        names = {"id": f"r{len(sent)}", "previous_response_id": body.get("previous_response_id")}
-        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+        items = json.loads(request.content)["input"]
+        sent.append((request.headers["authorization"], len(items)))
+        return answer_anchor(request)
 
     hooks: Any = {"request": [authorize]}
     transport = httpx2.MockTransport(respond)
@@ -475,21 +491,52 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
         httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks, headers=headers)
     ) as http:
         for count in (1, 1, 3, 3, 3):
-            response = http.post("/responses", json={"input": HISTORY[:count]})
-            assert response.json()["previous_response_id"] == (
-                "r1" if len(sent) in (3, 6) else None
-            )
+            http.post("/responses", json={"input": HISTORY[:count]})
         report = chain_report(http)
     assert sent == [
         ("Bearer own", 1),
         ("Bearer key-1", 1),
         ("Bearer own", 1),
-        ("Bearer key-2", 1),  # on an anchor of the other account; this answer is discarded
         ("Bearer key-2", 3),
-        ("Bearer own", 1),
+        ("Bearer key-1", 1),
     ]
-    assert report.passed_through == {"new": 1, "credentials": 2}
-    assert (report.chained, report.healed) == (2, {"unproven": 1})
+    assert report.passed_through == {"new": 2, "no_anchor": 1}
+    assert (report.chained, report.healed) == (2, {})
+
+
+def test_requests_with_an_auth_object_are_chained() -> None:
+    """The credentials that it adds identify the account, and another user shares nothing."""
+    transport = httpx2.MockTransport(answer_anchor)
+    with chain(httpx2.Client(transport=transport, base_url=URL, auth=("ada", "1"))) as http:
+        for count, auth in ((1, ("ada", "1")), (3, ("ada", "1")), (3, ("bob", "2"))):
+            http.post("/responses", json={"input": HISTORY[:count]}, auth=auth)
+        assert [bool(each.anchor) for each in chain_report(http).recent] == [False, True, False]
+
+
+@pytest.mark.parametrize("header", ["x-request-signature", "x-request-mac"])
+def test_a_body_that_a_hook_signs_is_sent_as_written(header: str) -> None:
+    """The signature is recognized by its name, or by the status of a request with another body."""
+    sent: list[bool] = []
+
+    def sign(request: httpx2.Request) -> None:
+        request.headers[header] = sha256(request.content).hexdigest()
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        is_valid = request.headers[header] == sha256(request.content).hexdigest()
+        sent.append(is_valid)
+        return answer_anchor(request) if is_valid else httpx2.Response(403, text="wrong signature")
+
+    hooks: Any = {"request": [sign]}
+    transport = httpx2.MockTransport(respond)
+    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+        for count in (1, 3, 3):
+            response = http.post("/responses", json={"input": HISTORY[:count]})
+            assert response.json()["output"] == OUTPUT
+        passed = chain_report(http).passed_through
+    if header == "x-request-mac":
+        assert (sent, passed) == ([True, False, True, True], {"new": 1, "unsupported": 1})
+    else:
+        assert (sent, passed) == ([True, True, True], {"signed": 3})
 
 
 def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
@@ -515,15 +562,16 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
 
 
 @pytest.mark.parametrize("header", ["Idempotency-Key", "X-Idempotency-Key"])
-def test_a_healed_request_has_another_idempotency_key(header: str) -> None:
-    """A key that a hook added to a chained request is not sent again with another body."""
-    keys: list[tuple[str, bytes]] = []
+def test_a_key_of_a_hook_is_sent_with_one_body(header: str) -> None:
+    """A request is sent as written if a hook adds a key to it, because the key belongs to that body."""
+    sent: dict[str, bytes] = {}
 
     def add_key(request: httpx2.Request) -> None:
         request.headers.setdefault(header, str(uuid4()))
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        keys.append((request.headers[header], request.content))
+        assert request.headers[header] not in sent
+        sent[request.headers[header]] = request.content
         return answer(request)
 
     hooks: Any = {"request": [add_key]}
@@ -531,8 +579,8 @@ def test_a_healed_request_has_another_idempotency_key(header: str) -> None:
     with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
         for count in (1, 3):
             assert http.post("/responses", json={"input": HISTORY[:count]}).status_code == 200
-        assert chain_report(http).healed == {"rejected": 1}
-    assert len(keys) == len({key for key, _ in keys}) == 3
+        assert chain_report(http).passed_through == {"idempotency_key": 2}
+    assert [len(json.loads(content)["input"]) for content in sent.values()] == [1, 3]
 
 
 def test_chaining_twice_continues_the_report() -> None:
@@ -723,9 +771,9 @@ def test_compressed_and_endless_responses_are_not_collected(
         "content-type": "text/event-stream" if streaming else "application/json",
         "content-encoding": "gzip",
     }
-    observer = exchange.ResponseObserver(headers, "resp_1", must_judge=must_judge)
-    assert observer.feed(content) == ("resend" if must_judge else "release")
-    assert observer.finish() is None
+    watcher = observer.ResponseObserver(headers, "resp_1", must_judge=must_judge)
+    assert watcher.feed(content) == ("resend" if must_judge else "release")
+    assert watcher.finish() is None
 
 
 @pytest.mark.parametrize("size", [10_000, 50_000_000])

@@ -1,55 +1,30 @@
 """Process one request and its response: rewrite, judge, observe and report.
 
-The entry points (the chained client and the proxy) own the connection; this module makes the decisions:
+The transport of a chained client, or of the proxy, owns the connection; this module makes the decisions:
 
 1. `Chainer.begin` returns the body to send first.
 2. If the server has not proved yet that it uses stored context, `Exchange.probe` checks the items it lists.
-3. For a rewritten request, `Exchange.is_chain_error` and `ResponseObserver.verdict` determine whether the
-   server rejected the chain or answered without it. Nothing has been passed to the program at that point, so
-   the body that the program wrote is sent instead, once.
-4. The rest of the response is passed on byte for byte and observed. `Exchange.finish` records it.
+3. For a rewritten request, `Exchange.must_resend` is whether the server rejected the chain or answered without
+   it. Nothing has been passed to the program at that point, so the body that the program wrote is sent instead, once.
+4. The rest of the response is passed on byte for byte and observed. `Exchange.end` records it.
 """
 
 import hashlib
-import re
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.audit import Audit, audit_blocks
 from kedge.engines.conversation_objects import JsonSource
-from kedge.engines.heal_rules import (
-    REJECTION_STATUSES,
-    RequestSummary,
-    classify_error,
-    is_server_error,
-)
-from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, parse_error
+from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
 from kedge.engines.request_metrics import record_healing, record_lost_context
-from kedge.engines.response_limit import (
-    READABLE_CODINGS,
-    SizeLimit,
-    make_inflater,
-    resolve_limit,
-)
-from kedge.errors import RequestRefused, StreamTooLarge
-from kedge.events import (
-    AnomalyNoted,
-    OpaqueEvent,
-    Outcome,
-    ResponseCompleted,
-    ResponseFailed,
-    ResponseStarted,
-    StreamEvent,
-    StreamFailed,
-)
-from kedge.events.assembler import Assembler
-from kedge.events.responses import ResponsesDecoder
+from kedge.engines.response_limit import READABLE_CODINGS
+from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
+from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
     ParsedRequest,
@@ -63,13 +38,15 @@ from kedge.incremental.rewrite import (
     rewrite,
 )
 from kedge.memory.evidence import Trust, find_known_host, limit_depth, read_identity
-from kedge.memory.judge import Judgment, MemoryCheck, Way, names_other_response
+from kedge.memory.judge import Judgment, MemoryCheck, Way
 from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
-from kedge.text.json_text import decode
 from kedge.turns import Block
+
+if TYPE_CHECKING:
+    from kedge.incremental.store_index import StoreIndex
 
 log = get_logger("kedge.incremental")
 
@@ -91,23 +68,11 @@ SIGNATURE_HEADERS = (
     "content-md5",
     "digest",
     "repr-digest",
-    "signature",
     "x-amz-content-sha256",
 )
-"""Headers with a signature or a digest of the body, which another body would make invalid."""
+"""Headers with a digest of the body, which another body would make invalid, as those of a signature."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select the organization and project of a key."""
-
-SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_server_error"})
-"""The codes with which a stream reports an error of the server, which has no HTTP status there."""
-
-_DUPLICATE_PATTERN = re.compile(r"\bduplicate item\b", re.IGNORECASE)
-"""The rejection of an item that the context already contains, by its id."""
-_TOO_LONG_PATTERN = re.compile(r"\bcontext[_ ](length|window)", re.IGNORECASE)
-"""The rejection of a context that is too long. The server's may be longer than the program's, by reasoning and by
-the results of hosted tools."""
-
-Verdict = Literal["waiting", "release", "resend"]
 
 
 def is_idempotency_key(header: str) -> bool:
@@ -147,6 +112,8 @@ class Chainer:
         self.memory = ServerMemory(
             trust=trust, clock=clock, holds_streams=False, believes_probes=True
         )
+        self.opened: StoreIndex | None = None
+        """The index, if it was opened for this chainer, and is closed with it."""
         self._hash_key = self.index.hash_key
         self._report = ReportBuilder(on_request)
 
@@ -211,7 +178,7 @@ class Chainer:
             return "encoded"
         if headers.get("authorization", "").startswith("AWS4-"):
             return "signed"
-        if any(name in headers for name in SIGNATURE_HEADERS):
+        if any(name in SIGNATURE_HEADERS or "signature" in name for name in headers):
             return "signed"
         return parse_request(content)
 
@@ -291,6 +258,8 @@ class Exchange:
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
         result: The reported request, after it is finished.
+        body: The body of the response as received, if it was read completely before it is passed on.
+        is_finished: Whether the request was reported.
     """
 
     chainer: Chainer
@@ -301,13 +270,12 @@ class Exchange:
     check: MemoryCheck | None = None
     pending: IndexedResponse | None = None
     healed: str = ""
-    observer: "ResponseObserver | None" = field(default=None, init=False)
     result: ChainedRequest | None = field(default=None, init=False)
-    _rejection: str = field(default="", init=False)
+    body: bytes | None = field(default=None, init=False)
+    is_finished: bool = field(default=False, init=False)
+    _observer: ResponseObserver | None = field(default=None, init=False)
     _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
-    _is_judged: bool = field(default=False, init=False)
-    _judgment: Judgment = field(default=Judgment(), init=False)
-    _is_finished: bool = field(default=False, init=False)
+    _judgment: Judgment | None = field(default=None, init=False)
 
     @property
     def content(self) -> bytes:
@@ -331,16 +299,6 @@ class Exchange:
     def reason(self) -> str:
         """Why the request is sent as written; empty if it was rewritten."""
         return self.decision if isinstance(self.decision, str) else ""
-
-    @property
-    def is_background(self) -> bool:
-        """Whether the response is generated in the background, also after its stream is closed."""
-        return self.decision == "background"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request was reported."""
-        return self._is_finished
 
     @property
     def needs_probe(self) -> bool:
@@ -377,61 +335,83 @@ class Exchange:
             log.info("the server is not chained on: %s", found)
             self.decision = "untrusted"
 
-    def detach(self) -> None:
-        """Record nothing about the response: event hooks of the program sent the request to another account.
+    def observe(self, status: int, headers: Mapping[str, str]) -> None:
+        """Observe the response with this status and these headers (lower-case names)."""
+        if self.check:
+            self.chainer.memory.identify(self.check, read_identity(headers))
+        self._observer = ResponseObserver(
+            headers,
+            self.rewritten.anchor.record.response_id if self.rewritten else "",
+            status=status,
+            must_judge=bool(self.rewritten and self.check and self.check.way == "held"),
+            streaming=self.parsed is not None and self.parsed.streaming,
+        )
 
-        If it was sent on an anchor, which belongs to the account that was known before, the body that the
-        program wrote must be sent.
-        """
-        if rewritten := self.rewritten:
-            self.healed = "unproven"
-            record_healing(self.healed, rewritten.anchor.record.response_id)
-        self.decision, self.check = "credentials", None
+    def feed(self, chunk: bytes) -> None:
+        """Read more of the response, as received."""
+        if self._observer is not None:
+            self._observer.feed(chunk)
 
-    def is_chain_error(self, status: int, body: bytes | None) -> bool:
-        """Return whether this error response rejects the anchor rather than the request.
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing of the response may be passed on yet."""
+        return self._observer is not None and self._observer.verdict == "waiting"
+
+    @property
+    def must_resend(self) -> bool:
+        """Whether the original request must be sent instead, after `heal`."""
+        return self._observer is not None and self._observer.verdict == "resend"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the response has been read; clients may stop reading there."""
+        return self._observer is not None and self._observer.is_complete
+
+    def end(self, *, early: bool = False) -> None:
+        """Record a response that was read to its end, or report a request without one. Later calls have no effect.
 
         Args:
-            status: The HTTP status.
-            body: The decoded body; None if it is unknown. Then each status of a rejection counts as one.
+            early: Whether the program has stopped reading, or the request failed. Clients may stop at the last
+                event, and a response that is generated in the background is also generated without a reader.
         """
-        if not self.rewritten:
-            return False
-        if body is None:
-            return status in REJECTION_STATUSES
-        details = parse_error(body.decode(errors="replace"))
-        error = RequestRefused(
-            details["message"], status=status, code=details["code"], param=details["param"]
-        )
-        self._rejection = _classify_rejection(error, self.rewritten.anchor.record.response_id)
-        if self.check and not self._rejection and is_server_error(status):
-            self.check.record_error()
-            self.chainer.save_evidence(self.check)
-        return bool(self._rejection)
+        observer = self._observer
+        if early and not (self.is_complete or self.decision == "background"):
+            observer = None
+        outcome = observer.finish() if observer and not self.is_finished else None
+        if observer and outcome and self.rewritten:
+            judgment = self._judge(outcome)
+            if judgment.resend:
+                observer.resend(judgment.reason)
+            observer.release()
+        if observer is None or not self.must_resend:
+            is_usable = observer is not None and not observer.has_fallback_ids
+            self._finish(outcome if is_usable else None)
 
-    def heal(self) -> bytes:
-        """Abandon the anchor and return the body that the program wrote.
+    def heal(self) -> None:
+        """Abandon the anchor; from now on `content` is the body that the program wrote.
 
         The reason is `rejected` if the server rejected the anchor, `forgot` if it answered without the
         stored context, and `unproven` if it did not show that it used it.
         """
-        observer = self.observer
-        reason = (observer.reason if observer else "") or "rejected"
-        rejection = self._rejection or (observer.rejection if observer else "")
-        rewritten, check, was_judged = self.rewritten, self.check, self._is_judged
-        self.healed, self.observer, self._is_judged = reason, None, False
-        if rewritten and check:
-            response_id = rewritten.anchor.record.response_id
-            record_healing(reason, response_id)
-            if reason == "rejected":
-                # If the original request is rejected as well, this was not because of the anchor.
-                self._rejected = rewritten, rejection, self.chainer.clock()
-            elif reason == "forgot":
-                if not was_judged:
-                    check.record_forgotten()
-                    self.chainer.save_evidence(check)
-                self.chainer.index.mark_lost(self.scope, response_id)
-        return self.original
+        observer, rewritten, check, judgment = (
+            self._observer,
+            self.rewritten,
+            self.check,
+            self._judgment,
+        )
+        if observer is None or rewritten is None or check is None:
+            return
+        self.healed, self._observer, self._judgment, self.body = observer.reason, None, None, None
+        response_id = rewritten.anchor.record.response_id
+        record_healing(self.healed, response_id)
+        if self.healed == "rejected":
+            # If the original request is rejected as well, this was not because of the anchor.
+            self._rejected = rewritten, observer.rejection, self.chainer.clock()
+        elif self.healed == "forgot":
+            if judgment is None:
+                check.record_forgotten()
+                self.chainer.save_evidence(check)
+            self.chainer.index.mark_lost(self.scope, response_id)
 
     def _record_rejection(self, rewritten: Rewritten, rejection: str, now: float) -> None:
         """Record that the server rejected the anchor at this time."""
@@ -446,40 +426,21 @@ class Exchange:
         self.chainer.save_evidence(check)
         index.mark_lost(self.scope, *lost)
 
-    def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
-        """Return an observer for a successful response with these headers (lower-case names)."""
-        if self.check:
-            self.chainer.memory.identify(self.check, read_identity(headers))
-        streaming = self.parsed is not None and self.parsed.streaming
-        if self.rewritten and self.check:
-            self.observer = ResponseObserver(
-                headers,
-                self.rewritten.anchor.record.response_id,
-                judge=self._judge,
-                must_judge=self.check.way == "held",
-                streaming=streaming,
-            )
-        else:
-            self.observer = ResponseObserver(headers, streaming=streaming)
-        return self.observer
-
     def _judge(self, outcome: Outcome) -> Judgment:
-        """Return what an answer shows about the server's memory; called once."""
-        self._is_judged = True
-        if self.check is None:
-            return Judgment()
-        self._judgment = self.check.judge(outcome)
-        if self._judgment.reason:
-            self.chainer.save_evidence(self.check)
+        """Return what an answer shows about the server's memory."""
+        if self._judgment is None:
+            self._judgment = self.check.judge(outcome) if self.check else Judgment()
+            if self.check and self._judgment.reason:
+                self.chainer.save_evidence(self.check)
         return self._judgment
 
-    def finish(self, outcome: Outcome | None = None) -> None:
-        """Record the response, if it became an anchor, and report the request. Later calls have no effect."""
-        if self._is_finished:
+    def _finish(self, outcome: Outcome | None) -> None:
+        """Record the response, if it became an anchor, and report the request."""
+        if self.is_finished:
             return
-        self._is_finished = True
+        self.is_finished = True
         if self.pending is not None:
-            is_partial = self.observer is not None and self.observer.is_partial
+            is_partial = self._observer is not None and self._observer.is_partial
             entry = complete_response(self.pending, outcome) if outcome and not is_partial else None
             if entry is not None:
                 self.chainer.index.add(entry)
@@ -501,10 +462,10 @@ class Exchange:
             is_lost=is_lost,
         )
         self.chainer.complete(self.result)
-        if self.observer:
-            self._record_failure(self.observer)
+        if self._observer:
+            self._record_failure(self._observer)
 
-    def _record_failure(self, observer: "ResponseObserver") -> None:
+    def _record_failure(self, observer: ResponseObserver) -> None:
         """Record a failed anchor, if the original request succeeded or the program received the failure."""
         rewritten = self.rewritten
         if self._rejected and not observer.has_failed:
@@ -526,7 +487,7 @@ class Exchange:
                 parent = index.get(self.scope, parsed.previous_response_id)
             plan = _to_plan(parent.record if parent else None, parsed.blocks)
             check.describe(plan, parsed.values)
-        judgment = self._judgment if self._is_judged else self._judge(outcome)
+        judgment = self._judge(outcome)
         if judgment.reason:
             if self.rewritten and parent:
                 older = [] if judgment.resend else find_shorter(parsed, index, parent)
@@ -550,165 +511,6 @@ class Exchange:
         return True
 
 
-class ResponseObserver:
-    """An observer that reads a copy of a response while it is passed on.
-
-    Args:
-        headers: The response headers, with lower-case names.
-        expected: The `previous_response_id` that was sent instead of the program's history, if any.
-        judge: Returns what a complete response shows about the server's memory.
-        must_judge: Whether the response must be judged before any of it is passed on.
-        streaming: Whether a stream was requested; some servers send it without its content type.
-
-    Attributes:
-        verdict: `waiting` while nothing may be passed on, `release` when it may be, `resend` if the
-            original request must be sent instead.
-        reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
-        rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
-        has_failed: Whether the response reports an error.
-        has_server_error: Whether this is an error of the server.
-        is_partial: Whether this is the rest of a stream whose end does not list the complete output.
-    """
-
-    def __init__(
-        self,
-        headers: Mapping[str, str],
-        expected: str = "",
-        *,
-        judge: Callable[[Outcome], Judgment] | None = None,
-        must_judge: bool = False,
-        streaming: bool = False,
-    ) -> None:
-        content_type = headers.get("content-type", "")
-        self.is_stream = "text/event-stream" in content_type or (
-            streaming and "json" not in content_type
-        )
-        self.verdict: Verdict = "waiting" if expected else "release"
-        self.reason = ""
-        self.rejection = ""
-        self.has_failed = self.has_server_error = False
-        self.is_partial = False
-        self._has_start = self._has_output = False
-        self._expected = expected
-        self._judge = judge
-        self._must_judge = must_judge
-        length = headers.get("content-length", "")
-        self._missing_bytes = int(length) if length.isdigit() else None
-        self._decoder = ResponsesDecoder()
-        self._assembler = Assembler()
-        self._body = bytearray()
-        self._inflate = make_inflater(headers.get("content-encoding", ""))
-        self._limit = SizeLimit(resolve_limit())
-
-    def feed(self, chunk: bytes) -> Verdict:
-        """Read more of the response, as received.
-
-        Args:
-            chunk: Bytes of the body, compressed if the server compresses it.
-
-        Returns:
-            The verdict.
-        """
-        if self._missing_bytes is not None:
-            self._missing_bytes -= len(chunk)
-        if self._inflate is None:  # a compression that is not read here: no verdict, no record
-            return self._give_up()
-        try:
-            for piece in self._inflate(chunk):
-                self._limit.add(piece)
-                self._read(piece)
-        except (zlib.error, StreamTooLarge):
-            self._inflate = None
-            self._decoder, self._body = ResponsesDecoder(), bytearray()
-            return self._give_up()
-        return self.verdict
-
-    def _read(self, data: bytes) -> None:
-        if not self.is_stream:
-            self._body += data
-            return
-        for event in self._decoder.feed(data):
-            self._handle(event)
-        if self._has_output:  # an error in the same chunk can still be healed
-            self._release()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the end of the response has been read; clients may stop reading there."""
-        return self._decoder.ended if self.is_stream else self._missing_bytes == 0
-
-    def finish(self) -> Outcome | None:
-        """Return the complete response, or None if it could not be read."""
-        if self._inflate is None:
-            self._give_up()
-            return None
-        if self.is_stream:
-            events = self._decoder.close()
-        else:
-            try:
-                response: Any = decode(self._body)
-            except ValueError:
-                response = None
-            if not isinstance(response, dict):
-                self._give_up()
-                return None
-            # Only an escape can contain a lone surrogate.
-            repair = b"\\u" in self._body
-            events = self._decoder.feed_whole(response, repair=repair)  # pyright: ignore[reportUnknownArgumentType]
-        for event in events:
-            self._handle(event)
-        outcome = self._assembler.finish()
-        if self.verdict == "waiting" and self._judge is not None:
-            judgment = self._judge(outcome)
-            if judgment.resend:
-                self._resend(judgment.reason)
-                return None
-        if self.verdict == "waiting":
-            self.verdict = "release"
-        return None if self._decoder.calls.has_fallback_ids else outcome
-
-    def _handle(self, event: StreamEvent) -> None:
-        self._assembler.feed(event)
-        if isinstance(event, ResponseCompleted) and self.is_stream:
-            self.is_partial = not (self._has_start or event.output)
-        if isinstance(event, ResponseStarted):
-            self._has_start = True
-            if names_other_response(event, self._expected):
-                self._resend("forgot")
-        elif isinstance(event, StreamFailed | ResponseFailed) and self._rejects_chain(event):
-            self._resend("rejected")  # gateways report errors of the upstream inside the stream
-        elif not isinstance(event, OpaqueEvent | AnomalyNoted):  # progress before any output
-            self._has_output = True
-
-    def _rejects_chain(self, event: StreamFailed | ResponseFailed) -> bool:
-        error = RequestRefused(event.message, code=event.code)
-        if isinstance(event, StreamFailed):
-            error.status, error.param = event.status, event.param
-        self.has_failed = True
-        self.has_server_error |= is_server_error(error.status) or event.code in SERVER_ERROR_CODES
-        # An `error` event may be followed by a `response.failed` event with less information.
-        if self._expected and not self.rejection:
-            self.rejection = _classify_rejection(error, self._expected)
-        return bool(self.rejection)
-
-    def _release(self) -> None:
-        # A response that is not streamed is judged when it is complete, without additional delay.
-        if self.verdict == "waiting" and self.is_stream and not self._must_judge:
-            self.verdict = "release"
-
-    def _resend(self, reason: str) -> None:
-        if self.verdict == "waiting":
-            self.verdict, self.reason = "resend", reason
-
-    def _give_up(self) -> Verdict:
-        """Pass on a response that cannot be read, unless it must be judged."""
-        if self._must_judge:
-            self._resend("unproven")
-        if self.verdict == "waiting":
-            self.verdict = "release"
-        return self.verdict
-
-
 def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
     """Return the plan of a request that sends these items of the program on an anchor."""
     return RequestPlan(
@@ -729,18 +531,6 @@ def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
 def _decide_way(rewritten: Rewritten, parsed: ParsedRequest, check: MemoryCheck) -> Way:
     plan = _to_plan(rewritten.anchor.record, rewritten.sent)
     return check.decide(plan, parsed.values)
-
-
-def _classify_rejection(error: RequestRefused, response_id: str) -> str:
-    """Return why the original request may succeed where one on this anchor failed; empty if it would not."""
-    summary = RequestSummary(previous_response_id=response_id)
-    if reason := classify_error(error, summary):
-        return reason
-    # Two responses with the same text have other ids: one may be the anchor, the other a new item.
-    if _DUPLICATE_PATTERN.search(error.message):
-        return "duplicate"
-    is_too_long = _TOO_LONG_PATTERN.search(f"{error.code} {error.message}")
-    return "too_long" if is_too_long and not is_server_error(error.status) else ""
 
 
 def _drop_routing_cookies(header: str) -> str:

@@ -28,9 +28,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from kedge.engines.response_limit import Inflater, make_inflater
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
-from kedge.incremental.client import BODY, EXCHANGE, USER
 from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
+from kedge.incremental.transport import EXCHANGE, USER
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning.fallback import name_send
@@ -294,7 +294,8 @@ class _Proxy:
             request.scope[PLAN_KEY] = _format_plan(exchange)
             headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
         store = self._recorder.store if self._recorder else None
-        response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
+        retained_bytes = store.body_bytes if store and store.keep_bodies else 0
+        response = _PassedOn(incoming, exchange.body if exchange else None, retained_bytes)
         response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
         if has_limit and (is_new or exchange is not None):
@@ -516,9 +517,12 @@ class _PassedOn(StreamingResponse):
     A body that was read completely is sent in one message, because the tasks of a stream cost more.
     """
 
-    def __init__(self, incoming: "httpx2.Response", retained_bytes: int) -> None:
+    def __init__(
+        self, incoming: "httpx2.Response", complete: bytes | None, retained_bytes: int
+    ) -> None:
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
+        self._complete = incoming.content if incoming.is_stream_consumed else complete
         self._retained_bytes = retained_bytes
         coding = "" if incoming.is_stream_consumed else incoming.headers.get("content-encoding", "")
         self._inflate: Inflater = make_inflater(coding) or (lambda chunk: iter((chunk,)))
@@ -544,16 +548,11 @@ class _PassedOn(StreamingResponse):
             except zlib.error:
                 self._retained_bytes = 0
 
-    def _get_complete_body(self) -> bytes | None:
-        if self._incoming.is_stream_consumed:
-            return self._incoming.content
-        return self._incoming.extensions.get(BODY)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from httpx2 import HTTPError
 
         try:
-            body = self._get_complete_body()
+            body = self._complete
             if body is None:
                 await super().__call__(scope, receive, send)
             else:

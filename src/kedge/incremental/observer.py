@@ -1,0 +1,217 @@
+"""Read a copy of a response while it is passed on, and detect that the server rejects or ignores the anchor."""
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
+from kedge.engines.http_errors import parse_error
+from kedge.engines.response_limit import MAX_ERROR_BYTES, SizeLimit, make_inflater, resolve_limit
+from kedge.errors import RequestRefused, StreamTooLarge
+from kedge.events import (
+    AnomalyNoted,
+    OpaqueEvent,
+    Outcome,
+    ResponseCompleted,
+    ResponseFailed,
+    ResponseStarted,
+    StreamEvent,
+    StreamFailed,
+)
+from kedge.events.assembler import Assembler
+from kedge.events.responses import ResponsesDecoder
+from kedge.memory.judge import names_other_response
+from kedge.text.json_text import decode
+
+SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_server_error"})
+"""The codes with which a stream reports an error of the server, which has no HTTP status there."""
+
+_DUPLICATE_PATTERN = re.compile(r"\bduplicate item\b", re.IGNORECASE)
+"""The rejection of an item that the context already contains, by its id."""
+_TOO_LONG_PATTERN = re.compile(r"\bcontext[_ ](length|window)", re.IGNORECASE)
+"""The rejection of a context that is too long. The server's may be longer than the program's, by reasoning and by
+the results of hosted tools."""
+
+Verdict = Literal["waiting", "release", "resend"]
+
+
+class ResponseObserver:
+    """An observer that reads a copy of a response while it is passed on.
+
+    Args:
+        headers: The response headers, with lower-case names.
+        expected: The `previous_response_id` that was sent instead of the program's history, if any.
+        status: The HTTP status.
+        must_judge: Whether the response must be judged before any of it is passed on.
+        streaming: Whether a stream was requested; some servers send it without its content type.
+
+    Attributes:
+        verdict: `waiting` while nothing may be passed on, `release` when it may be, `resend` if the
+            original request must be sent instead.
+        reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
+        rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
+        has_failed: Whether the response reports an error.
+        has_server_error: Whether this is an error of the server.
+        is_partial: Whether this is the rest of a stream whose end does not list the complete output.
+    """
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        expected: str = "",
+        *,
+        status: int = 200,
+        must_judge: bool = False,
+        streaming: bool = False,
+    ) -> None:
+        content_type = headers.get("content-type", "")
+        self._status = status
+        self._is_error = self.has_failed = status >= 400
+        self.has_server_error = is_server_error(status)
+        self.is_stream = not self._is_error and (
+            "text/event-stream" in content_type or (streaming and "json" not in content_type)
+        )
+        self.verdict: Verdict = "waiting" if expected else "release"
+        self.reason = ""
+        self.rejection = ""
+        self.is_partial = False
+        self._has_start = self._has_output = False
+        self._expected = expected
+        self._must_judge = must_judge and not self._is_error
+        length = headers.get("content-length", "")
+        self._missing_bytes = int(length) if length.isdigit() else None
+        self._decoder = ResponsesDecoder()
+        self._assembler = Assembler()
+        self._body = bytearray()
+        self._inflate = make_inflater(headers.get("content-encoding", ""))
+        self._limit = SizeLimit(MAX_ERROR_BYTES if self._is_error else resolve_limit())
+
+    def feed(self, chunk: bytes) -> Verdict:
+        """Read more of the response, as received.
+
+        Args:
+            chunk: Bytes of the body, compressed if the server compresses it.
+
+        Returns:
+            The verdict.
+        """
+        if self._missing_bytes is not None:
+            self._missing_bytes -= len(chunk)
+        try:
+            for piece in self._inflate(chunk) if self._inflate else ():
+                self._limit.add(piece)
+                self._read(piece)
+        except (zlib.error, StreamTooLarge):
+            self._inflate = None
+            self._decoder, self._body = ResponsesDecoder(), bytearray()
+        if self._inflate is None:  # a compression that is not read here: no verdict, no record
+            self._give_up()
+        return self.verdict
+
+    def _read(self, data: bytes) -> None:
+        if not self.is_stream:
+            self._body += data
+            return
+        for event in self._decoder.feed(data):
+            self._handle(event)
+        # A response that is not streamed is judged when it is complete, without additional delay.
+        if self._has_output and not self._must_judge:
+            self.release()  # an error in the same chunk can still be healed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the response has been read; clients may stop reading there."""
+        return self._decoder.ended if self.is_stream else self._missing_bytes == 0
+
+    def finish(self) -> Outcome | None:
+        """Return the complete response, or None if it could not be read or is an error."""
+        if self._is_error:
+            self._give_up()
+            return None
+        if self._inflate is not None and self.is_stream:
+            events = self._decoder.close()
+        elif (response := self._parse_body()) is not None:
+            # Only an escape can contain a lone surrogate.
+            events = self._decoder.feed_whole(response, repair=b"\\u" in self._body)
+        else:
+            self._give_up()
+            return None
+        for event in events:
+            self._handle(event)
+        return self._assembler.finish()
+
+    def _parse_body(self) -> dict[str, Any] | None:
+        try:
+            response: Any = None if self._inflate is None else decode(self._body)
+        except ValueError:
+            return None
+        return response if isinstance(response, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+    @property
+    def has_fallback_ids(self) -> bool:
+        """Whether calls of the response had no ids, so that it cannot be continued."""
+        return self._decoder.calls.has_fallback_ids
+
+    def _handle(self, event: StreamEvent) -> None:
+        self._assembler.feed(event)
+        if isinstance(event, ResponseCompleted) and self.is_stream:
+            self.is_partial = not (self._has_start or event.output)
+        if isinstance(event, ResponseStarted):
+            self._has_start = True
+            if names_other_response(event, self._expected):
+                self.resend("forgot")
+        elif isinstance(event, StreamFailed | ResponseFailed):
+            # Gateways report errors of the upstream inside the stream.
+            error = RequestRefused(event.message, code=event.code)
+            if isinstance(event, StreamFailed):
+                error.status, error.param = event.status, event.param
+            self._has_output |= not self._fail(error)
+        elif not isinstance(event, OpaqueEvent | AnomalyNoted):  # progress before any output
+            self._has_output = True
+
+    def _fail(self, error: RequestRefused) -> bool:
+        """Note an error that the response reports; return whether it rejects the anchor."""
+        self.has_failed = True
+        self.has_server_error |= is_server_error(error.status) or error.code in SERVER_ERROR_CODES
+        # An `error` event may be followed by a `response.failed` event with less information.
+        if self._expected and not self.rejection:
+            self.rejection = _classify_rejection(error, self._expected)
+        if self.rejection:
+            self.resend("rejected")
+        return bool(self.rejection)
+
+    def resend(self, reason: str) -> None:
+        """Let the original request be sent instead, unless something was passed on."""
+        if self.verdict == "waiting":
+            self.verdict, self.reason = "resend", reason
+
+    def release(self) -> None:
+        """Let the response be passed on, unless the original request is sent instead."""
+        if self.verdict == "waiting":
+            self.verdict = "release"
+
+    def _give_up(self) -> None:
+        """Pass on an error, or a response that cannot be read, unless it rejects the anchor or must be judged."""
+        if self._is_error:
+            details = parse_error(self._body.decode(errors="replace"))
+            status, code, param = self._status, details["code"], details["param"]
+            self._fail(RequestRefused(details["message"], status=status, code=code, param=param))
+        elif self._must_judge:
+            self.resend("unproven")
+        self.release()
+
+
+def _classify_rejection(error: RequestRefused, response_id: str) -> str:
+    """Return why the original request may succeed where one on this anchor failed; empty if it would not."""
+    summary = RequestSummary(previous_response_id=response_id)
+    if reason := classify_error(error, summary):
+        return reason
+    # The client may have signed the body that the program wrote, in a header that is not known here.
+    if error.status in (401, 403):
+        return "unsupported"
+    # Two responses with the same text have other ids: one may be the anchor, the other a new item.
+    if _DUPLICATE_PATTERN.search(error.message):
+        return "duplicate"
+    is_too_long = _TOO_LONG_PATTERN.search(f"{error.code} {error.message}")
+    return "too_long" if is_too_long and not is_server_error(error.status) else ""

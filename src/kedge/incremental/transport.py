@@ -1,0 +1,371 @@
+"""A transport of an HTTP client that sends anchors and deltas for a program that replays its history.
+
+It wraps the transport of the client. So it receives each request after authentication, event hooks and cookies, and
+returns the response before event hooks see it: a rejected anchor is healed in between. The program receives the
+bytes of the server: while a rewritten request is unconfirmed its response is buffered, and from then on each
+chunk is passed on as it arrives.
+
+`send` decides everything, for synchronous and asynchronous clients. It only uses the operations of a `_SyncIO` or an
+`_AsyncIO`; the coroutines of the first never wait, so a synchronous client runs `send` without an event loop.
+
+No additional errors are raised here: an unexpected error in the bookkeeping is logged, and the request is
+sent as the program wrote it.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from anyio import CancelScope, to_thread
+
+from kedge.engines.response_limit import SizeLimit, resolve_limit
+from kedge.errors import EngineError, RequestRefused, ServerFailed
+from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
+from kedge.observe import get_logger
+from kedge.security.urls import check_path
+from kedge.text.json_text import decode
+
+log = get_logger("kedge.incremental")
+
+T = TypeVar("T")
+PROBE_SECONDS = 10.0
+"""The timeout of each step of a probe, unless that of the program's request is shorter."""
+_PATH = "/responses"
+_REBUILT = (b"content-length", b"accept-encoding")
+"""Headers that depend on the body, or on the compressions that can be read."""
+EXCHANGE = "kedge.exchange"
+"""The request extension that is set to the exchange, if the request has it."""
+USER = "kedge.user"
+"""The request extension with the user for whom a proxy sends a request; users do not share anchors."""
+
+
+class ChainedTransport:
+    """A transport that chains the requests of a client; all other members are those of the wrapped transport.
+
+    Args:
+        wrapped: The transport that sends requests.
+        chainer: Rewrites them.
+        library: The HTTP library of the client.
+    """
+
+    wrapped: Any = None
+
+    def __init__(self, wrapped: Any, chainer: Chainer, library: Any) -> None:
+        self.wrapped, self.chainer, self._library = wrapped, chainer, library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request of a synchronous client and return the response."""
+        return _run(send(_SyncIO(self.wrapped), self.chainer, self._library, request))
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request of an asynchronous client and return the response."""
+        operations = _AsyncIO(self.wrapped, self.chainer)
+        return await send(operations, self.chainer, self._library, request)
+
+
+class _SyncIO:
+    """The operations of a synchronous transport."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    async def send(self, request: Any) -> Any:
+        return self._transport.handle_request(request)
+
+    def open(self, stream: Any) -> Any:
+        return iter(stream)
+
+    async def read(self, chunks: Any) -> bytes | None:
+        return next(chunks, None)
+
+    async def close(self, resource: Any) -> None:
+        resource.close()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class _AsyncIO:
+    """The operations of an asynchronous transport."""
+
+    def __init__(self, transport: Any, chainer: Chainer) -> None:
+        self._transport, self._chainer = transport, chainer
+
+    async def send(self, request: Any) -> Any:
+        return await self._transport.handle_async_request(request)
+
+    def open(self, stream: Any) -> Any:
+        return aiter(stream)
+
+    async def read(self, chunks: Any) -> bytes | None:
+        return await anext(chunks, None)
+
+    async def close(self, resource: Any) -> None:
+        await resource.aclose()
+
+    async def call(self, work: Callable[[], T]) -> T:  # pyright: ignore[reportReturnType]
+        """Run bookkeeping, in a worker thread if the index waits for a disk or a network."""
+        if not self._chainer.index.is_blocking:
+            return work()
+        with CancelScope(shield=True):  # a cancelled request is reported, too
+            return await to_thread.run_sync(work)
+
+
+_IO = _SyncIO | _AsyncIO
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("a synchronous client cannot wait for an event loop")
+
+
+async def send(io: _IO, chainer: Chainer, library: Any, request: Any) -> Any:
+    """Send a request and, if its anchor is rejected or ignored, the original one."""
+    if not isinstance(request.stream, library.ByteStream):
+        return await io.send(request)
+    exchange = await io.call(partial(_begin, chainer, request))
+    if exchange is None:
+        return await io.send(request)
+    try:
+        if exchange.needs_probe:
+            await _probe(io, request, exchange)
+        response = await _attempt(io, library, request, exchange)
+        return response or await _attempt(io, library, request, exchange)
+    except BaseException:  # the request failed or was cancelled
+        _end(exchange, early=True)
+        raise
+
+
+def _begin(chainer: Chainer, request: Any) -> Exchange | None:
+    try:
+        exchange = chainer.begin(
+            request.method,
+            str(request.url),
+            dict(request.headers.items()),  # with lower-case names
+            b"".join(request.stream),
+            request.extensions.get(USER, ""),
+        )
+    except Exception:
+        log.exception("a request could not be examined and is sent as written")
+        return None
+    if EXCHANGE in request.extensions:
+        request.extensions[EXCHANGE] = exchange
+    return exchange
+
+
+async def _probe(io: _IO, request: Any, exchange: Exchange) -> None:
+    """Request the items that the server stores for the anchor; errors are not passed to the program."""
+    try:
+        found = await exchange.probe(_ProbeSource(io, request))
+        await io.call(partial(exchange.record_probe, found))
+    except Exception:
+        log.exception("the server could not be probed")
+        exchange.decision = "untrusted"
+
+
+class _ProbeSource:
+    """A source of JSON below the URL of a request, with its credentials."""
+
+    def __init__(self, io: _IO, request: Any) -> None:
+        self._io, self._request = io, request
+
+    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        request = self._request
+        check_path(path)
+        url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
+        headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
+        limits: dict[str, Any] = request.extensions.get("timeout") or {}
+        timeout = {
+            step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
+            for step in ("connect", "read", "write", "pool")
+        }
+        return await self._fetch(
+            type(request)(
+                method.upper(),
+                url.copy_merge_params(query) if query else url,
+                headers=[*headers, ("Accept-Encoding", "identity")],
+                extensions={"timeout": timeout},
+            )
+        )
+
+    async def _fetch(self, request: Any) -> dict[str, Any]:
+        try:
+            response = await self._io.send(request)
+            try:
+                if response.status_code != 200:
+                    status = response.status_code
+                    raise RequestRefused(f"HTTP {status}", status=status)
+                limit, body = SizeLimit(resolve_limit()), bytearray()
+                chunks = self._io.open(response.stream)
+                while (chunk := await self._io.read(chunks)) is not None:
+                    body += limit.add(chunk)
+            finally:
+                await self._io.close(response)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ServerFailed("the server could not be reached") from error
+        return decode(body)
+
+
+def _describes_account(header: str) -> bool:
+    """Return whether a header belongs to the client rather than to one request."""
+    name = header.lower()
+    return (
+        not is_idempotency_key(name)
+        and not name.startswith(("content-", "x-stainless-"))
+        and name not in ("accept", "accept-encoding", "expect", "transfer-encoding")
+    )
+
+
+async def _attempt(io: _IO, library: Any, request: Any, exchange: Exchange) -> Any:
+    """Send once, and return the response, or None if the original request must be sent instead."""
+    response = await io.send(_rebuild(library, request, exchange.content))
+    if response.has_redirect_location:  # no answer; the client may send another request
+        return response
+    # A transport may return a response whose body was read already; then it is not read again.
+    is_read = response.is_stream_consumed
+    source = library.ByteStream(response.content) if is_read else response.stream
+    headers = dict(response.headers.items())
+    if is_read:
+        headers.pop("content-encoding", None)
+    try:
+        await io.call(partial(exchange.observe, response.status_code, headers))
+        body = _make_stream_class(library)(io, source, exchange)
+        await body.hold(complete=is_read)
+        if exchange.must_resend:
+            await io.close(response)
+            await io.call(partial(_heal, exchange))
+            return None
+    except BaseException:
+        await io.close(response)
+        raise
+    if not is_read:
+        response.stream = body
+    return response
+
+
+@cache
+def _make_stream_class(library: Any) -> Any:
+    """Return the class of response bodies that are observed while they are passed on."""
+    bases = (_ObservedBody, library.AsyncByteStream, library.SyncByteStream)
+    return type("ObservedStream", bases, {})
+
+
+class _ObservedBody:
+    """A response body: first the chunks that were held back, then the rest as they arrive."""
+
+    def __init__(self, io: _IO, source: Any, exchange: Exchange) -> None:
+        self._io, self._source, self._exchange = io, source, exchange
+        self._chunks = io.open(source)
+        self._held = deque[bytes]()
+        self._error: Exception | None = None
+
+    async def hold(self, *, complete: bool) -> None:
+        """Read until the program may receive the body, or all of it.
+
+        The response is recorded before its last chunk is passed on, because the next request may follow
+        immediately, and may be sent by another process.
+        """
+        exchange = self._exchange
+        while complete or exchange.is_held:
+            try:
+                chunk = await self._io.read(self._chunks)
+            except Exception as error:  # noqa: BLE001 - raised where the program reads the body
+                self._error = error
+                return
+            if chunk is None:
+                exchange.body = b"".join(self._held)
+                await self._end()
+                return
+            self._held.append(chunk)
+            _feed(exchange, chunk)
+        if exchange.is_complete and not exchange.must_resend:
+            await self._end()
+
+    async def _read(self) -> bytes | None:
+        if self._held:
+            return self._held.popleft()
+        if self._error is not None:
+            raise self._error
+        chunk = None if self._exchange.body is not None else await self._io.read(self._chunks)
+        if chunk is not None:
+            _feed(self._exchange, chunk)
+        if chunk is None or self._exchange.is_complete:
+            await self._end()
+        return chunk
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (chunk := _run(self._read())) is not None:
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._read()) is not None:
+            yield chunk
+
+    def close(self) -> None:
+        _run(self._close())
+
+    async def aclose(self) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            await self._end(early=True)
+        finally:
+            await self._io.close(self._source)
+
+    async def _end(self, *, early: bool = False) -> None:
+        if not self._exchange.is_finished:
+            await self._io.call(partial(_end, self._exchange, early=early))
+
+
+def _rebuild(library: Any, request: Any, content: bytes) -> Any:
+    """Return a request with another body, whose response can be read; everything else is unchanged."""
+    accepted = request.headers.get("accept-encoding", "")
+    readable = limit_codings(accepted)
+    if content == b"".join(request.stream) and readable == accepted:
+        return request
+    headers = [pair for pair in request.headers.raw if pair[0].lower() not in _REBUILT]
+    if readable:
+        headers.append((b"Accept-Encoding", readable.encode()))
+    if "content-length" in request.headers:
+        headers.append((b"Content-Length", str(len(content)).encode()))
+    rebuilt = type(request)(
+        request.method,
+        request.url,
+        headers=headers,
+        stream=library.ByteStream(content),
+        extensions=request.extensions,
+    )
+    rebuilt.read()
+    return rebuilt
+
+
+def _feed(exchange: Exchange, chunk: bytes) -> None:
+    try:
+        exchange.feed(chunk)
+    except Exception:
+        log.exception("a response could not be read")
+
+
+def _heal(exchange: Exchange) -> None:
+    try:
+        exchange.heal()
+    except Exception:
+        log.exception("a lost response could not be recorded")
+
+
+def _end(exchange: Exchange, *, early: bool = False) -> None:
+    try:
+        exchange.end(early=early)
+    except Exception:
+        log.exception("a response could not be recorded")
