@@ -13,6 +13,7 @@
 # make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
 # make docs   build the documentation site into site/, with warnings as errors
 # make fmt    apply ruff's formatting and automatic fixes
+# make schema  update the request types of the server from the openai and anthropic packages
 # make lock   update constraints.txt
 
 PYTHON ?= python3
@@ -30,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Python processes, each of which would compile Kedge again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs install-size test suite style types test-fast test-clients test-recordings chromium chat check fuzz campaign bench bench-peers fmt lock clean
+.PHONY: docs install-size test suite style types test-fast test-clients test-recordings chromium chat check fuzz campaign bench bench-peers fmt schema lock clean
 .DEFAULT_GOAL := test
 
 # The dependency groups of pyproject.toml. The pip of Python 3.11 has no --group, which came with pip 25.1.
@@ -181,6 +182,9 @@ $(PEERS)/%/.ready: benchmarks/peers/requirements/%.txt pyproject.toml
 fmt: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+schema: $(VENV)/.ready
+	$(BIN)/python tests/sdk_schema.py
 
 lock:
 	rm -rf $(VENV)

@@ -11,7 +11,7 @@ from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
 from kedge.planning import plan_request, prefix_digest
 from kedge.planning.canonical import is_copy
 from kedge.planning.render import build_input_from_blocks
-from kedge.server.schema.requests import ASSISTANT_MESSAGE, ITEM_TYPES
+from kedge.server.schema.items import ASSISTANT_MESSAGE, ITEM_TYPES
 from kedge.turns import (
     Block,
     FilePart,

@@ -9,7 +9,7 @@ from kedge.cli.serve import command
 from kedge.server.app import ROUTES
 from kedge.server.models import DEFAULT_WINDOW
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
-from kedge.server.schema.content import MAX_TEXT_LENGTH
+from kedge.server.schema.items import MAX_TEXT_LENGTH
 from kedge.server.schema.validators import MAX_DEPTH
 from kedge.server.settings import DAY, Limits, Settings
 

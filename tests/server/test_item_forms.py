@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from kedge.server.item_forms import (
     NodeKeys,
@@ -100,8 +101,24 @@ def test_ids_contain_their_key() -> None:
     assert parse_response_key(make_response_id(KEY)) == KEY
     assert parse_item_key(make_item_id("function_call", KEY, 3)) == KEY
     assert parse_item_key(make_item_id("message", KEY, 100_000)) == KEY
-    assert make_item_id("web_search_call", KEY, 0).startswith("item_")
+    assert make_item_id("program", KEY, 0).startswith("item_")
     for other in ("", "resp_", "resp_x", make_response_id(KEY) + "0", "RESP_" + KEY):
         assert parse_response_key(other) is None
     for other in ("", "msg_mine", "msg_" + KEY):
         assert parse_item_key(other) is None
+
+
+def test_ids_that_the_server_assigns_are_accepted_as_input(client: OpenAI) -> None:
+    """Items that were sent without an id can be listed and sent back."""
+    call = {"call_id": "call_1", "action": {"commands": ["ls"]}}
+    outcome = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+    items: Any = [
+        {"type": "shell_call", **call},
+        {"type": "shell_call_output", "call_id": "call_1", "output": [outcome]},
+        {"role": "user", "content": "Say yes"},
+    ]
+    response = client.responses.create(model="practice", input=items)
+    listed: Any = client.responses.input_items.list(response.id, order="asc").data
+    assert [item.type for item in listed] == ["shell_call", "shell_call_output", "message"]
+    replayed = client.responses.create(model="practice", input=[item.to_dict() for item in listed])
+    assert replayed.output_text == response.output_text

@@ -26,7 +26,7 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from kedge.server.errors import ApiError
 from kedge.server.schema import validation
-from kedge.server.schema.requests import ITEM_TYPES
+from kedge.server.schema.items import ITEM_TYPES
 from kedge.testing import serve
 from server.waiting import TIMEOUT
 

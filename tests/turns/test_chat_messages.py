@@ -6,7 +6,7 @@ import pytest
 
 from kedge.engines import messages_from_blocks
 from kedge.errors import InvalidTurn, UnsupportedBlock
-from kedge.server.schema.requests import ITEM_TYPES
+from kedge.server.schema.items import ITEM_TYPES
 from kedge.turns import (
     assistant,
     blocks_from_messages,

@@ -357,7 +357,7 @@ def import_messages(members: Json) -> ChatState:
 def _check_items(items: list[Json]) -> None:
     """Reject items that the Responses API rejects: a member is missing or has an invalid value."""
     from kedge.server.errors import ApiError  # slow to import, and few states are imported
-    from kedge.server.schema.requests import ITEMS
+    from kedge.server.schema.items import ITEMS
 
     try:
         ITEMS.check(items, (None, "input"))

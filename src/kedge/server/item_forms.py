@@ -31,14 +31,28 @@ from kedge.tokens.items import CountText, to_compact_json
 NODE_DIGITS = 10
 KEY_DIGITS = 32
 
-ID_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fc",
+ID_PREFIXES: Mapping[str, str] = {
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apc",
+    "code_interpreter_call": "ci",
+    "compaction": "cmp",
+    "computer_call": "cu",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctc",
+    "file_search_call": "fs",
+    "function_call": "fc",
+    "function_call_output": "fc",
+    "image_generation_call": "ig",
+    "local_shell_call": "lsh",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpr",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "message": "msg",
     "reasoning": "rs",
-    "compaction": "cmp",
+    "shell_call": "sh",
+    "shell_call_output": "sh",
+    "web_search_call": "ws",
 }
 """The prefix of an item id by the type of the item; other types have ``item``."""
 

@@ -7,8 +7,14 @@ do not have them.
 from collections.abc import Mapping
 from re import compile as pattern
 
-from kedge.server.schema.content import STRING
-from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN
+from kedge.server.schema.tables import (
+    ANY_OBJECT,
+    BOOLEAN,
+    STRING,
+    STRING_ARRAY,
+    Rules,
+    list_opaque,
+)
 from kedge.server.schema.validators import (
     Array,
     Integer,
@@ -24,66 +30,37 @@ from kedge.server.schema.validators import (
 
 NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
 MIN_THINKING_BUDGET = 1024
-
-
-HOSTED_BLOCKS = (
-    "server_tool_use",
-    "web_search_tool_result",
-    "web_fetch_tool_result",
-    "code_execution_tool_result",
-    "bash_code_execution_tool_result",
-    "text_editor_code_execution_tool_result",
-    "tool_search_tool_result",
-    "advisor_tool_result",
-    "mcp_tool_use",
-    "mcp_tool_result",
-    "mcp_tool_listing",
-    "container_upload",
-    "compaction",
-    "fallback",
-    "tool_addition",
-    "tool_removal",
-)
-"""The blocks of tools and other features that run at the provider, which no model here sees."""
-CLIENT_TOOLS = (
-    "bash_20241022",
-    "bash_20250124",
-    "computer_20241022",
-    "computer_20250124",
-    "computer_20251124",
-    "memory_20250818",
-    "text_editor_20241022",
-    "text_editor_20250124",
-    "text_editor_20250429",
-    "text_editor_20250728",
-)
-"""The tools that the provider defines and the client runs."""
-HOSTED_TOOLS = (
-    "advisor_20260301",
-    "browser_toolset_20260801",
-    "code_execution_20250522",
-    "code_execution_20250825",
-    "code_execution_20260120",
-    "code_execution_20260521",
-    "computer_toolset_20260801",
-    "mcp_toolset",
-    "tool_search_tool_bm25",
-    "tool_search_tool_bm25_20251119",
-    "tool_search_tool_regex",
-    "tool_search_tool_regex_20251119",
-    "web_fetch_20250910",
-    "web_fetch_20260209",
-    "web_fetch_20260309",
-    "web_fetch_20260318",
-    "web_search_20250305",
-    "web_search_20260209",
-    "web_search_20260318",
-)
-"""The tools that run at the provider, which no model here has."""
+THINKING_TYPES = ("thinking", "redacted_thinking")
 
 CACHE_CONTROL = Object({"type!": StringEnum("ephemeral"), "ttl": StringEnum("5m", "1h")})
-CITATIONS = Object({"enabled": BOOLEAN})
 CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
+
+
+ORDER: Mapping[str, str] = {
+    "text": "cache_control",
+    "image": "cache_control",
+    "image.source.base64": "media_type",
+    "document": "cache_control",
+    "document.source.base64": "media_type",
+    "document.source.text": "media_type",
+    "tool_reference": "cache_control",
+    "search_result": "cache_control source title content citations?",
+    "tool_use": "cache_control id name input caller?",
+    "tool_result": "cache_control tool_use_id content? is_error?",
+    "thinking": "thinking",
+}
+TYPES: Members = {
+    "*.cache_control": CACHE_CONTROL,
+    "text.citations": Array(ANY_OBJECT),
+    "*.source.base64.data": STRING,
+    "image.transformations": ANY_OBJECT,
+    "tool_use.id": CALL_ID,
+    "tool_use.name": String(min_length=1, max_length=200),
+    "tool_use.caller": ANY_OBJECT,
+    "tool_result.tool_use_id": CALL_ID,
+}
+HOSTED_BLOCKS = list_opaque("messages", "content")
+"""The blocks of tools and other features that run at the provider, which no model here sees."""
 
 
 def text_or_blocks(types: Mapping[str, Validator | Members]) -> TypeUnion:
@@ -92,83 +69,43 @@ def text_or_blocks(types: Mapping[str, Validator | Members]) -> TypeUnion:
     return TypeUnion("a string or list", string=STRING, array=Array(blocks))
 
 
-TEXT_BLOCK: Members = {
-    "cache_control?": CACHE_CONTROL,
-    "text!": STRING,
-    "citations?": Array(ANY_OBJECT),
-}
-URL_SOURCE: Members = {"url!": STRING}
-FILE_SOURCE: Members = {"file_id!": STRING}
-IMAGE_TYPE = StringEnum("image/jpeg", "image/png", "image/gif", "image/webp")
-IMAGE_BLOCK: Members = {
-    "cache_control?": CACHE_CONTROL,
-    "source!": TaggedUnion(
-        {
-            "base64": {"media_type!": IMAGE_TYPE, "data!": STRING},
-            "url": URL_SOURCE,
-            "file": FILE_SOURCE,
-        }
-    ),
-    "transformations?": ANY_OBJECT,
-}
-DOCUMENT_BLOCK: Members = {
-    "cache_control?": CACHE_CONTROL,
-    "source!": TaggedUnion(
-        {
-            "base64": {"media_type!": StringEnum("application/pdf"), "data!": STRING},
-            "text": {"media_type!": StringEnum("text/plain"), "data!": STRING},
-            "content": {"content!": text_or_blocks({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})},
-            "url": URL_SOURCE,
-            "file": FILE_SOURCE,
-        }
-    ),
-    "citations?": CITATIONS,
-    "context?": STRING,
-    "title?": STRING,
-}
-RESULT_TYPES: Mapping[str, Members] = {
-    "text": TEXT_BLOCK,
-    "image": IMAGE_BLOCK,
-    "document": DOCUMENT_BLOCK,
-    "tool_reference": {"cache_control?": CACHE_CONTROL, "tool_name!": STRING},
-    "search_result": {
-        "cache_control?": CACHE_CONTROL,
-        "source!": STRING,
-        "title!": STRING,
-        "content!": Array(TaggedUnion({"text": TEXT_BLOCK})),
-        "citations?": CITATIONS,
+TEXT_BLOCKS = Rules(ORDER, TYPES).build("messages", "texts")
+TEXT_BLOCK = TEXT_BLOCKS["text"]
+RESULT_TABLES = Rules(
+    ORDER,
+    TYPES
+    | {
+        "document.source.content.content": text_or_blocks(
+            {name: TEXT_BLOCKS[name] for name in ("text", "image")}
+        ),
+        "search_result.content": Array(TaggedUnion({"text": TEXT_BLOCK})),
     },
+).build("messages", "results")
+RESULT_BLOCKS = {
+    name: RESULT_TABLES[name]
+    for name in ("text", "image", "document", "tool_reference", "search_result")
 }
-"""The blocks that the result of a tool may contain."""
-
+OTHER_BLOCKS = Rules(ORDER, TYPES | {"tool_result.content": text_or_blocks(RESULT_BLOCKS)}).build(
+    "messages", "content"
+)
 BLOCK_TYPES: Mapping[str, Validator | Members] = {
-    **{name: RESULT_TYPES[name] for name in RESULT_TYPES if name != "tool_reference"},
-    "tool_use": {
-        "cache_control?": CACHE_CONTROL,
-        "id!": CALL_ID,
-        "name!": String(min_length=1, max_length=200),
-        "input!": ANY_OBJECT,
-        "caller?": ANY_OBJECT,
-        "toolset_name?": STRING,
-    },
-    "tool_result": {
-        "cache_control?": CACHE_CONTROL,
-        "tool_use_id!": CALL_ID,
-        "content?": text_or_blocks(RESULT_TYPES),
-        "is_error?": BOOLEAN,
-        "toolset_name?": STRING,
-    },
-    "thinking": {"thinking!": STRING, "signature!": STRING},
-    "redacted_thinking": {"data!": STRING},
+    **{name: RESULT_BLOCKS[name] for name in RESULT_BLOCKS if name != "tool_reference"},
+    **{name: OTHER_BLOCKS[name] for name in ("tool_use", "tool_result", *THINKING_TYPES)},
     **dict.fromkeys(HOSTED_BLOCKS, ANY_OBJECT),
 }
-THINKING_TYPES = ("thinking", "redacted_thinking")
 MESSAGE = Object(
     {
         "role!": StringEnum("user", "assistant", "system"),
         "content!": text_or_blocks(BLOCK_TYPES),
     }
 )
+
+PROVIDER_TOOLS = list_opaque("messages", "tools")
+"""The tools that the provider defines."""
+CLIENT_TOOLS = pattern("(bash|computer|memory|text_editor)_[0-9]+")
+"""The names of those that the client runs."""
+HOSTED_TOOLS = tuple(name for name in PROVIDER_TOOLS if not CLIENT_TOOLS.fullmatch(name))
+"""The tools that run at the provider, which no model here has."""
 
 CUSTOM_TOOL: Members = {
     "type?": StringEnum("custom"),
@@ -179,7 +116,7 @@ CUSTOM_TOOL: Members = {
     "cache_control?": CACHE_CONTROL,
     "defer_loading": BOOLEAN,
     "eager_input_streaming?": BOOLEAN,
-    "allowed_callers": Array(STRING, of="strings"),
+    "allowed_callers": STRING_ARRAY,
     "input_examples": Array(ANY_OBJECT),
 }
 
@@ -188,7 +125,7 @@ CLIENT_TOOL: Members = {
     "strict": BOOLEAN,
     "cache_control?": CACHE_CONTROL,
     "defer_loading": BOOLEAN,
-    "allowed_callers": Array(STRING, of="strings"),
+    "allowed_callers": STRING_ARRAY,
     "input_examples": Array(ANY_OBJECT),
     "max_characters?": Integer(minimum=0),
     "display_width_px": Integer(minimum=1),
@@ -236,11 +173,11 @@ COUNT_TOKENS: Members = {
         TaggedUnion(
             {
                 "custom": CUSTOM_TOOL,
-                **dict.fromkeys(CLIENT_TOOLS, CLIENT_TOOL),
+                **dict.fromkeys(PROVIDER_TOOLS, CLIENT_TOOL),
                 **dict.fromkeys(HOSTED_TOOLS, ANY_OBJECT),
             },
             default="custom",
-            unlisted=(*CLIENT_TOOLS, *HOSTED_TOOLS),
+            unlisted=PROVIDER_TOOLS,
         ),
     ),
     "mcp_servers": Array(ANY_OBJECT),

@@ -7,56 +7,41 @@ that replay messages send it back.
 
 from collections.abc import Mapping
 
-from kedge.server.schema import requests
-from kedge.server.schema.content import CACHE_BREAKPOINT, REFUSAL, STRING
-from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS
+from kedge.server.schema.items import NAME
+from kedge.server.schema.requests import CREATE_RESPONSE, SHARED_TYPES
+from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
 from kedge.server.schema.validators import (
     AnyJson,
     Array,
     Integer,
     Map,
     Members,
-    Number,
-    Object,
     String,
     StringEnum,
     TaggedUnion,
     TypeUnion,
 )
 
-NAMED_TOOL = Object({"name!": NAME})
-
-TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint?": CACHE_BREAKPOINT}
-IMAGE_URL = Object({"url!": STRING, "detail": StringEnum("auto", "low", "high", "original")})
+PARTS = Rules(
+    order={
+        "text": "text prompt_cache_breakpoint?",
+        "image_url": "image_url prompt_cache_breakpoint?",
+        "input_audio": "input_audio prompt_cache_breakpoint?",
+        "file": "file prompt_cache_breakpoint?",
+    }
+).build("chat", "content")
 
 
 def text_or_parts(
-    types: Mapping[str, Members],
-    foreign: Mapping[str, Members] | None = None,
-    *,
-    skips_unknown: bool = False,
+    *types: str, foreign: Mapping[str, Members] | None = None, skips_unknown: bool = False
 ) -> TypeUnion:
     """Build the schema of a content: a text, or a list of parts of these types."""
-    parts = Array(TaggedUnion(types, foreign=foreign or {}), skips_unknown=skips_unknown)
+    union = TaggedUnion({type: PARTS[type] for type in types}, foreign=foreign or {})
+    parts = Array(union, skips_unknown=skips_unknown)
     return TypeUnion("one of a string or array of objects", string=STRING, array=parts)
 
 
-TEXT_CONTENT = text_or_parts({"text": TEXT_PART})
-USER_CONTENT = text_or_parts(
-    {
-        "text": TEXT_PART,
-        "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint?": CACHE_BREAKPOINT},
-        "input_audio": {
-            "input_audio!": {"data!": STRING, "format!": StringEnum("wav", "mp3")},
-            "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
-        },
-        "file": {
-            "file!": {"file_data": STRING, "file_id": STRING, "filename": STRING},
-            "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
-        },
-    },
-    foreign={"video_url": {"video_url!": {"url!": STRING}}},
-)
+TEXT_CONTENT = text_or_parts("text")
 TOOL_CALL = TaggedUnion(
     {
         "function": {
@@ -72,119 +57,90 @@ TOOL_CALL = TaggedUnion(
     },
     foreign_default="function",
 )
-
-MESSAGE = TaggedUnion(
-    {
-        "system": {"name": STRING, "content!": TEXT_CONTENT},
-        "assistant": {
-            "name": STRING,
-            "content?": text_or_parts({"text": TEXT_PART, "refusal": REFUSAL}, skips_unknown=True),
-            "refusal?": STRING,
-            "reasoning_content?": STRING,
-            "annotations?": Array(ANY_OBJECT),
-            "parsed~": AnyJson(),
-            "audio?": {
-                "id!": STRING,
-                "data~": STRING,
-                "expires_at~": Integer(),
-                "transcript~": STRING,
-            },
-            "function_call?": ANY_OBJECT,
-            "tool_calls?": Array(TOOL_CALL, min_length=1),
-        },
-        "user": {"name": STRING, "content!": USER_CONTENT},
-        "tool": {"name": STRING, "content!": TEXT_CONTENT, "tool_call_id!": STRING},
-        "developer": {"name": STRING, "content!": TEXT_CONTENT},
+MESSAGES = Rules(
+    order={
+        "assistant": (
+            "name content refusal reasoning_content? annotations? parsed~ audio function_call tool_calls?"
+        ),
+        "assistant.audio": "id data~ expires_at~ transcript~",
+        "user": "name",
+        "system": "name",
+        "developer": "name",
+        "tool": "name content tool_call_id",
     },
-    tag="role",
-)
+    types={
+        "*.name": STRING,
+        "*.content": TEXT_CONTENT,
+        "user.content": text_or_parts(
+            "text",
+            "image_url",
+            "input_audio",
+            "file",
+            foreign={"video_url": {"video_url!": {"url!": STRING}}},
+        ),
+        "assistant.content": text_or_parts("text", "refusal", skips_unknown=True),
+        "assistant.reasoning_content": STRING,
+        "assistant.annotations": Array(ANY_OBJECT),
+        "assistant.parsed": AnyJson(),
+        "assistant.audio.data": STRING,
+        "assistant.audio.expires_at": Integer(),
+        "assistant.audio.transcript": STRING,
+        "assistant.function_call": ANY_OBJECT,
+        "assistant.tool_calls": Array(TOOL_CALL, min_length=1),
+    },
+).build("chat", "messages")
+ROLES = ("system", "assistant", "user", "tool", "developer")
 
-FUNCTION_TOOL: Members = {
-    "function!": {
-        "name!": NAME,
-        "description": STRING,
-        "parameters": ANY_OBJECT,
-        "strict?": BOOLEAN,
-    }
-}
-GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum("lark", "regex")})
-CUSTOM_TOOL: Members = {
-    "custom!": {
-        "name!": NAME,
-        "description": STRING,
-        "format": TaggedUnion({"text": {}, "grammar": {"grammar!": GRAMMAR}}),
-    }
-}
+NAMES = Rules(types={"function.function.name": NAME, "custom.custom.name": NAME})
+TOOL_TABLES = NAMES.build("chat", "tools")
+CHOICE_TABLES = NAMES.build("chat", "tool_choices")
+TOOL = TaggedUnion(
+    {type: TOOL_TABLES[type] for type in ("function", "custom")}, foreign_default="function"
+)
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum("none", "auto", "required", foreign=("any",)),
     record=TaggedUnion(
-        {
-            "function": {"function!": NAMED_TOOL},
-            "custom": {"custom!": NAMED_TOOL},
-            "allowed_tools": {
-                "allowed_tools!": {
-                    "mode!": StringEnum("auto", "required"),
-                    "tools!": Array(ANY_OBJECT),
-                }
-            },
-        }
+        {type: CHOICE_TABLES[type] for type in ("function", "custom", "allowed_tools")}
     ),
-)
-JSON_SCHEMA: Members = {
-    "name!": NAME,
-    "description": STRING,
-    "schema": ANY_OBJECT,
-    "strict?": BOOLEAN,
-}
-RESPONSE_FORMAT = TaggedUnion(
-    {"text": {}, "json_object": {}, "json_schema": {"json_schema!": JSON_SCHEMA}}
 )
 STOP = TypeUnion(
     "one of a string or array of strings",
     string=String(min_length=1),
     array=Array(String(min_length=1), of="strings", max_length=4),
 )
-PREDICTION = TaggedUnion({"content": {"content!": TEXT_CONTENT}})
 
-CREATE_COMPLETION: Members = {
-    "model!": STRING,
-    "messages!": Array(MESSAGE, min_length=1),
-    "tools": Array(
-        TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}, foreign_default="function"),
-        skips_unknown=True,
-    ),
-    "tool_choice": TOOL_CHOICE,
-    "parallel_tool_calls": BOOLEAN,
-    "response_format": RESPONSE_FORMAT,
-    "max_completion_tokens?": Integer(minimum=1),
-    "max_tokens?": Integer(minimum=1),
-    "stop?": STOP,
-    "stream?": BOOLEAN,
-    "stream_options?": {"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN},
-    "n?": Integer(minimum=1, maximum=128),
-    "temperature?": Number(minimum=0, maximum=2),
-    "top_p?": Number(minimum=0, maximum=1),
-    "presence_penalty?": requests.PENALTY,
-    "frequency_penalty?": requests.PENALTY,
-    "logit_bias?": Map(Integer(minimum=-100, maximum=100)),
-    "logprobs?": BOOLEAN,
-    "top_logprobs?": Integer(minimum=0, maximum=20),
-    "seed?": Integer(),
-    "reasoning_effort?": StringEnum(*REASONING_EFFORTS),
-    "verbosity?": StringEnum("low", "medium", "high"),
-    "metadata?": requests.METADATA,
-    "modalities?": Array(StringEnum("text", "audio"), of="strings", min_length=1),
-    "audio?": ANY_OBJECT,
-    "moderation?": requests.MODERATION,
-    "prediction?": PREDICTION,
-    "prompt_cache_key?": requests.CACHE_KEY,
-    "prompt_cache_options": requests.CACHE_OPTIONS,
-    "prompt_cache_retention?": requests.CACHE_RETENTION,
-    "safety_identifier?": String(max_length=128),
-    "service_tier?": requests.SERVICE_TIER,
-    "store?": BOOLEAN,
-    "user": STRING,
-    "web_search_options": ANY_OBJECT,
-}
+CREATE_COMPLETION = Rules(
+    order={
+        "create": (
+            "model messages tools tool_choice parallel_tool_calls response_format "
+            "max_completion_tokens max_tokens stop stream? stream_options n temperature top_p "
+            "presence_penalty frequency_penalty logit_bias logprobs top_logprobs seed "
+            "reasoning_effort verbosity metadata modalities audio moderation prediction "
+            "prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier "
+            "service_tier store user web_search_options"
+        ),
+        "create.response_format": "text json_object json_schema",
+        "create.stream_options": "include_usage",
+    },
+    types={
+        **SHARED_TYPES,
+        "*.messages": Array(
+            TaggedUnion({role: MESSAGES[role] for role in ROLES}, tag="role"), min_length=1
+        ),
+        "*.tools": Array(TOOL, skips_unknown=True),
+        "*.tool_choice": TOOL_CHOICE,
+        "*.response_format.json_schema.json_schema.name": NAME,
+        "*.max_completion_tokens": Integer(minimum=1),
+        "*.max_tokens": Integer(minimum=1),
+        "*.stop": STOP,
+        "*.n": Integer(minimum=1, maximum=128),
+        "*.logit_bias": Map(Integer(minimum=-100, maximum=100)),
+        "*.modalities": Array(StringEnum("text", "audio"), of="strings", min_length=1),
+        "*.audio": ANY_OBJECT,
+        "*.prediction.content.content": TEXT_CONTENT,
+        "*.prompt_cache_options": CREATE_RESPONSE["prompt_cache_options?"],
+        "*.web_search_options": ANY_OBJECT,
+    },
+).build("chat", "parameters")["create"]
 """``POST /v1/chat/completions``."""

@@ -1,0 +1,130 @@
+"""Build schemas from the types of the openai and anthropic packages, with the rules of the live API.
+
+``sdk_types.json`` has the members of every object, as the packages declare them; ``make schema`` writes it. What
+the packages do not declare are ``Rules``: the order in which members are checked, bounds, prefixes of ids and wording.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from kedge.server.schema.validators import (
+    AnyJson,
+    Array,
+    Boolean,
+    Integer,
+    Map,
+    Members,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TaggedUnion,
+    TypeUnion,
+    Validator,
+)
+from kedge.text.json_text import decode
+
+STRING = String()
+BOOLEAN = Boolean()
+ANY_OBJECT = AnyJson(only_objects=True)
+STRING_ARRAY = Array(STRING, of="strings")
+SCALARS: Mapping[str, Validator] = {
+    "string": STRING,
+    "boolean": BOOLEAN,
+    "integer": Integer(),
+    "number": Number(),
+    "json": AnyJson(),
+    "object": ANY_OBJECT,
+}
+PLURALS: Mapping[type, str] = {String: "strings", StringEnum: "strings", Integer: "integers"}
+"""The names of the items of an array in errors, by their validator; others are objects."""
+
+Tables = dict[str, Members]
+T = TypeVar("T")
+
+_TYPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = decode(
+    files("kedge.server.schema").joinpath("sdk_types.json").read_bytes()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the packages do not declare about the members of their types.
+
+    A path is the name of a table, followed by the names of members and the tags of unions: ``shell_call.action``.
+    A path that starts with ``*`` applies to every table of a section.
+
+    Args:
+        order: The first members of a table in the order of their checks, or the first variants of a union in the
+            order of errors, by path. Those that are not listed follow. Marks after the name of a member replace those
+            of the package; ``-`` means none.
+        types: Validators by the path of a member; those of members with the tables of another section are needed.
+        expected: The expected value of a member of several types for an error message, by path.
+    """
+
+    order: Mapping[str, str] = field(default_factory=dict[str, str])
+    types: Mapping[str, Validator | Members] = field(default_factory=Members)
+    expected: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def build(self, api: str, section: str) -> Tables:
+        """Build the tables of a section of an API."""
+        tables = _TYPES[api][section]
+        return {
+            name: self._build_members(table, name)
+            for name, table in tables.items()
+            if table != "object"
+        }
+
+    def _build_members(self, table: Mapping[str, Any], path: str) -> Members:
+        declared = {name.rstrip("!?"): name for name in table}
+        order = _find(self.order, path) or ""
+        listed = {name.rstrip("!?~-"): name for name in order.split()}
+        members: Members = {}
+        for name in (*listed, *(each for each in declared if each not in listed)):
+            known, marked = declared.get(name, name), listed.get(name, name)
+            key = known if marked == name else marked.removesuffix("-")
+            member = f"{path}.{name}"
+            members[key] = _find(self.types, member) or self._build_type(table.get(known), member)
+        return members
+
+    def _build_type(self, value: Any, path: str) -> Validator | Members:
+        match value:
+            case str():
+                return SCALARS[value]
+            case ["enum", *values]:
+                return StringEnum(*values)
+            case ["array", item]:
+                validator = self._build_type(item, path)
+                return Array(validator, of=PLURALS.get(type(validator), "objects"))
+            case ["map", item]:
+                built = self._build_type(item, path)
+                return Map(Object(built) if isinstance(built, dict) else built)
+            case ["union", variants]:
+                tags = dict.fromkeys((*(_find(self.order, path) or "").split(), *variants))
+                return TaggedUnion(
+                    {tag: self._build_members(variants[tag], f"{path}.{tag}") for tag in tags}
+                )
+            case ["any", *alternatives]:
+                return self._build_alternatives(alternatives, path)
+            case _:
+                return self._build_members(value, path)
+
+    def _build_alternatives(self, alternatives: list[Any], path: str) -> TypeUnion:
+        by_type: dict[str, Validator] = {}
+        for each in alternatives:
+            built = self._build_type(each, path)
+            is_text = isinstance(built, String | StringEnum)
+            kind = "string" if is_text else "array" if isinstance(built, Array) else "record"
+            by_type[kind] = Object(built) if isinstance(built, dict) else built
+        return TypeUnion(self.expected[path], **by_type)
+
+
+def list_opaque(api: str, section: str) -> tuple[str, ...]:
+    """Return the names of the objects of a section whose members are not checked."""
+    return tuple(name for name, table in _TYPES[api][section].items() if table == "object")
+
+
+def _find(rules: Mapping[str, T], path: str) -> T | None:
+    return rules.get(path) or rules.get("*." + path.partition(".")[2])
