@@ -122,3 +122,48 @@ async def test_an_internal_error_reveals_nothing(
     assert answer.status_code == 500
     assert "private" not in answer.text + caplog.text
     assert "RuntimeError" in caplog.text
+
+
+class CountingRegistry(Registry):
+    """A named token and a session of it, whose counted requests are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(*ALL)
+        self.counted = 0
+
+    async def find_session(self, session: str) -> AccessToken | None:
+        return self.caller if session == "open" else None
+
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
+        self.counted += requests
+        return self.counts
+
+
+COUNTED = [
+    ("server", "GET", "/v1/models", {}, True),
+    ("server", "GET", "/metrics", {}, False),
+    ("proxy", "POST", "/v1/responses", {}, True),
+    ("proxy", "GET", "/metrics", {}, False),
+    ("proxy", "GET", "/report", {}, False),
+    ("mcp", "POST", "/mcp", {}, True),
+    ("page", "GET", "/api/conversations", {}, True),
+    ("page", "GET", "/", {}, True),
+    ("page", "GET", "/", {"cookie": "kedge_page=open"}, False),
+    ("page", "POST", "/", {"cookie": "kedge_page=open"}, True),
+]
+"""A front end, a request to it, and whether it counts for the limit of requests."""
+
+
+@pytest.mark.parametrize(("name", "method", "path", "headers", "is_counted"), COUNTED)
+async def test_which_requests_count_for_a_limit(
+    name: str, method: str, path: str, headers: dict[str, str], is_counted: bool
+) -> None:
+    """Every request counts, except reading metrics and what a page with a session reads."""
+    registry = CountingRegistry()
+    policy = (PageAuth if name == "page" else AccessPolicy)(registry=registry)  # type: ignore[arg-type]
+    app = RequestMiddleware(PlainTextResponse("accepted"), FRONT_ENDS[name][0](policy))
+    sent = headers or {"authorization": "Bearer named", "x-kedge-token": "named"}
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        assert (await http.request(method, path, headers=sent)).text == "accepted"
+    assert registry.counted == is_counted

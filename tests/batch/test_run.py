@@ -23,6 +23,7 @@ from kedge.batch import (
     run_batch,
 )
 from kedge.batch.input_file import read_lines
+from kedge.batch.results import summarize_results
 from kedge.errors import InvalidBatch
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
@@ -83,6 +84,27 @@ async def test_every_line_is_a_conversation(
         assert (await store.conversation(results["two"]["conversation"])).data["batch"][
             "line"
         ] == "two"
+
+
+async def test_parameters_of_a_line_override_those_of_the_batch(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """A line is sent with the parameters of the batch, except for those that it has itself."""
+    file = write_prompts(tmp_path, {"prompt": "Hi", "params": {"temperature": 0.5}})
+    await run_batch(file, **batch, params={"temperature": 1.0, "top_p": 0.9})
+    sent = server.requests[-1].body
+    assert (sent["temperature"], sent["top_p"]) == (0.5, 0.9)
+
+
+def test_a_line_without_an_answer_has_no_price_to_miss() -> None:
+    """Only lines that have answers and no known price are counted as such."""
+    results = [
+        LineResult("failed", "failed", error="no", kind="ServerFailed"),
+        LineResult("answered", "completed", answers=("Hello.",)),
+        LineResult("priced", "completed", answers=("Hello.",), cost=0.5),
+    ]
+    summary = summarize_results(results, total=3, skipped=0, seconds=1.0)
+    assert (summary.unpriced, summary.cost) == (1, 0.5)
 
 
 async def test_a_line_in_the_background_is_waited_for(

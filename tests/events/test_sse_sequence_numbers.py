@@ -69,6 +69,15 @@ def test_memory_is_bounded() -> None:
     assert len(check._fingerprints) == WINDOW_SIZE
 
 
+def test_the_newest_gaps_are_retained() -> None:
+    """Of more gaps than are stored, late events of the newest are recognized."""
+    check = SequenceChecker()
+    for number in range(0, 4 * MAX_GAPS, 2):
+        check.classify(number, number)
+    assert check.classify(4 * MAX_GAPS - 3, 1) == "late"
+    assert check.classify(1, 1) != "late"
+
+
 @given(st.permutations(range(8)))
 def test_every_event_is_used_once_in_any_order(order: list[int]) -> None:
     """Each number of a shuffled and duplicated stream is used exactly once."""

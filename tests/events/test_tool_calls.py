@@ -642,3 +642,17 @@ def test_call_without_a_name_is_completed_by_inference(
     assert decoder.calls.inferred == 1
     assert "inferred" in result.anchor_problem
     assert "'call_1' has no name" in caplog.text
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_call_with_an_unknown_index_is_matched_by_its_id(missing: int) -> None:
+    """A call whose output index one of two events lacks is one call, at the index of the other."""
+    stated: list[Message] = [
+        item_added(ABSENT, "call_1"),  # type: ignore[arg-type]
+        item_done(ABSENT, "call_1", args='{"n":1}'),  # type: ignore[arg-type]
+    ]
+    del stated[missing]["output_index"]
+    outcome = replay([*stated, response_completed()])
+    (call,) = outcome.blocks
+    assert isinstance(call, ToolCallBlock)
+    assert (call.call_id, call.arguments) == ("call_1", '{"n":1}')

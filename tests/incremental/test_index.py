@@ -96,6 +96,26 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
     assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
 
 
+def test_an_id_that_never_completed_is_not_issued_again(make_index: MakeIndex) -> None:
+    """A response whose older entry was not completed has no other content that could be replaced."""
+    index = make_index()
+    index.add(replace(ENTRY, record=structs.replace(ENTRY.record, status="in_progress")))
+    completed = replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
+    assert index.add(completed) is False
+
+
+def test_a_dropped_response_does_not_hide_another_of_equal_content(make_index: MakeIndex) -> None:
+    """After the loss of the older of two responses with the same digest, the newer one is found."""
+    index = make_index()
+    newer = replace(
+        ENTRY, record=structs.replace(ENTRY.record, response_id="resp_2", created_at=6.0)
+    )
+    index.add(ENTRY)
+    index.add(newer)
+    index.mark_lost("scope", "resp_1")
+    assert index.find("scope", ["sha256:1"]) == [newer]
+
+
 def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
     """An index has a maximum number of entries, to which a database is pruned periodically."""
     index = make_index(max_entries=20)

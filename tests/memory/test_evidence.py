@@ -41,6 +41,17 @@ def test_evidence_does_not_change_with_every_response() -> None:
     assert not evidence.must_hold(4, now)
 
 
+def test_a_second_silent_loss_resets_the_verified_depth() -> None:
+    """What was verified after the first loss must be verified again after the second one."""
+    evidence = ServerEvidence(proof="count")
+    evidence.record_silent_loss(0.0, 4, partial=False)
+    evidence.record_remembered(3)
+    evidence.record_silent_loss(1.0, 2, partial=False)
+    evidence.record_remembered(1)
+    now = evidence.hold_until
+    assert (evidence.must_hold(1, now), evidence.must_hold(2, now)) == (False, True)
+
+
 def test_hold_time_outlasts_a_proof() -> None:
     """One connection may remember while another forgets, so a proof does not end the hold time."""
     evidence, now = ServerEvidence(proof="count"), 1_000.0

@@ -1,5 +1,6 @@
 """Test the token accounting: what a count proves, and the bounds it is compared with."""
 
+import pytest
 from msgspec import structs
 
 from kedge.events import Outcome, Usage
@@ -14,8 +15,18 @@ from kedge.memory.tokens import (
     judge_usage,
     measure_request,
 )
-from kedge.planning import TokenCounts, plan_request
-from kedge.turns import AssistantBlock, Turn, assistant, image, reasoning, user
+from kedge.planning import TokenCounts, plan_request, record_response
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    Turn,
+    assistant,
+    image,
+    reasoning,
+    tool_call,
+    tool_result,
+    user,
+)
 
 BASE = TokenCounts(input=500, cached=0, output=20, reasoning=0, own_reasoning=0, settings=1)
 SENT = SentTokens(words=8, tokens=10, size=36, texts=1, settings=1, overhead=0)
@@ -165,6 +176,28 @@ def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
     assert counted.reasoning == 900 - sent.lower
     sent = sent._replace(overhead=0)
     assert judge_usage(Usage(900), structs.replace(BASE, settings=sent.settings), sent) == ""
+
+
+@pytest.mark.parametrize(
+    ("block", "is_carried"), [(tool_result("call_1", "5"), True), (user("And?"), False)]
+)
+def test_reasoning_is_carried_over_a_tool_round(block: Block, is_carried: bool) -> None:
+    """Reasoning before a tool result is still in the context; a user message may have removed it."""
+    turn = Turn([user(HISTORY), tool_call("add", {"a": 2}, call_id="call_1")])
+    settings = measure_request([], {"model": "m"})
+    assert settings
+    counted = structs.replace(BASE, own_reasoning=70, settings=settings.settings)
+    full = plan_request(turn.take(1), scope="s", now=0.0)
+    turn = record_response(
+        turn.take(1), turn[1:], response_id="resp_1", plan=full, counted=counted, created_at=0.0
+    )
+    plan = plan_request(turn.append(block), scope="s", now=0.0)
+    assert plan.anchor
+    sent = measure_request(plan.delta, {"model": "m"})
+    outcome = Outcome("completed", (assistant("Yes."),), "resp_2", usage=Usage(900))
+    found = count_response(outcome, plan, sent)
+    assert found
+    assert bool(found.reasoning) == is_carried
 
 
 def test_images_have_no_upper_bound_and_stay_in_the_context() -> None:

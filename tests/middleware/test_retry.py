@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kedge.engines import Events, Request
 from kedge.errors import EngineError, InvalidSetting, RateLimited, ServerFailed, StreamCut
 from kedge.events import AttemptFailed, TextDelta, Usage
-from kedge.middleware import retry, two_phase, with_middleware
-from kedge.turns import Turn, UserBlock, assistant, user
+from kedge.middleware import retry, tools, two_phase, with_middleware
+from kedge.planning import get_state, set_state
+from kedge.turns import Turn, UserBlock, assistant, tool_call, user
 from middleware.scripted_engine import ScriptedEngine
 
 
@@ -110,3 +112,32 @@ async def test_inner_middleware_gets_the_original_turn_again() -> None:
     stack = with_middleware(engine, retry(sleep=sleep), two_phase(noted))
     turn = await stack.run(Turn([user("hi")]))
     assert [block.text for block in turn.blocks if isinstance(block, UserBlock)] == ["hi", "a note"]
+
+
+async def test_a_tool_that_ran_is_not_repeated() -> None:
+    """Outside the tools, a failure after a tool was started is final: a retry would run the tool again."""
+    ran: list[int] = []
+
+    def charge(amount: int) -> str:
+        """Charge a card."""
+        ran.append(amount)
+        return "charged"
+
+    engine = ScriptedEngine(
+        [tool_call("charge", {"amount": 5})], StreamCut("cut", retryable=True), [assistant("ok")]
+    )
+    stack = with_middleware(engine, retry(3, sleep=_no_sleep), tools(charge))
+    with pytest.raises(StreamCut):
+        await stack.run(Turn([user("Charge 5")]))
+    assert ran == [5]
+    assert len(engine.turns) == 2
+
+
+async def test_the_state_of_a_failed_turn_is_retained() -> None:
+    """What a failed attempt recorded about the server's memory is part of the next attempt."""
+    asked = Turn([user("hi")])
+    failure = StreamCut("cut", retryable=True)
+    failure.turn = set_state(asked, structs.replace(get_state(asked), conversation_id="conv_1"))
+    engine = ScriptedEngine(failure, [assistant("ok")])
+    await with_middleware(engine, retry(sleep=_no_sleep)).run(asked)
+    assert [get_state(turn).conversation_id for turn in engine.turns] == ["", "conv_1"]

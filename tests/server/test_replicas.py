@@ -240,6 +240,27 @@ def test_a_response_can_be_cancelled_through_every_server(
     assert other.http.post(f"/responses/{finished['id']}/cancel").status_code == 400
 
 
+def test_a_response_cancelled_elsewhere_stays_cancelled_when_it_finishes(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """An answer that is complete before its server learns of the cancellation does not replace it."""
+    one, other = replicas
+
+    def ignore_cancellation(service: Any) -> None:
+        service.claims.find_lost = lambda nodes: []
+
+    one.server.call(ignore_cancellation)
+    response = one.create("wait", background=True)
+    wait_until(lambda: one.model.started)
+    assert other.http.post(f"/responses/{response['id']}/cancel").json()["status"] == "cancelled"
+    one.model.open_gate()
+    wait_until(lambda: one.model.finished)
+    finished = one.create("hello", background=True)
+    wait_until(lambda: one.retrieve(finished["id"])["status"] == "completed")
+    stored = other.retrieve(response["id"])
+    assert (stored["status"], stored["output"]) == ("cancelled", [])
+
+
 def test_streams_of_a_lost_server_are_failed(
     replicas: tuple[Replica, Replica],
 ) -> None:

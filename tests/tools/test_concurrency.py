@@ -222,3 +222,20 @@ def test_each_event_loop_has_its_own_limiter() -> None:
 async def test_limits_of_the_same_size_are_independent(size: int) -> None:
     """Two limits of the same size have separate limiters."""
     assert ConcurrencyLimit(size).current_limiter() is not ConcurrencyLimit(size).current_limiter()
+
+
+async def test_a_new_task_waits_behind_others_when_an_abandoned_thread_ends() -> None:
+    """The end of a thread frees a permit for the task that waits longest, not for the next one to arrive."""
+
+    async def scenario(at: GateRunner) -> None:
+        for name in "ab":
+            await at.start(name)
+        await at.leave_thread("b")
+        await at.start("c")
+        at.places["b"].release()
+        await at.start("d")
+        assert at.log == ["a", "b"]
+        await at.leave("a")
+        assert at.log == ["a", "b", "c", "d"]
+
+    await run_at_gate(2, scenario)

@@ -265,13 +265,13 @@ class McpConnection(ToolSource):
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
+                    self._changed.set()  # changes before the subscription were not reported
                     async for _ in changes:
                         self._changed.set()
             except (MCPError, SubscriptionLost, TimeoutError) as error:
                 reason = type(error).__name__
                 log.debug("the subscription to the MCP server %s ended: %s", self.name, reason)
             await anyio.sleep(LISTEN_SECONDS)
-            self._changed.set()  # changes in between were not reported
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> list[Part]:
         """Call a tool of the server, from any event loop.

@@ -226,11 +226,7 @@ class ProxyFrontEnd(FrontEnd):
         if scope["path"] == "/healthz":
             return None
         needed = "metrics" if scope["path"] in METRICS_PATHS else "server"
-        return Credentials(
-            read_header(scope, TOKEN_HEADER.encode()),
-            needed=needed,
-            is_counted=needed == "server" and scope["type"] == "http",
-        )
+        return Credentials(read_header(scope, TOKEN_HEADER.encode()), needed=needed)
 
     def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
         """Return an error of the proxy."""

@@ -29,6 +29,7 @@ DEFAULT_OUTPUT_TOKENS = 4_096
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE_SITES = frozenset({b"", b"same-origin", b"none"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Values of ``Sec-Fetch-Site`` for requests of programs, of the server's own pages and of the user."""
 
 CALLER_KEY = "kedge.caller"
@@ -89,9 +90,6 @@ class Credentials(NamedTuple):
     session: str = ""
     needed: str = "server"
     """The scope that a token must have. A session needs ``page``."""
-    is_counted: bool = True
-    """Whether the request counts for the limit of its token."""
-    is_session_counted: bool = False
     is_public: bool = False
     """Whether no token is needed."""
     checks_origin: bool | None = None
@@ -179,19 +177,19 @@ class AccessPolicy:
                 return Access(rejection=Rejection("origin"))
             if presented.is_public or not needs_token:
                 return Access()
-            return await self._identify(presented)
+            return await self._identify(scope, presented)
         except StoreError as error:
             return Access(rejection=reject_outage(error))
 
-    async def _identify(self, presented: Credentials) -> Access:
+    async def _identify(self, scope: Scope, presented: Credentials) -> Access:
         found = await self.find_sender(presented)
         if found is None:
             return Access(rejection=Rejection("invalid" if presented.token else "missing"))
         if found.caller is None:
             return Access()
-        if found.is_session:
-            return await self._check_caller(found.caller, "page", presented.is_session_counted)
-        return await self._check_caller(found.caller, presented.needed, presented.is_counted)
+        needed = "page" if found.is_session else presented.needed
+        is_counted = counts_as_request(scope, needed, is_session=found.is_session)
+        return await self._check_caller(found.caller, needed, is_counted)
 
     async def _check_caller(self, caller: AccessToken, needed: str, is_counted: bool) -> Access:
         """Check whether a named token has a scope, and count the request if its token has limits."""
@@ -295,6 +293,17 @@ def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
     headers["retry-after"] = str(seconds)
     message = f"the limit of this token is reached; try again in {seconds} seconds"
     return Access(caller, Rejection(problem, message, headers, counts.seconds_left))
+
+
+def counts_as_request(scope: Scope, needed: str, *, is_session: bool) -> bool:
+    """Return whether a request counts for the limit of its caller.
+
+    Neither reading metrics counts, nor opening a WebSocket, of which each message counts, nor what a page
+    reads: it requests changes every two seconds.
+    """
+    if is_session:
+        return scope["method"] not in SAFE_METHODS
+    return scope["type"] == "http" and needed != "metrics"
 
 
 def is_same_origin(scope: Scope) -> bool:

@@ -118,7 +118,6 @@ class ServerFrontEnd(FrontEnd):
         return Credentials(
             key or read_bearer_token(scope),
             needed="metrics" if scope["path"] == METRICS_PATH else "server",
-            is_counted=scope["type"] == "http",  # on a WebSocket each message is counted
             is_public=scope["path"] in PUBLIC_PATHS,
         )
 

@@ -24,6 +24,7 @@ from starlette.types import Scope
 from kedge.security.access_tokens import TokenReservation
 from kedge.server.access import (
     REVOKED,
+    SAFE_METHODS,
     AccessPolicy,
     Credentials,
     FoundCaller,
@@ -60,7 +61,6 @@ SESSION_SECONDS = 30 * 86_400
 MAX_LOGIN_FAILURES, MAX_ALL_LOGIN_FAILURES = 5, 100
 LOGIN_WINDOW_SECONDS = 60.0
 """The period in which an address, and all addresses together, may fail to log in so many times."""
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC_PATHS = ("/static/", "/login", "/logout")
 SESSION_KEY = "kedge.has_session"
 """The key of a request's scope for whether it was sent by a browser with a session."""
@@ -245,8 +245,6 @@ class PageFrontEnd(FrontEnd):
             read_bearer_token(scope),
             session,
             needed="api" if scope["path"].startswith("/api/") else "page",
-            # A page requests changes every two seconds, so only the writes of a session are counted.
-            is_session_counted=is_write,
             is_public=scope["path"].startswith(PUBLIC_PATHS),
             checks_origin=is_write,
         )
