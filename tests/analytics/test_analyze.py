@@ -470,7 +470,7 @@ async def test_conversations_sum_to_the_totals(
 async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
     """Sizes include tools and settings; a request that was not sent has the size of its messages."""
     writer = await create_writer(store)
-    await writer.add_response(created_at=5.0, sent_bytes=111, request_bytes=818)
+    await writer.add_response(created_at=5.0, sent_bytes=818)
     await writer.add_response(created_at=6.0, sent_bytes=100)
     assert (await analyze(store)).requests.sent_bytes == 918
     assert [each.sent_bytes for each in await analyze_over_time(store, buckets=1)] == [918]

@@ -67,7 +67,7 @@ def test_mark_is_described_as_text() -> None:
     assert describe_mark("healed: gone") == resent
     assert describe_mark("healed: new reason") == "healed: new reason"
     assert describe_mark("lost") == "lost"
-    assert "818 B sent" in render_tree(make_tree(request_bytes=818), NOW)[0]
+    assert "818 B sent" in render_tree(make_tree(sent_bytes=818), NOW)[0]
 
 
 def test_json_has_all_nodes() -> None:

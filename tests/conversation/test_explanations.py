@@ -166,7 +166,7 @@ async def test_sizes_of_requests_are_equal_everywhere(store: Store, connected: C
             events = [event async for event in stream]
         sizes += [(e.body_bytes, e.full_bytes) for e in events if isinstance(e, RequestSent)]
     rows = await conversation.responses()
-    assert [(row.request_size, row.full_size) for row in rows] == sizes
+    assert [(row.sent_bytes, row.full_bytes) for row in rows] == sizes
     requests = (await analyze(store)).requests
     full = requests.sent_bytes + requests.saved_bytes
     assert (requests.sent_bytes, full) == tuple(map(sum, zip(*sizes, strict=True)))

@@ -68,7 +68,7 @@ async def test_a_rejected_request_has_its_own_row(server: TestServer, tmp_path: 
     assert [row.status for row in rows] == ["lost", "refused", "completed"]
     assert [row.anchor for row in rows] == ["", asked.response_id, ""]
     assert [row.healed for row in rows] == ["", "", "gone"]
-    assert [row.request_size for row in rows] == [len(each.raw) for each in list_posts(server)]
+    assert [row.sent_bytes for row in rows] == [len(each.raw) for each in list_posts(server)]
     assert [each.status for each in reply.requests] == ["refused", "completed"]
     assert (requests.total, requests.rejections) == (3, 1)
 
@@ -105,4 +105,4 @@ async def test_counters_grow_by_the_records_of_a_run_that_was_left(server: TestS
     [record] = stream.log.records
     assert record.status == "cancelled"
     grown = snapshot()["responses_bytes_sent_total"][()][1] - before
-    assert grown == record.request_size == len(list_posts(server)[0].raw)
+    assert grown == record.sent_bytes == len(list_posts(server)[0].raw)

@@ -266,8 +266,8 @@ class RequestViews:
                 sums["responses_fallback_total", row.reason] += 1
             if row.healed:
                 sums["responses_healed_total", row.healed] += 1
-            sums["responses_bytes_sent_total", ""] += row.request_size
-            sums["responses_bytes_full_total", ""] += row.full_size
+            sums["responses_bytes_sent_total", ""] += row.sent_bytes
+            sums["responses_bytes_full_total", ""] += row.full_bytes
             sums["responses_delta_blocks_count", ""] += row.sent_blocks
             for kind, tokens in (
                 ("input", row.input_tokens),
@@ -299,15 +299,15 @@ class RequestViews:
         for each in rows:
             record = _describe_row(each)
             self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
-            if f"{format_size(each.request_size)} sent" not in lines:
-                self._report("tree", lines, format_size(each.request_size))
+            if f"{format_size(each.sent_bytes)} sent" not in lines:
+                self._report("tree", lines, format_size(each.sent_bytes))
         found = await analyze(self.store)
         all_rows = await self.store.responses()
         sums = {
             "total": len(all_rows),
             "chained": sum(bool(each.anchor) for each in all_rows),
-            "sent_bytes": sum(each.request_size for each in all_rows),
-            "saved_bytes": sum(each.full_size - each.request_size for each in all_rows),
+            "sent_bytes": sum(each.sent_bytes for each in all_rows),
+            "saved_bytes": sum(each.full_bytes - each.sent_bytes for each in all_rows),
             "sent_blocks": sum(each.sent_blocks for each in all_rows),
             "saved_blocks": sum(each.saved_blocks for each in all_rows),
         }
@@ -339,8 +339,8 @@ class RequestViews:
                     plan = await page.get(f"/api/conversations/{name}/plans/{row.node}")
                     self._compare("API plan", _describe_plan_shape(plan.json()), record)
                     html = (await page.get(f"/conversations/{name}/plans/{row.node}")).text
-                    if format_size(row.request_size) not in html:
-                        self._report("card", html, format_size(row.request_size))
+                    if format_size(row.sent_bytes) not in html:
+                        self._report("card", html, format_size(row.sent_bytes))
 
 
 class _LogCollector(logging.Handler):
@@ -363,8 +363,8 @@ def _describe_row(row: RequestRecord) -> Facts:
         "healed": row.healed,
         "sent_blocks": row.sent_blocks,
         "full_blocks": row.sent_blocks + row.saved_blocks,
-        "sent_bytes": row.request_size,
-        "full_bytes": row.full_size,
+        "sent_bytes": row.sent_bytes,
+        "full_bytes": row.full_bytes,
         **{name: getattr(row, name) for name in TOKENS},
         "response_id": row.provider_response_id,
         "model": row.model,
@@ -421,8 +421,8 @@ def _describe_shape(response: Mapping[str, Any]) -> Facts:
     return {
         **{name: response[name] for name in (*same, *TOKENS)},
         "full_blocks": response["sent_blocks"] + response["saved_blocks"],
-        "sent_bytes": response["request_bytes"],
-        "full_bytes": response["request_bytes"] + response["saved_bytes"],
+        "sent_bytes": response["sent_bytes"],
+        "full_bytes": response["sent_bytes"] + response["saved_bytes"],
     }
 
 

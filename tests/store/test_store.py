@@ -108,7 +108,9 @@ async def test_response_row_round_trip(store: Store) -> None:
         predicted_cached_tokens=9,
         cache_write_tokens=10,
         cache_savings=0.125,
-        request_bytes=818,
+        more_rejected=2,
+        start=1,
+        omitted=(2,),
     )
     appended = await store.append(row, node, [assistant("Hi")], response=full)
     (stored,) = await store.responses(row)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from kedge import Conversation, connect, open_store
-from kedge.planning import get_state, plan_request
+from kedge.planning import get_state
 from kedge.store import RequestRecord
 from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
-from kedge.web.plan_card import build_plan_card, describe_request_size, rebuild_plan
+from kedge.web.models import ModelSelector
+from kedge.web.plan_card import build_plan_card, describe_request_size
+from kedge.web.service import ConversationService
 
 
 @pytest.mark.parametrize(
@@ -35,8 +37,8 @@ def test_summary_counts_sent_and_stored_blocks(
 def test_reasoning_that_was_not_sent_is_marked() -> None:
     """Reasoning that no response proves is marked as left out, neither as sent nor as stored."""
     turn = Turn([user("Hello"), reasoning("A thought"), assistant("Hi"), user("Again")])
-    row = RequestRecord(provider="practice", scope="practice", sent_blocks=3)
-    card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
+    row = RequestRecord(provider="practice", scope="practice", sent_blocks=3, omitted=(1,))
+    card = build_plan_card(row, turn, [])
     marks = [(mark.kind, mark.sent, mark.omitted) for mark in card.blocks]
     assert marks == [
         ("user", True, False),
@@ -47,7 +49,7 @@ def test_reasoning_that_was_not_sent_is_marked() -> None:
 
 
 async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> None:
-    """The card has the object that the request continued, and the plan is rebuilt on it."""
+    """The card has the object that the request continued, and the blocks that were sent to it."""
     with serve() as server:
         engine = connect(f"responses:{server.base_url}#practice", mode="conversation")
         async with engine, open_store(f"sqlite:///{tmp_path}/store.db") as store:
@@ -57,10 +59,9 @@ async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> Non
             await conversation.send("Two")
             row = (await conversation.responses())[-1]
     object_id = get_state(conversation.turn).conversation_id
-    plan = rebuild_plan(before, row, get_state(before).anchors)
-    card = build_plan_card(plan, row, before, [])
+    card = build_plan_card(row, before, [])
     assert ("Conversation object", object_id) in card.facts
-    assert plan.conversation_id == object_id
+    assert [mark.sent for mark in card.blocks] == [False, False, True]
 
 
 async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Path) -> None:
@@ -78,16 +79,38 @@ async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Pat
     expected = [(each.response_id, each.reason) for each in reply.plan.rejected]
     assert [reason for _, reason in expected] == ["untrusted"]
     assert [(each.response_id, each.reason) for each in row.rejected] == expected
-    card = build_plan_card(rebuild_plan(before, row, get_state(before).anchors), row, before, [])
+    card = build_plan_card(row, before, [])
     assert [(each.response_id, each.reason) for each in card.refused] == expected
+    assert [mark.sent for mark in card.blocks] == [True, True, True]
 
 
 def test_the_card_says_what_the_record_says() -> None:
-    """The reason is that of the record, and blocks are marked only if as many of them were sent."""
+    """The reason is that of the record, and blocks are marked only if the Turn has as many of them."""
     turn = Turn([user("Hello"), assistant("Hi"), user("Again")])
     row = RequestRecord(
         provider="practice", scope="practice", mode="chained", reason="lost", sent_blocks=2
     )
-    card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
+    card = build_plan_card(row, turn, [])
     assert "because the server no longer has it" in card.headline
     assert card.blocks == ()
+
+
+async def test_the_card_marks_the_blocks_of_a_healed_request(tmp_path: Path) -> None:
+    """The blocks are those that the request sent, not those that a plan of today would send."""
+    with serve() as server:
+        engine = connect(f"responses:{server.base_url}#practice", max_retries=0)
+        async with engine, open_store(f"sqlite:///{tmp_path}/store.db") as store:
+            conversation = await Conversation.create(engine, store=store)
+            await conversation.send("One")
+            server.forget()
+            await conversation.send("Two")
+            rejected, healed = (await conversation.responses())[1:]
+            service = ConversationService(store, ModelSelector(engine, ("practice",)))
+            cards = [
+                await service.load_plan_card(conversation.id, each.node)
+                for each in (rejected, healed)
+            ]
+    assert [[mark.sent for mark in card.blocks] for card in cards] == [
+        [False, False, True],
+        [True, True, True],
+    ]

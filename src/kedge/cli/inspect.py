@@ -95,8 +95,8 @@ class Inspection:
             "plan": {
                 **shape_plan(plan).model_dump(mode="json"),
                 "saved_tokens": self.saved_tokens,
-                "last_request_bytes": self.last.request_size if self.last else None,
-                "last_full_bytes": self.last.full_size if self.last else None,
+                "last_request_bytes": self.last.sent_bytes if self.last else None,
+                "last_full_bytes": self.last.full_bytes if self.last else None,
             },
         }
 
@@ -265,7 +265,7 @@ def _format_savings(found: Inspection) -> str:
     saved = full_bytes - sent_bytes
     last = ""
     if row := found.last:
-        last = f" The last request had {row.request_size:,} of {row.full_size:,} bytes, with tools and settings."
+        last = f" The last request had {row.sent_bytes:,} of {row.full_bytes:,} bytes, with tools and settings."
     return (
         f"Saved: {saved:,} of {full_bytes:,} bytes ({format_percent(saved, full_bytes)}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "

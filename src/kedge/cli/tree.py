@@ -188,8 +188,8 @@ def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
     parts = [dim(str(node.id)), node.kind]
     if response and response.provider_response_id:
         parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
-    if response and response.request_bytes is not None:
-        parts.append(dim(f"{format_size(response.request_bytes)} sent"))
+    if response and response.sent_bytes:
+        parts.append(dim(f"{format_size(response.sent_bytes)} sent"))
     for mark in tree.marks(node, now):
         color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
         parts.append(click.style(f"[{sanitize_text(describe_mark(mark))}]", fg=color))

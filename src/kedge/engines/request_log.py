@@ -12,6 +12,7 @@ from kedge.engines.request_metrics import count_request, record_request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.request_record import (
+    MAX_OMITTED,
     MAX_REJECTED,
     RejectedCandidate,
     RequestRecord,
@@ -90,12 +91,7 @@ class RequestLog:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=event.body_bytes)
                 _count_results(self._open)
                 saved = event.full_bytes - event.body_bytes
-                self._open = replace(
-                    self._open,
-                    sent_bytes=event.body_bytes,
-                    request_bytes=event.body_bytes,
-                    saved_bytes=saved,
-                )
+                self._open = replace(self._open, sent_bytes=event.body_bytes, saved_bytes=saved)
             case AnswerFinished():
                 if self._open is None:  # an engine that reports no plan
                     self._open = self._start(event.plan)
@@ -196,6 +192,9 @@ class RequestLog:
                 RejectedCandidate(each.response_id, each.reason, describe_rejection(each, plan))
                 for each in plan.rejected[:MAX_REJECTED]
             ),
+            more_rejected=max(len(plan.rejected) - MAX_REJECTED, 0),
+            start=plan.body_start,
+            omitted=plan.list_omitted()[:MAX_OMITTED],
         )
 
     def _fail(
@@ -216,7 +215,7 @@ class RequestLog:
         record = self._finish(record, usage)
         self.records.append(record)
         self._open = None
-        if record.request_bytes is None and not self._is_sent_earlier:
+        if not record.sent_bytes and not self._is_sent_earlier:
             return
         if not self._is_sent_earlier:
             anchor = self.plans[-1].anchor if self.plans else None

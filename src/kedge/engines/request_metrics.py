@@ -74,8 +74,8 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         count("responses_fallback_total", reason=record.reason)
     measure("responses_delta_blocks_count", record.sent_blocks)
     measure("responses_chain_depth", chain_depth)
-    count("responses_bytes_sent_total", record.request_size)
-    count("responses_bytes_full_total", record.full_size)
+    count("responses_bytes_sent_total", record.sent_bytes)
+    count("responses_bytes_full_total", record.full_bytes)
 
 
 def record_request(record: RequestRecord) -> None:
@@ -86,12 +86,12 @@ def record_request(record: RequestRecord) -> None:
         count("tokens_total", record.usage.output_tokens, kind="output")
     log.info(
         "request %s: %s, %d of %d bytes",
-        *(record.status, name_send(record.reason), record.request_size, record.full_size),
+        *(record.status, name_send(record.reason), record.sent_bytes, record.full_bytes),
         **{name: getattr(record, name) for name in _LOGGED_MEMBERS},
         response_id=record.provider_response_id,
-        full_blocks=record.sent_blocks + record.saved_blocks,
-        sent_bytes=record.request_size,
-        full_bytes=record.full_size,
+        full_blocks=record.full_blocks,
+        sent_bytes=record.sent_bytes,
+        full_bytes=record.full_bytes,
     )
 
 

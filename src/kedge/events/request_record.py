@@ -23,6 +23,8 @@ that the user stopped it."""
 
 MAX_REJECTED = 8
 """The maximum number of rejected candidates in a record."""
+MAX_OMITTED = 1_000
+"""The maximum number of positions of omitted blocks in a record."""
 
 
 class RejectedCandidate(NamedTuple):
@@ -53,6 +55,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     healed: str = ""
     sent_blocks: int = 0
     sent_bytes: int = 0
+    """The size of the request body, with tool definitions and settings; 0 if the request was not sent."""
     saved_blocks: int = 0
     saved_bytes: int = 0
     input_tokens: int | None = None
@@ -80,8 +83,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache_savings: float | None = None
     settings: str = ""
     """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
-    request_bytes: int | None = None
-    """The size of the request body, with tool definitions and settings; ``None`` if the request was not sent."""
     results_by_id: int = 0
     """Tool results since the newest answer that are matched to their calls by the provider's ids."""
     results_by_fallback: int = 0
@@ -90,19 +91,25 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results without a call, which ``repair`` removed before the request."""
     rejected: tuple[RejectedCandidate, ...] = ()
     """The first responses that would have saved more and could not be continued."""
+    more_rejected: int = 0
+    """The number of further ones."""
+    start: int = 0
+    """The position in the Turn, after its leading system text, from which blocks were sent."""
+    omitted: tuple[int, ...] = ()
+    """The positions of the blocks after it that were not sent: reasoning and compactions that are not proved."""
     node: int = 0
     parent: int = 0
     conversation: str = ""
 
     @property
-    def request_size(self) -> int:
-        """The size of the request body; of its messages alone if it was not recorded."""
-        return self.sent_bytes if self.request_bytes is None else self.request_bytes
+    def full_bytes(self) -> int:
+        """The size of a request body with the complete conversation."""
+        return self.sent_bytes + self.saved_bytes
 
     @property
-    def full_size(self) -> int:
-        """The size of a request body with the complete conversation."""
-        return self.request_size + self.saved_bytes
+    def full_blocks(self) -> int:
+        """The number of blocks of a request with the complete conversation."""
+        return self.sent_blocks + self.saved_blocks
 
     @property
     def usage(self) -> Usage | None:

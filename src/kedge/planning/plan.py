@@ -178,6 +178,17 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
 
     @property
+    def body_start(self) -> int:
+        """The position from which blocks are sent, among those after the leading system text."""
+        return self.start - (self.source.lead if isinstance(self.source, Turn) else 0)
+
+    def list_omitted(self) -> tuple[int, ...]:
+        """Return the positions of the blocks that are left out, among those after the leading system text."""
+        omitted = {block.id for block in self.left_out}
+        delta = enumerate(self.delta if omitted else (), self.body_start)
+        return tuple(position for position, block in delta if block.id in omitted)
+
+    @property
     def sent(self) -> Sequence[Block]:
         """The blocks that are sent: those of the delta that are not left out."""
         omitted = {block.id for block in self.left_out}

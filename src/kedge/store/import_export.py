@@ -329,6 +329,8 @@ def _check_time(value: object) -> float:
 
 
 def _decode_response(form: Json) -> RequestRecord:
+    if "request_bytes" in form:  # version 1
+        form["sent_bytes"] = form.pop("request_bytes")
     if unknown := form.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
     if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in form.values()):

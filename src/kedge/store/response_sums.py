@@ -50,7 +50,7 @@ KEYS: dict[str, str] = {
 SUMS: dict[str, str] = {
     "responses": "COUNT(*)",
     "sent_blocks": "SUM(r.sent_blocks)",
-    "sent_bytes": "SUM(COALESCE(r.request_bytes, r.sent_bytes))",
+    "sent_bytes": "SUM(r.sent_bytes)",
     "saved_blocks": "SUM(r.saved_blocks)",
     "saved_bytes": "SUM(r.saved_bytes)",
     "input_tokens": "SUM(COALESCE(r.input_tokens, 0))",

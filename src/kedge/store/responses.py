@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,50 +46,12 @@ def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
 
 def response_values(row: RequestRecord, scope: int) -> Row:
     """Return the values of `STORED_COLUMNS`, with the number of the scope instead of its name."""
-    values = (
-        row.provider,
-        scope,
-        _clean_text(row.provider_response_id),
-        _clean_text(row.model) or "",
-        row.mode,
-        _clean_text(row.anchor),
-        row.reason or None,
-        row.healed or None,
-        row.sent_blocks,
-        row.sent_bytes,
-        row.saved_blocks,
-        row.saved_bytes,
-        row.input_tokens,
-        row.cached_tokens,
-        row.output_tokens,
-        row.reasoning_tokens,
-        row.cost,
-        row.first_token_seconds,
-        row.seconds,
-        row.status,
-        _clean_text(row.error),
-        row.created_at,
-        row.expires_at,
-        int(row.stored),
-        pack_digest(row.digest),
-        row.block_count,
-        row.depth,
-        row.root_created_at,
-        row.barrier,
-        json.dumps(row.derived) if row.derived else None,
-        msgspec.json.encode(row.counted).decode() if row.counted else None,
-        row.lost_reason or None,
-        row.predicted_cached_tokens,
-        row.cache_write_tokens,
-        row.cache_savings,
-        row.settings or None,
-        row.request_bytes,
-        row.results_by_id,
-        row.results_by_fallback,
-        row.results_unmatched,
-        json.dumps(row.rejected) if row.rejected else None,
-    )
-    return (*values, hash_response((row.provider, row.scope, *values[2:])))
+    values = [getattr(row, name) for name in RESPONSE_COLUMNS]
+    for index, convert in _CONVERTERS.items():
+        values[index] = convert(values[index])
+    checksum = hash_response(values)
+    values[RESPONSE_COLUMNS.index("scope")] = scope
+    return (*values, checksum)
 
 
 def hash_response(values: Sequence[Any]) -> bytes:
@@ -171,7 +133,8 @@ def _response_from_row(row: Row) -> RequestRecord:
     scope, node, parent, conversation, retention = row[len(_READ_COLUMNS) :]
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
-    members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
+    for name in ("derived", "omitted"):
+        members[name] = tuple(decode(members[name])) if members[name] else ()
     members["counted"] = decode_token_counts(members["counted"])
     rejected = decode(members["rejected"]) if members["rejected"] else ()
     members["rejected"] = tuple(RejectedCandidate(*each) for each in rejected)
@@ -294,3 +257,21 @@ def unpack_digest(digest: bytes | None) -> str:
 def _clean_text(value: str) -> str | None:
     """Return text that both databases can store; None for an empty text."""
     return value.replace("\0", "\ufffd") if value else None
+
+
+def _encode_list(values: Sequence[Any]) -> str | None:
+    return json.dumps(values) if values else None
+
+
+_COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_NULLABLE_TEXTS, _clean_text),
+    "model": lambda name: _clean_text(name) or "",
+    "stored": int,
+    "digest": pack_digest,
+    "derived": _encode_list,
+    "counted": lambda counts: msgspec.json.encode(counts).decode() if counts else None,
+    "rejected": _encode_list,
+    "omitted": _encode_list,
+}
+_CONVERTERS = {RESPONSE_COLUMNS.index(name): convert for name, convert in _COLUMN_TYPES.items()}
+"""What converts the value of a member to that of its column, by the position of the column."""

@@ -117,11 +117,13 @@ CREATE TABLE responses (
     cache_write_tokens BIGINT,
     cache_savings DOUBLE PRECISION,
     settings TEXT,
-    request_bytes BIGINT,
     results_by_id BIGINT NOT NULL,
     results_by_fallback BIGINT NOT NULL,
     results_unmatched BIGINT NOT NULL,
     rejected TEXT,
+    more_rejected BIGINT NOT NULL,
+    start BIGINT NOT NULL,
+    omitted TEXT,
     checksum BYTEA
 );
 

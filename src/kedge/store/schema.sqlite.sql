@@ -118,11 +118,13 @@ CREATE TABLE responses (
     cache_write_tokens INTEGER,
     cache_savings REAL,
     settings TEXT,
-    request_bytes INTEGER,
     results_by_id INTEGER NOT NULL,
     results_by_fallback INTEGER NOT NULL,
     results_unmatched INTEGER NOT NULL,
     rejected TEXT,
+    more_rejected INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    omitted TEXT,
     checksum BLOB
 );
 

@@ -358,7 +358,7 @@ def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[M
 def response_totals(row: RequestRecord) -> Totals:
     """Return the totals of one response."""
     tokens = (row.input_tokens or 0) + (row.output_tokens or 0)
-    return Totals(1, tokens, row.request_size, row.full_size, row.cost or 0.0)
+    return Totals(1, tokens, row.sent_bytes, row.full_bytes, row.cost or 0.0)
 
 
 async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:

@@ -1,8 +1,6 @@
 """Build plan cards: the blocks that a past request sent, its anchor, and why newer candidates were rejected.
 
-A plan is a pure function of the Turn, so it can be recomputed from the Turn as it was before the request
-and the responses at that time. The response's row records the request as it was sent; where the two differ
-(because the request was healed) the row is correct. The first part compares the blocks of two branches.
+Everything on a card is in the record of the request. The first part compares the blocks of two branches.
 """
 
 import json
@@ -12,18 +10,10 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 
 from markupsafe import Markup, escape
-from msgspec import structs
 
-from kedge.events.request_record import MAX_REJECTED, RejectedCandidate
-from kedge.planning import (
-    AnchorRecord,
-    RequestPlan,
-    get_state,
-    plan_request,
-    set_state,
-)
+from kedge.events.request_record import RejectedCandidate
 from kedge.planning.explain import describe_full_send
-from kedge.planning.reusable_items import base_scope, get_conversation_id
+from kedge.planning.reusable_items import get_conversation_id
 from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import (
     HEALING_TEXTS,
@@ -180,48 +170,22 @@ MAX_BODY_CHARS = 200_000
 """The maximum number of characters shown of a raw body."""
 
 
-def rebuild_plan(turn: Turn, row: RequestRecord, records: Iterable[AnchorRecord]) -> RequestPlan:
-    """Recompute the plan of a past request from the Turn as it was before it."""
-    earlier = [record for record in records if record.created_at < row.created_at]
-    mode = row.mode if row.mode in ("chained", "stateless", "conversation") else "chained"
-    state = structs.replace(
-        get_state(turn), anchors=tuple(_restore_record(r, row) for r in get_state(turn).anchors)
-    )
-    return plan_request(
-        set_state(turn, state),
-        scope=base_scope(row.scope),
-        mode=mode,
-        now=row.created_at,
-        extra=[_restore_record(record, row) for record in earlier],
-    )
-
-
-def _restore_record(record: AnchorRecord, row: RequestRecord) -> AnchorRecord:
-    """Return a record as it was at the time of the request, when its anchor was not lost yet."""
-    if record.status == "lost" and record.response_id == row.anchor:
-        return structs.replace(record, status="completed")
-    return record
-
-
 def build_plan_card(
-    plan: RequestPlan,
     row: RequestRecord,
     turn: Turn,
     exchanges: Sequence[StoredExchange],
     changed: str = "",
 ) -> PlanCard:
-    """Build the card of a past request; ``changed`` names the block that broke the chain."""
-    agrees = (plan.anchor_id, plan.delta_blocks) == (row.anchor, row.sent_blocks)
-    sent = {block.id for block in plan.delta} if agrees else set[str]()
+    """Build the card of a past request for a Turn; ``changed`` names the block that broke the chain."""
     reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
     return PlanCard(
         row,
         describe_request_size(row),
         _format_headline(row, reason),
         changed,
-        _build_strip(turn.body, sent, {block.id for block in plan.left_out}) if agrees else (),
+        _build_strip(turn.body, row),
         tuple(map(_to_rejected, row.rejected)),
-        tuple(_iter_notes(plan, row)),
+        tuple(_iter_notes(row)),
         tuple(iter_facts(row)),
         tuple(
             RawExchange(format_body(each.request), format_body(each.reply), each.status)
@@ -233,7 +197,7 @@ def build_plan_card(
 def describe_request_size(row: RequestRecord) -> str:
     """Return one sentence about the messages that were sent and those that the server already had."""
     if not row.anchor:
-        total = row.sent_blocks + row.saved_blocks
+        total = row.full_blocks
         return f"Sent {'all ' if total > 1 else ''}{pluralize(total, 'message')}."
     sent = pluralize(row.sent_blocks, "new message") if row.sent_blocks else "no new message"
     if not row.saved_blocks:
@@ -243,7 +207,7 @@ def describe_request_size(row: RequestRecord) -> str:
 
 
 def _format_headline(row: RequestRecord, reason: str) -> str:
-    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.request_size)}"
+    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
     if row.anchor:
         return f"Chained on {row.anchor}: sent {sent}."
     return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
@@ -254,17 +218,15 @@ def _to_rejected(rejected: RejectedCandidate) -> RejectedShape:
     return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
 
 
-def _iter_notes(plan: RequestPlan, row: RequestRecord) -> Iterable[str]:
-    if len(plan.rejected) > MAX_REJECTED:
-        yield f"{len(plan.rejected) - MAX_REJECTED} more candidates were rejected."
+def _iter_notes(row: RequestRecord) -> Iterable[str]:
+    if row.more_rejected:
+        yield f"Also rejected: {pluralize(row.more_rejected, 'more candidate')}."
     if row.healed:
         yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
     if row.lost_reason:
         yield f"Later requests cannot use it: {LOST_TEXTS.get(row.lost_reason, row.lost_reason)}."
-    if plan.left_out:
-        yield f"Left out: {pluralize(len(plan.left_out), 'block')} of reasoning or compaction."
-    for problem in plan.problems[:MAX_REJECTED]:
-        yield f"{problem}."
+    if row.omitted:
+        yield f"Left out: {pluralize(len(row.omitted), 'block')} of reasoning or compaction."
 
 
 def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
@@ -273,9 +235,8 @@ def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
     yield "Mode", row.mode
     if object_id := get_conversation_id(row.scope):
         yield "Conversation object", object_id
-    full = format_size(row.full_size)
-    suffix = "" if row.request_bytes is not None else ", without tools and settings"
-    yield "Request size", f"{format_size(row.request_size)} instead of {full}{suffix}"
+    sizes = f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}"
+    yield "Request size", sizes if row.sent_bytes else "not sent"
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
         predicted = row.predicted_cached_tokens
@@ -294,21 +255,23 @@ def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
         yield "Chain depth", format_number(row.depth)
 
 
-def _build_strip(
-    blocks: Sequence[Block], delta: set[str], omitted: set[str]
-) -> tuple[BlockMark, ...]:
-    """Return a mark for each block; long runs of blocks that the server had are folded."""
-    marks: list[BlockMark] = []
-    run: list[BlockMark] = []
-    for block in blocks:
-        is_omitted = block.id in omitted
-        is_sent = block.id in delta and not is_omitted
-        mark = BlockMark(block.kind, describe(block), is_sent, omitted=is_omitted)
-        run.append(mark)
-        if block.id in delta:
-            marks += [*_fold_run(run[:-1]), mark]
-            run = []
-    return (*marks, *_fold_run(run))
+def _build_strip(blocks: Sequence[Block], row: RequestRecord) -> tuple[BlockMark, ...]:
+    """Return a mark for each block; long runs of blocks that the server had are folded.
+
+    There are none if middleware added or removed blocks: then positions in the stored Turn mean nothing.
+    """
+    if row.start + row.sent_blocks + len(row.omitted) != len(blocks):
+        return ()
+    marks = [
+        BlockMark(
+            block.kind,
+            describe(block),
+            position >= row.start and position not in row.omitted,
+            omitted=position in row.omitted,
+        )
+        for position, block in enumerate(blocks)
+    ]
+    return (*_fold_run(marks[: row.start]), *marks[row.start :])
 
 
 def _fold_run(run: list[BlockMark]) -> list[BlockMark]:

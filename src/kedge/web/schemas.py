@@ -496,12 +496,11 @@ class ResponseShape(ApiModel):
     reason: str
     healed: str
     sent_blocks: int
-    sent_bytes: int
+    sent_bytes: int = Field(
+        description="The size of the request body, with tool definitions and settings; 0 if it was not sent."
+    )
     saved_blocks: int
     saved_bytes: int
-    request_bytes: int | None = Field(
-        description="The size of the request body, with tool definitions and settings."
-    )
     results_by_id: int = Field(
         description="Tool results since the newest answer, matched to their calls by the provider's ids."
     )

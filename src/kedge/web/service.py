@@ -56,7 +56,6 @@ from kedge.web.plan_card import (
     build_plan_card,
     describe_first_change,
     pair_edits,
-    rebuild_plan,
 )
 from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
@@ -331,12 +330,9 @@ class ConversationService:
         if response is None:
             raise NotInStore(f"node {node} of this conversation was not created by a request")
         turn = (await self.store.load(row, response.parent)).turn()
-        path = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
-        records = (each.record for each in path if each)
-        plan = rebuild_plan(turn, response, [each for each in records if each])
         changed = await self._describe_change(row, tree, response, turn.blocks)
         exchanges = await load_exchanges(self.store, node)
-        return build_plan_card(plan, response, turn, exchanges, changed)
+        return build_plan_card(response, turn, exchanges, changed)
 
     async def _describe_change(
         self,
