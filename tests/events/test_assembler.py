@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from events.streams import assemble, read_messages, replay
+from events.streams import Message, assemble, decode, encode_sse, read_messages, replay
 from kedge.events import (
     AnomalyNoted,
     Assembler,
@@ -14,6 +14,7 @@ from kedge.events import (
     ItemCompleted,
     ItemStarted,
     OpaqueEvent,
+    Outcome,
     PartCompleted,
     ReasoningDelta,
     RefusalDelta,
@@ -240,19 +241,21 @@ def test_item_with_a_new_id_at_the_same_index_is_the_same_item() -> None:
 
 
 def test_two_items_with_the_same_index() -> None:
-    """Items with different ids but the same output index are separate blocks."""
-    events = [
-        ItemStarted("message", "msg_a", 0),
-        ItemStarted("message", "msg_b", 0),
-        TextDelta("one", "msg_a", 0),
-        TextDelta("two", "msg_b", 0),
-        ItemCompleted(message_item("one", "msg_a"), 0),
-        ItemCompleted(message_item("two", "msg_b"), 0),
-        ResponseCompleted(
-            "resp_1", output=(message_item("one", "msg_a"), message_item("two", "msg_b"))
-        ),
-    ]
-    assert list(assemble(events).blocks) == [assistant("one"), assistant("two")]
+    """Items with different ids but the same output index are separate blocks, and their events tell them apart."""
+    stream: list[Message] = []
+    for kind in ("added", "done"):
+        for item_id, text in (("msg_a", "one"), ("msg_b", "two")):
+            item = message_item(text, item_id)
+            stream.append({"type": f"response.output_item.{kind}", "output_index": 0, "item": item})
+            if kind == "added":
+                place = {"item_id": item_id, "output_index": 0, "content_index": 0}
+                stream.append({"type": "response.output_text.delta", **place, "delta": text})
+    for output in ([], [message_item("one", "msg_a"), message_item("two", "msg_b")]):
+        end = {"id": "resp_1", "status": "completed", "output": output}
+        events = decode(encode_sse([*stream, {"type": "response.completed", "response": end}]))
+        shown = [(e.delta, e.output_index) for e in events if isinstance(e, TextDelta)]
+        assert shown == [("one", 0), ("two", 1)]
+        assert list(assemble(events).blocks) == [assistant("one"), assistant("two")]
 
 
 def test_two_messages_with_the_same_id() -> None:
@@ -310,6 +313,16 @@ def test_streamed_item_overrides_the_listed_one(
     assert caplog.text == ""
 
 
+def replay_items(streamed: list[dict[str, Any]], listed: list[dict[str, Any]]) -> Outcome:
+    """Decode and assemble finished items, and the response that lists its items once more."""
+    done = [
+        {"type": "response.output_item.done", "output_index": index, "item": item}
+        for index, item in enumerate(streamed)
+    ]
+    response = {"id": "resp_1", "status": "completed", "output": listed}
+    return replay([*done, {"type": "response.completed", "response": response}])
+
+
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t", "arguments": "{}"}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
 
@@ -341,8 +354,7 @@ def test_response_that_differs_from_its_stream_is_not_an_anchor(
     streamed: list[dict[str, Any]], listed: list[dict[str, Any]], problem: str
 ) -> None:
     """A response that lists other items than its stream is completed but not an anchor."""
-    events: list[Event] = [ItemCompleted(item, index) for index, item in enumerate(streamed)]
-    result = assemble([*events, ResponseCompleted("resp_1", output=tuple(listed))])  # type: ignore[list-item]
+    result = replay_items(streamed, listed)
     assert result.completed
     assert problem in result.anchor_problem
     assert bool(problem) == bool(result.anchor_problem)
@@ -373,10 +385,8 @@ def test_listed_items_with_other_ids_are_not_duplicated() -> None:
         for n in range(3)
     ]
     calls = [{**call, "arguments": f"[{n}]"} for n, call in enumerate(calls)]
-    streamed = [ItemCompleted(call, n + 1) for n, call in enumerate(calls)]
-    reasoning_item = ItemCompleted({"type": "reasoning", "id": "rs_1", "summary": []}, 0)
-    anonymous = tuple({**call, "id": f"x{n}", "call_id": f"y{n}"} for n, call in enumerate(calls))
-    result = assemble([reasoning_item, *streamed, ResponseCompleted("resp_1", output=anonymous)])
+    anonymous = [{**call, "id": f"x{n}", "call_id": f"y{n}"} for n, call in enumerate(calls)]
+    result = replay_items([REASONING, *calls], anonymous)
     assert [block.kind for block in result.blocks] == ["reasoning"] + ["tool_call"] * 3
 
 

@@ -4,6 +4,7 @@ from kedge.events.anthropic import AnthropicDecoder
 from kedge.events.assembler import DAMAGED_STREAM, Assembler
 from kedge.events.chat_completions import ChatDecoder
 from kedge.events.decoder import StreamDecoder
+from kedge.events.items import ToolCall
 from kedge.events.request_record import RequestRecord
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
@@ -23,7 +24,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.events.sse import SSEDecoder, SSEMessage
-from kedge.events.tool_calls import CallSummary, ToolCall, ToolCallState, ToolCallUpdate
+from kedge.events.tool_calls import CallSummary, ToolCallState, ToolCallUpdate
 from kedge.events.types import (
     PARTIAL,
     AnomalyNoted,

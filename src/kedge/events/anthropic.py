@@ -362,7 +362,7 @@ def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) ->
         _emit_refusal(state, found)
     facts, usage = _response_facts(state), read_usage(state.usage)
     if ending in ("completed", "refused"):
-        state.resolve_calls(found)
+        found += state.calls.resolve_open()
         found.append(ResponseCompleted(**facts, usage=usage))
     else:
         found.append(ResponseIncomplete(**facts, reason=code, usage=usage))

@@ -1,23 +1,38 @@
 """Assemble the events of a response into blocks, for every provider.
 
-The assembler collects the events of each output item in an ``ItemBuilder``. A response is ``completed`` only if
-its terminal event is ``completed`` *and* every item is known to be complete. A stream with a problem (an event
-that could not be parsed, a gap, a late delta) is still complete if finished items cover all of it; otherwise it
-has failed, and the outcome has the reason.
+The assembler collects the events of each output item in an ``ItemBuilder``: a dictionary by output index, and of
+calls by ``call_id``, because the decoder has decided which item each event belongs to. A response is ``completed``
+only if its terminal event is ``completed`` *and* every item is known to be complete. A stream with a problem (an
+event that could not be parsed, a gap, a late delta) is still complete if finished items cover all of it; otherwise
+it has failed, and the outcome has the reason.
 """
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_conversation_id
-from kedge.events.output_items import EVENT_HANDLERS, MESSAGE, REASONING, ItemBuilder, OutputBuilder
+from kedge.events.fields import read_conversation_id, read_logprobs, read_message_parts
+from kedge.events.output_items import (
+    CALL_TYPES,
+    CUSTOM_CALL,
+    FUNCTION_CALL,
+    MESSAGE,
+    REASONING,
+    ItemBuilder,
+    PartBuilder,
+)
 from kedge.events.types import (
     AnomalyNoted,
     Event,
+    ItemCompleted,
+    ItemStarted,
     Outcome,
     OutcomeStatus,
+    PartCompleted,
+    PartKind,
+    ReasoningDelta,
     RefusalDelta,
     ResponseCompleted,
     ResponseFailed,
@@ -26,6 +41,10 @@ from kedge.events.types import (
     StreamFailed,
     TerminalEvent,
     TextDelta,
+    ToolArgumentsDelta,
+    ToolCallCompleted,
+    ToolCallRenamed,
+    ToolCallStarted,
     Usage,
 )
 from kedge.turns import Block
@@ -50,7 +69,9 @@ class Assembler:
     def __init__(self, *, origin: str = "engine", native_api: str = "") -> None:
         self._origin = origin
         self._native_api = native_api
-        self._output = OutputBuilder()
+        self._items: dict[object, ItemBuilder] = {}
+        self._parts: dict[tuple[PartKind, int, int], PartBuilder] = {}
+        self._is_listed_otherwise = False
         self._started = _NOT_STARTED
         self._terminal: TerminalEvent | None = None
         self._error: StreamFailed | None = None
@@ -63,13 +84,9 @@ class Assembler:
         Args:
             event: An event, in the order in which the decoder emitted it.
         """
-        if self._terminal is not None:
-            return
-        handle = EVENT_HANDLERS.get(type(event))
-        if handle is not None:
-            handle(self._output, event)
-        else:
-            self._update_response(event)
+        handle = self._HANDLERS.get(type(event))
+        if handle is not None and self._terminal is None:
+            handle(self, event)
 
     @property
     def response_id(self) -> str:
@@ -91,7 +108,15 @@ class Assembler:
         They are for the end of the response: until then it may turn out that the server lost the context, and
         an answer that was not shown can be requested again.
         """
-        return self._output.unstreamed_text()
+        for slot in self._sorted_items():
+            streamed = any(part.text for part in slot.parts.values())
+            if slot.type == MESSAGE and slot.item is not None and not streamed:
+                for kind, at, text, part in read_message_parts(slot.item):
+                    place = slot.item_id, slot.output_index, at
+                    if kind == "text":
+                        yield TextDelta(text, *place, read_logprobs(part))
+                    else:
+                        yield RefusalDelta(text, *place)
 
     def finish(self) -> Outcome:
         """End the response.
@@ -121,7 +146,7 @@ class Assembler:
             ended.reason if isinstance(ended, ResponseIncomplete) else "",
             code,
             message,
-            self._anchor_problem or self._output.anchor_problem,
+            self._anchor_problem or self._find_anchor_problem(),
             self._is_stored(),
             self._read_conversation(),
         )
@@ -148,27 +173,134 @@ class Assembler:
                 return conversation_id
         return None
 
-    def _update_response(self, event: Event) -> None:
-        """Apply an event that concerns the response itself."""
-        match event:
-            case ResponseStarted():
-                self._started = event
-            case ResponseCompleted() | ResponseIncomplete():
-                self._terminal = event
-                self._output.merge_listed(event.output or ())
-            case ResponseFailed():
-                self._terminal = event
-            case StreamFailed():  # a terminal event may still follow
-                self._error = self._error or event
-            case AnomalyNoted(kind="contradiction" | "replaced_text"):
-                self._anchor_problem = self._anchor_problem or event.detail
-            case AnomalyNoted():
-                self._anomalies.setdefault(event.kind, event.detail)
-            case _:
-                pass
+    def _add_text(self, event: TextDelta) -> None:
+        part = self._parts.get(("text", event.output_index, event.content_index))
+        if part is None:
+            part = self._find_part("text", event, event.content_index)
+        if not part.is_complete:
+            part.pieces.append(event.delta)
+            if event.logprobs:
+                part.logprobs += event.logprobs
+
+    def _add_delta(self, event: RefusalDelta | ReasoningDelta) -> None:
+        is_refusal = isinstance(event, RefusalDelta)
+        kind, index = ("refusal", event.content_index) if is_refusal else (event.kind, event.index)
+        part = self._find_part(kind, event, index)
+        if not part.is_complete:
+            part.pieces.append(event.delta)
+
+    def _complete_part(self, event: PartCompleted) -> None:
+        self._find_part(event.kind, event, event.index).complete(event.text)
+
+    def _start_call(self, event: ToolCallStarted | ToolCallCompleted) -> ItemBuilder:
+        is_new = event.call_id not in self._items
+        kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
+        slot = self._find_item(kind, event.item_id, event.output_index, event.call_id)
+        if is_new:
+            slot.name = event.name
+            slot.has_fallback_id = isinstance(event, ToolCallStarted) and bool(event.fallback)
+        return slot
+
+    def _add_arguments(self, event: ToolArgumentsDelta) -> None:
+        slot = self._items.get(event.call_id)
+        if slot is not None and not slot.arguments.is_complete:
+            slot.arguments.pieces.append(event.delta)
+
+    def _rename_call(self, event: ToolCallRenamed) -> None:
+        slot = self._items.pop(event.was, None)
+        if slot is not None:
+            slot.call_id = event.call_id
+            slot.has_fallback_id = False
+            self._items[event.call_id] = slot
+
+    def _complete_call(self, event: ToolCallCompleted) -> None:
+        slot = self._start_call(event)
+        slot.name = event.name
+        slot.arguments = PartBuilder([event.arguments], is_complete=True)
+
+    def _start_item(self, event: ItemStarted) -> None:
+        self._find_item(event.type, event.item_id, event.output_index)
+
+    def _complete_item(self, event: ItemCompleted) -> None:
+        self._add_finished(event.item, event.output_index)
+
+    def _start_response(self, event: ResponseStarted) -> None:
+        self._started = event
+
+    def _end_response(self, event: TerminalEvent) -> None:
+        self._terminal = event
+        if isinstance(event, ResponseFailed) or not event.output:
+            return  # an empty list is from a server that does not list its items
+        places = event.indexes or range(len(event.output))
+        order = list(map(self._add_finished, event.output, places))
+        visible = [slot for slot in self._sorted_items() if slot.has_content]
+        self._is_listed_otherwise = [id(slot) for slot in visible if slot.type != REASONING] != [
+            id(slot) for slot in order if slot.type != REASONING
+        ]
+
+    def _note_error(self, event: StreamFailed) -> None:
+        self._error = self._error or event  # a terminal event may still follow
+
+    def _note_anomaly(self, event: AnomalyNoted) -> None:
+        if event.kind in ("contradiction", "replaced_text"):
+            self._anchor_problem = self._anchor_problem or event.detail
+        else:
+            self._anomalies.setdefault(event.kind, event.detail)
+
+    def _find_part(self, kind: PartKind, event: Any, index: int) -> PartBuilder:
+        item_type = MESSAGE if kind in ("text", "refusal") else REASONING
+        slot = self._find_item(item_type, event.item_id, event.output_index)
+        part = slot.parts.setdefault((kind, index), PartBuilder())
+        if event.output_index >= 0:
+            self._parts[kind, event.output_index, index] = part
+        return part
+
+    def _find_item(
+        self, kind: str, item_id: str, output_index: int, call_id: str = ""
+    ) -> ItemBuilder:
+        """Return the item with this call id or at this index; events without an index are told apart by id and type."""
+        key = call_id or (output_index if output_index >= 0 else (item_id, kind))
+        slot = self._items.get(key)
+        if slot is None:
+            index = output_index
+            if index < 0:
+                index = max((each.output_index for each in self._items.values()), default=-1) + 1
+            slot = self._items[key] = ItemBuilder(kind, index, item_id, call_id=call_id)
+        slot.item_id = slot.item_id or ("" if call_id else item_id)
+        return slot
+
+    def _add_finished(self, item: Mapping[str, Any], output_index: int) -> ItemBuilder:
+        """Add a finished item, of which the first version is used."""
+        item_id, kind, call_id = (item.get(name) for name in ("id", "type", "call_id"))
+        item_id = item_id if isinstance(item_id, str) else ""
+        kind = MESSAGE if "type" not in item else kind if isinstance(kind, str) else ""
+        call_id = call_id if isinstance(call_id, str) and kind in CALL_TYPES else ""
+        slot = self._find_item(kind, item_id, output_index, call_id)
+        slot.set_item(item)
+        return slot
+
+    def _sorted_items(self) -> list[ItemBuilder]:
+        return sorted(self._items.values(), key=attrgetter("output_index"))
+
+    def _find_anchor_problem(self) -> str:
+        """Return why these items may differ from those that the server stored; empty if there is no such sign.
+
+        A finished response lists its items once more. If the list and the stream differ, it is unknown
+        which version the server stored, so the response proves nothing about the server's memory.
+        """
+        for slot in self._items.values():
+            if slot.is_contradicted or slot.lacks_text:
+                return (
+                    f"item {slot.item_id!r} of type {slot.type!r} differs in the finished response"
+                )
+            if slot.has_fallback_id:
+                return f"the server sent no usable call_id for its call of {slot.name!r}"
+        if self._is_listed_otherwise:
+            return "the finished response lists other items than the stream"
+        return ""
 
     def _build_blocks(self, *, completed: bool, partial: bool) -> Iterator[Block]:
-        for slot in self._output.sorted_items():
+        for slot in self._sorted_items():
             cut = not completed and (slot.is_cut or not slot.is_finished)
             if cut and not partial:
                 continue
@@ -202,7 +334,7 @@ class Assembler:
 
     def _find_damage(self, ended: ResponseCompleted) -> str:
         """Return why a response with a ``completed`` event is not complete, or an empty string."""
-        slots = self._output.sorted_items()
+        slots = self._sorted_items()
         loose = [slot for slot in slots if slot.item is None or slot.lacks_text]
         if "unresolved_call" in self._anomalies:
             return f"{self._anomalies['unresolved_call']} is not a complete tool call"
@@ -225,6 +357,26 @@ class Assembler:
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
+
+    _HANDLERS: ClassVar[dict[type[Event], Callable[[Any, Any], object]]] = {
+        TextDelta: _add_text,
+        RefusalDelta: _add_delta,
+        ReasoningDelta: _add_delta,
+        PartCompleted: _complete_part,
+        ToolCallStarted: _start_call,
+        ToolArgumentsDelta: _add_arguments,
+        ToolCallRenamed: _rename_call,
+        ToolCallCompleted: _complete_call,
+        ItemStarted: _start_item,
+        ItemCompleted: _complete_item,
+        ResponseStarted: _start_response,
+        ResponseCompleted: _end_response,
+        ResponseIncomplete: _end_response,
+        ResponseFailed: _end_response,
+        StreamFailed: _note_error,
+        AnomalyNoted: _note_anomaly,
+    }
+    """The method that applies each type of event."""
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:

@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Literal, cast
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
-from kedge.events.tool_calls import ToolCall, ToolCallUpdate, valid_call_id
+from kedge.events.items import ToolCall
+from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
 from kedge.events.types import (
     ItemCompleted,
     OpaqueEvent,
@@ -263,7 +264,7 @@ class ChatDecoder(StreamDecoder):
         facts: JsonObject = {**_response_facts(state), "status": status}
         if status == "completed":
             _add_empty_arguments(state)
-            state.resolve_calls(found)
+            found += state.calls.resolve_open()
         _emit_items(state, found, completed=status == "completed")
         match status:
             case "completed":
@@ -509,7 +510,10 @@ def _read_call(
     if seen and seen.unannounced is None and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
         # extended, so this is another call, or a repetition; a list does not repeat a call.
-        known, in_list = state.calls.get_at(seen.output_index), seen.output_index in listed
+        known, in_list = (
+            cast("ToolCall", state.calls.items[seen.output_index]),
+            seen.output_index in listed,
+        )
         if _is_complete(known):
             if not in_list and known.arguments == _argument_text(arguments):
                 return seen.output_index
@@ -540,7 +544,7 @@ def _is_repeated(
 ) -> bool:
     """Return whether a piece after the finish reason belongs to a call that is complete."""
     if seen is not None:
-        known = None if seen.unannounced else state.calls.get_at(seen.output_index)
+        known = None if seen.unannounced else cast("ToolCall", state.calls.items[seen.output_index])
         return known is not None and (known.custom or _is_complete(known))
     text = _argument_text(arguments or "")
     calls = [call for call in state.calls.sorted_calls() if call.name == name]

@@ -44,12 +44,6 @@ class DecoderState:
         taken, self.logprobs = self.logprobs, ()
         return taken
 
-    def resolve_calls(self, found: EventList) -> None:
-        """Complete the tool calls of a complete response, and report those that cannot be completed."""
-        events, unresolved = self.calls.resolve_open()
-        found += events
-        found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
-
 
 class StreamDecoder(ABC):
     """Decodes the stream of one response; the base class of the decoders of each API.
@@ -149,10 +143,7 @@ class StreamDecoder(ABC):
         if not self._closed:
             self._closed = True
             for message in self._sse.close():
-                if message.data.startswith(DONE) or _parse_object(message.data) is not None:
-                    self._read_sse_message(message, found)
-                else:
-                    log.debug("the stream ended inside an event")
+                self._read_sse_message(message, found)
             self._finish(found)
             if not self.ended:
                 self.calls.log_summary()
@@ -183,16 +174,22 @@ class StreamDecoder(ABC):
 
     def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message
-        parsed = _parse_object(data)
-        if parsed is None:
+        try:
+            parsed = decode(data, parse_constant=_read_null)
+        except (ValueError, RecursionError):  # a number with too many digits is a ValueError
+            parsed = None
+        if type(parsed) is not dict:
             if data.startswith(DONE):
                 self._read_done(found)
+            elif self._closed:
+                log.debug("the stream ended inside an event")
             elif self._expects_json(event):
                 self._report_malformed(event, None, "not a JSON object", found)
             return
+        content = cast("JsonObject", parsed)
         if "\\ud" in data or "\\uD" in data:
-            parsed = self._repair_message(parsed, event)
-        self._decode_message(parsed, event, found)
+            content = self._repair_message(content, event)
+        self._decode_message(content, event, found)
 
     def _emit_opaque(
         self, kind: str, message: JsonObject, found: EventList, *, known: bool = False
@@ -213,11 +210,3 @@ class StreamDecoder(ABC):
 
 def _read_null(name: str) -> None:
     """Read a log probability of -Infinity, which some servers send and which is not JSON."""
-
-
-def _parse_object(data: str) -> JsonObject | None:
-    try:
-        value = decode(data, parse_constant=_read_null)
-    except (ValueError, RecursionError):  # a number with too many digits is a ValueError
-        return None
-    return cast("JsonObject", value) if type(value) is dict else None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from kedge.events.tool_calls import ToolCallUpdate
 from kedge.events.types import Usage
 from kedge.turns.frozen_json import copy_read_only_object
 
@@ -107,20 +106,6 @@ def read_usage(response: Mapping[str, Any]) -> Usage | None:
 def is_tool_call(item: JsonObject) -> bool:
     """Return whether an item is a call of a client-side tool."""
     return get_text(item, "type") in CALL_ARGUMENTS
-
-
-def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
-    """Return the fields of a tool call in an item."""
-    kind = item["type"]
-    return ToolCallUpdate(
-        item.get("call_id"),
-        get_text(item, "name"),
-        get_text(item, "id"),
-        output_index,
-        kind == "custom_tool_call",
-        get_arguments(item, CALL_ARGUMENTS[kind]),
-        item.get("status") == "incomplete",
-    )
 
 
 def get_arguments(message: JsonObject, name: str) -> str | None:
@@ -255,24 +240,24 @@ def repair_surrogates(value: Any) -> Any:
 class SurrogateJoiner:
     """Joins surrogate pairs across the deltas of a text; each key is a separate text."""
 
-    __slots__ = ("_pending", "_replaced")
+    __slots__ = ("_replaced", "pending")
 
     def __init__(self) -> None:
-        self._pending: dict[object, str] = {}
+        self.pending: dict[object, str] = {}
         self._replaced = False
 
     @property
     def replaced(self) -> bool:
         """Whether a lone surrogate was replaced by U+FFFD, or is still waiting for its other half."""
-        return self._replaced or bool(self._pending)
+        return self._replaced or bool(self.pending)
 
     def feed(self, key: object, delta: str) -> str:
         """Return the delta to emit now; empty if it is only the first half of a character."""
-        if not self._pending and (delta.isascii() or not has_surrogates(delta)):
+        if not self.pending and (delta.isascii() or not has_surrogates(delta)):
             return delta
-        text = self._pending.pop(key, "") + delta
+        text = self.pending.pop(key, "") + delta
         if text and "\ud800" <= text[-1] <= "\udbff":
-            self._pending[key] = text[-1]
+            self.pending[key] = text[-1]
             text = text[:-1]
         repaired = repair_surrogates(text)
         if repaired.count(REPLACEMENT) > text.count(REPLACEMENT):
@@ -281,4 +266,4 @@ class SurrogateJoiner:
 
     def discard(self, key: object) -> None:
         """Drop a pending half of a text whose complete version has arrived."""
-        self._pending.pop(key, None)
+        self.pending.pop(key, None)

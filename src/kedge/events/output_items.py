@@ -1,34 +1,13 @@
-"""Build the output items of a response from its events.
-
-The builder of an item is found by item id, and that of a call also by ``call_id``. An unknown id may belong
-to the only open item of that type at the same output index, because some servers change ids within a
-stream.
-"""
+"""Build the block of an output item from its events."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_logprobs, read_message_parts, repair_surrogates
-from kedge.events.tool_calls import match_items
-from kedge.events.types import (
-    PARTIAL,
-    Event,
-    ItemCompleted,
-    ItemStarted,
-    PartCompleted,
-    PartKind,
-    ReasoningDelta,
-    RefusalDelta,
-    TextDelta,
-    ToolArgumentsDelta,
-    ToolCallCompleted,
-    ToolCallRenamed,
-    ToolCallStarted,
-)
+from kedge.events.fields import read_message_parts, repair_surrogates
+from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.tool_pairs import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
 from kedge.turns import (
@@ -59,7 +38,7 @@ MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
 """The item types that can be built from deltas; others need the finished item."""
 CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
 _BUILT_TYPES = (MESSAGE, REASONING, *CALL_TYPES)
-_TEXT_TYPES = frozenset({"output_text", "text", "refusal"})
+_TEXT_TYPES = ("output_text", "text", "refusal")
 
 
 @dataclass(slots=True)
@@ -235,8 +214,8 @@ def _is_empty_message(item: Item) -> bool:
     if not isinstance(content, list):
         return not content
     parts = cast("list[Any]", content)
-    kinds = {cast("Item", part).get("type") if isinstance(part, dict) else "" for part in parts}
-    return kinds <= _TEXT_TYPES and not read_message_parts(item)
+    kinds = [cast("Item", part).get("type") if isinstance(part, dict) else "" for part in parts]
+    return all(kind in _TEXT_TYPES for kind in kinds) and not read_message_parts(item)
 
 
 def _items_differ(one: Item, other: Item) -> bool:
@@ -250,221 +229,3 @@ def _items_differ(one: Item, other: Item) -> bool:
 def _count_annotations(item: Item) -> int:
     """Return how many annotations the texts of a message have."""
     return sum(len(part.get("annotations") or ()) for _, _, _, part in read_message_parts(item))
-
-
-class OutputBuilder:
-    """Builds the output items of one response."""
-
-    def __init__(self) -> None:
-        self._items: list[ItemBuilder] = []
-        self._by_item: dict[str, ItemBuilder] = {}
-        self._by_call: dict[str, ItemBuilder] = {}
-        self._by_index: dict[int, list[ItemBuilder]] = {}
-        self._last_index = -1
-        self._is_listed_otherwise = False
-
-    @property
-    def anchor_problem(self) -> str:
-        """Why these items may differ from those that the server stored; empty if there is no such sign.
-
-        A finished response lists its items once more. If the list and the stream differ, it is unknown
-        which version the server stored, so the response proves nothing about the server's memory.
-        """
-        for slot in self._items:
-            if slot.is_contradicted or slot.lacks_text:
-                return (
-                    f"item {slot.item_id!r} of type {slot.type!r} differs in the finished response"
-                )
-            if slot.has_fallback_id:
-                return f"the server sent no usable call_id for its call of {slot.name!r}"
-        if self._is_listed_otherwise:
-            return "the finished response lists other items than the stream"
-        return ""
-
-    def sorted_items(self) -> list[ItemBuilder]:
-        """Return the items in output order."""
-        return sorted(self._items, key=attrgetter("output_index"))
-
-    def unstreamed_text(self) -> Iterator[TextDelta | RefusalDelta]:
-        """Yield deltas with the text of messages that only finished items contain."""
-        for slot in self.sorted_items():
-            streamed = any(part.text for part in slot.parts.values())
-            if slot.type == MESSAGE and slot.item is not None and not streamed:
-                for kind, at, text, part in read_message_parts(slot.item):
-                    place = slot.item_id, slot.output_index, at
-                    if kind == "text":
-                        yield TextDelta(text, *place, read_logprobs(part))
-                    else:
-                        yield RefusalDelta(text, *place)
-
-    def add_text(self, event: TextDelta) -> None:
-        """Add text to a message."""
-        part = self._find_part(MESSAGE, event, "text", event.content_index)
-        if not part.is_complete:
-            part.pieces.append(event.delta)
-            if event.logprobs:
-                part.logprobs += event.logprobs
-
-    def add_refusal(self, event: RefusalDelta) -> None:
-        """Add text to a refusal."""
-        part = self._find_part(MESSAGE, event, "refusal", event.content_index)
-        if not part.is_complete:
-            part.pieces.append(event.delta)
-
-    def add_reasoning(self, event: ReasoningDelta) -> None:
-        """Add text to a reasoning summary or to the reasoning itself."""
-        part = self._find_part(REASONING, event, event.kind, event.index)
-        if not part.is_complete:
-            part.pieces.append(event.delta)
-
-    def complete_part(self, event: PartCompleted) -> None:
-        """Set the complete text of a part."""
-        kind = MESSAGE if event.kind in ("text", "refusal") else REASONING
-        self._find_part(kind, event, event.kind, event.index).complete(event.text)
-
-    def start_call(self, event: ToolCallStarted) -> None:
-        """Start a tool call."""
-        if event.call_id not in self._by_call:
-            kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
-            slot = self._add_item(kind, event.item_id, event.output_index)
-            slot.call_id, slot.name = event.call_id, event.name
-            slot.has_fallback_id = bool(event.fallback)
-            self._by_call[event.call_id] = slot
-
-    def add_arguments(self, event: ToolArgumentsDelta) -> None:
-        """Add to the arguments of a call."""
-        slot = self._by_call.get(event.call_id)
-        if slot is not None and not slot.arguments.is_complete:
-            slot.arguments.pieces.append(event.delta)
-
-    def rename_call(self, event: ToolCallRenamed) -> None:
-        """Change the id of a call to the provider's id."""
-        slot = self._by_call.pop(event.was, None)
-        if slot is not None:
-            slot.call_id = event.call_id
-            slot.has_fallback_id = False
-            self._by_call[event.call_id] = slot
-
-    def complete_call(self, event: ToolCallCompleted) -> None:
-        """Complete a tool call."""
-        self.start_call(
-            ToolCallStarted(
-                event.call_id, event.name, event.item_id, event.output_index, event.custom
-            )
-        )
-        slot = self._by_call[event.call_id]
-        slot.name = event.name
-        slot.arguments = PartBuilder([event.arguments], is_complete=True)
-
-    def start_item(self, event: ItemStarted) -> None:
-        """Start an item."""
-        self._find_item(event.type, event.item_id, event.output_index, match_other_ids=False)
-
-    def complete_item(self, event: ItemCompleted) -> None:
-        """Complete an item; the first finished version is used."""
-        item_id, item_type, call_id = _item_keys(event.item)
-        slot = self._by_call.get(call_id)
-        if slot is None:
-            slot = self._find_item(item_type, item_id, event.output_index)
-        slot.set_item(event.item)
-
-    def merge_listed(self, items: tuple[Item, ...]) -> None:
-        """Add the items that the finished response lists and the stream did not contain."""
-        listed = [_ListedItem(index, *_item_keys(item)) for index, item in enumerate(items)]
-        known = match_items(
-            listed,
-            self._items,
-            (attrgetter("call_id"), attrgetter("call_id")),
-            (lambda each: id(self._by_item.get(each.item_id)), id),
-            (lambda each: (each.position, each.type), lambda slot: (slot.output_index, slot.type)),
-            (attrgetter("type"), attrgetter("type")),
-        )
-        order: list[ItemBuilder] = []
-        for each, item, slot in zip(listed, items, known, strict=True):
-            filled = slot or self._add_item(each.type, each.item_id, each.position)
-            filled.call_id = filled.call_id or each.call_id
-            filled.set_item(item)
-            order.append(filled)
-        # An empty list is from a server that does not list its items.
-        visible = [slot for slot in self.sorted_items() if slot.has_content]
-        self._is_listed_otherwise = bool(items) and (
-            [id(slot) for slot in visible if slot.type != REASONING]
-            != [id(slot) for slot in order if slot.type != REASONING]
-        )
-
-    # Find the item that an event belongs to.
-
-    def _find_part(self, kind: str, event: Any, part: PartKind, index: int) -> PartBuilder:
-        slot = self._by_item.get(event.item_id)
-        if slot is None:
-            slot = self._find_item(kind, event.item_id, event.output_index)
-        key = (part, index)
-        found = slot.parts.get(key)
-        if found is None:
-            found = slot.parts[key] = PartBuilder()
-        return found
-
-    def _find_item(
-        self, kind: str, item_id: str, output_index: int, *, match_other_ids: bool = True
-    ) -> ItemBuilder:
-        """Return this item, else the only open one at its index, else a new one."""
-        slot = self._by_item.get(item_id)
-        if slot is not None and slot.item and output_index not in (-1, slot.output_index):
-            slot = None  # that item is finished; this is another one with the same id
-        if slot is None:
-            slots = [
-                slot
-                for slot in self._by_index.get(output_index, ())
-                if slot.type == kind
-                and slot.item is None
-                and (match_other_ids or not (slot.item_id and item_id))
-            ]
-            slot = slots[0] if len(slots) == 1 else self._add_item(kind, item_id, output_index)
-        if item_id:
-            slot.item_id = slot.item_id or item_id
-            self._by_item[item_id] = slot
-        return slot
-
-    def _add_item(self, kind: str, item_id: str, output_index: int) -> ItemBuilder:
-        index = output_index if output_index >= 0 else self._last_index + 1
-        self._last_index = max(self._last_index, index)
-        slot = ItemBuilder(kind, index, item_id)
-        self._items.append(slot)
-        self._by_index.setdefault(output_index, []).append(slot)
-        if item_id:
-            self._by_item[item_id] = slot
-        return slot
-
-
-class _ListedItem(NamedTuple):
-    """The keys of an item that the finished response lists."""
-
-    position: int
-    item_id: str
-    type: str
-    call_id: str
-
-
-def _item_keys(item: Item) -> tuple[str, str, str]:
-    """Return the item's id, its type and, of a call, its call id."""
-    item_id, item_type, call_id = item.get("id"), item.get("type", MESSAGE), item.get("call_id")
-    return (
-        item_id if isinstance(item_id, str) else "",
-        item_type if isinstance(item_type, str) else "",
-        call_id if isinstance(call_id, str) and item_type in CALL_TYPES else "",
-    )
-
-
-EVENT_HANDLERS: dict[type[Event], Callable[[OutputBuilder, Any], None]] = {
-    TextDelta: OutputBuilder.add_text,
-    RefusalDelta: OutputBuilder.add_refusal,
-    ReasoningDelta: OutputBuilder.add_reasoning,
-    PartCompleted: OutputBuilder.complete_part,
-    ToolCallStarted: OutputBuilder.start_call,
-    ToolArgumentsDelta: OutputBuilder.add_arguments,
-    ToolCallRenamed: OutputBuilder.rename_call,
-    ToolCallCompleted: OutputBuilder.complete_call,
-    ItemStarted: OutputBuilder.start_item,
-    ItemCompleted: OutputBuilder.complete_item,
-}
-"""The method that applies each type of event."""

@@ -5,11 +5,9 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
-
-from msgspec import structs
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
@@ -21,8 +19,9 @@ from kedge.events.fields import (
     get_text,
     repair_surrogates,
 )
-from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SequenceChecker
-from kedge.events.tool_calls import ToolCall
+from kedge.events.items import OutputItem, ToolCall
+from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SequenceChecker, SequenceStatus
+from kedge.events.tool_calls import read_call, read_type
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
@@ -44,97 +43,58 @@ from kedge.turns.frozen_json import copy_read_only_object
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
-PartKey = tuple[PartKind, int, int]
-"""The kind of a part, the output index of its item and the index of the part in it."""
+ITEM_TYPES: dict[PartKind, str] = {
+    "text": "message",
+    "refusal": "message",
+    "summary": "reasoning",
+    "reasoning": "reasoning",
+}
+"""The type of the item that a part of this kind belongs to."""
 
 
 @dataclass(slots=True)
-class OutputIndexes:
-    """Output indexes of the items of one stream, assigned where the server sends none.
+class StreamedPart:
+    """A part of an item, and whether its text was emitted and is complete."""
 
-    llama.cpp sends no ``output_index`` at all. Everything after the decoder identifies an item by its
-    index, so an item without one gets the next free index when it starts, and the events that belong
-    to it are found by item id, by call id (llama.cpp's calls have no item id, and their argument
-    deltas bear the call id instead), or because only one item of their type is open.
-    """
-
-    by_id: dict[str, int] = field(default_factory=dict[str, int])
-    open: dict[int, str] = field(default_factory=dict[int, str])
-    next_free: int = 0
-
-    def start(self, message: JsonObject, item: JsonObject) -> int:
-        """Return the index of an item that starts."""
-        index = self._get_known(message, item)
-        index = index if index >= 0 else self.next_free
-        self.open[index] = get_text(item, "type")
-        self._add_item(index, item)
-        return index
-
-    def finish(self, message: JsonObject, item: JsonObject) -> int:
-        """Return the index of an item that is complete."""
-        index = self._get_known(message, item)
-        index = index if index >= 0 else self._find_open(get_text(item, "type"))
-        index = index if index >= 0 else self.next_free
-        self.open.pop(index, None)
-        self._add_item(index, item)
-        return index
-
-    def find(self, message: JsonObject, item_id: str, item_type: str) -> int:
-        """Return the index of the item that a delta or a finished part belongs to, or -1."""
-        index = get_index(message)
-        if index >= 0:
-            return index
-        index = self.by_id.get(item_id, -1)
-        if index < 0:
-            index = self._find_open(item_type)
-            if index >= 0 and item_id:
-                self.by_id[item_id] = index
-        return index
-
-    def find_or_start(self, message: JsonObject, item_id: str, item_type: str) -> int:
-        """Return the same; an item that was never announced starts with its first part."""
-        index = get_index(message)
-        if index < 0:
-            index = self.find(message, item_id, item_type)
-        if index < 0:
-            index = self.start(message, {"type": item_type, "id": item_id})
-        return index
-
-    def _get_known(self, message: JsonObject, item: JsonObject) -> int:
-        index = get_index(message)
-        if index >= 0:
-            return index
-        index = self.by_id.get(get_text(item, "id"), -1)
-        return index if index >= 0 else self.by_id.get(get_text(item, "call_id"), -1)
-
-    def _find_open(self, item_type: str) -> int:
-        is_call = item_type in CALL_ARGUMENTS
-        same = [
-            index
-            for index, kind in self.open.items()
-            if kind == item_type or (is_call and kind in CALL_ARGUMENTS)
-        ]
-        with_id = set(self.by_id.values())
-        same = [index for index in same if index not in with_id] or same
-        return same[0] if len(same) == 1 else -1
-
-    def _add_item(self, index: int, item: JsonObject) -> None:
-        self.next_free = max(self.next_free, index + 1)
-        for name in ("id", "call_id"):
-            if known := get_text(item, name):
-                self.by_id.setdefault(known, index)
+    item: OutputItem
+    kind: PartKind
+    index: int
+    is_emitted: bool = False
+    is_complete: bool = False
 
 
 @dataclass(slots=True)
 class StreamState(DecoderState):
     """The state of the decoder between two events."""
 
-    indexes: OutputIndexes = field(default_factory=OutputIndexes)
-    parts: dict[PartKey, bool] = field(default_factory=dict["PartKey", bool])
-    """The parts of which text was emitted, and whether they are complete."""
+    parts: dict[tuple[PartKind, int, int], StreamedPart] = field(
+        default_factory=dict[tuple["PartKind", int, int], StreamedPart]
+    )
+    """The parts by kind, output index and their index in the item."""
+    places: dict[tuple[object, ...], tuple[str, StreamedPart]] = field(
+        default_factory=dict[tuple[object, ...], tuple[str, StreamedPart]]
+    )
+    """The item id and the part for what events say about their place, because most events are deltas."""
     response_id: str = ""
     replaced: bool = False
     """Whether a message other than a delta contained a lone surrogate, which was replaced."""
+
+    def find_part(
+        self, kind: PartKind, message: JsonObject, index: str
+    ) -> tuple[str, StreamedPart]:
+        """Return the item id and the part of an event; an item that was never announced starts with it."""
+        sent = kind, message.get("item_id"), message.get("output_index"), message.get(index)
+        try:
+            found = self.places.get(sent)
+        except TypeError:  # an index that is an object or an array
+            found, sent = None, (kind,)
+        if found is None or found[1].item.completed:
+            item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
+            item = self.calls.place("part", ITEM_TYPES[kind], item_id, get_index(message))
+            part = StreamedPart(item, kind, at)
+            part = self.parts.setdefault((kind, item.output_index, at), part)
+            found = self.places[sent] = item_id, part
+        return found
 
 
 EventReader = Callable[[StreamState, JsonObject, EventList], None]
@@ -152,34 +112,27 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
 
 
 def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item = fields.require_object(message, "item")
-    output_index = state.indexes.start(message, item)
+    item, output_index = fields.require_object(message, "item"), get_index(message)
     if fields.is_tool_call(item):
-        found += state.calls.start(fields.read_call(item, output_index))
+        found += state.calls.start(read_call(item, output_index))
     else:
-        kind, item_id = fields.get_text(item, "type"), fields.get_text(item, "id")
-        found.append(ItemStarted(kind, item_id, output_index))
+        kind, item_id = read_type(item), get_text(item, "id")
+        started = state.calls.place("start", kind, item_id, output_index)
+        found.append(ItemStarted(kind, item_id, started.output_index))
 
 
 def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item = fields.require_object(message, "item")
-    output_index = state.indexes.finish(message, item)
+    item, output_index = fields.require_object(message, "item"), get_index(message)
     if fields.is_tool_call(item):
-        call, events = state.calls.finish(fields.read_call(item, output_index))
+        ended, events = state.calls.finish(read_call(item, output_index))
         found += events
-        if not call.name:
+        if not ended.name:
             raise MalformedEvent("the tool call has no name")
-        item = _complete_call_item(item, call)
-    found.append(ItemCompleted(item, output_index))
-
-
-_ITEM_TYPES: dict[PartKind, str] = {
-    "text": "message",
-    "refusal": "message",
-    "summary": "reasoning",
-    "reasoning": "reasoning",
-}
-"""The type of the item that a part of this kind belongs to."""
+        item = _complete_call_item(item, ended)
+    else:
+        ended = state.calls.place("end", read_type(item), get_text(item, "id"), output_index)
+        ended.completed = True
+    found.append(ItemCompleted(item, ended.output_index))
 
 
 DeltaBuilder = Callable[[str, str, int, int], DeltaEvent]
@@ -202,50 +155,56 @@ _DELTA_BUILDERS: dict[PartKind, DeltaBuilder] = {
 
 
 def _delta_reader(kind: PartKind, index: str) -> EventReader:
-    build_delta, item_type = _DELTA_BUILDERS[kind], _ITEM_TYPES[kind]
+    build_delta = _DELTA_BUILDERS[kind]
 
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
-        delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
+        delta = message.get("delta")
+        if type(delta) is not str:
+            delta = fields.require_text(message, "delta")
+        item_id, part = state.find_part(kind, message, index)
+        output_index = part.item.output_index
+        if state.joiner.pending or not delta.isascii():
+            delta = state.joiner.feed((kind, item_id, output_index, part.index), delta)
         if kind == "text" and message.get("logprobs"):
             state.logprobs += fields.read_logprobs(message)
-        if delta:
-            output_index = state.indexes.find_or_start(message, item_id, item_type)
-            state.parts.setdefault((kind, output_index, at), False)
-            event = build_delta(delta, item_id, output_index, at)
-            if kind == "text" and state.logprobs:
-                event = structs.replace(cast("TextDelta", event), logprobs=state.take_logprobs())
-            found.append(event)
+        if not delta:
+            return
+        part.is_emitted = True
+        if kind == "text" and state.logprobs:
+            logprobs = state.take_logprobs()
+            found.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
+        else:
+            found.append(build_delta(delta, item_id, output_index, part.index))
 
     return read
 
 
 def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
-        state.joiner.discard((kind, item_id, at))
         text = fields.require_text(message, member)
-        output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
-        event = PartCompleted(kind, text, item_id, output_index, at)
-        _complete_part(state, event, message, found)
+        _complete_part(state, *state.find_part(kind, message, index), text, message, found)
 
     return read
 
 
 def _complete_part(
-    state: StreamState, event: PartCompleted, part: JsonObject, found: EventList
+    state: StreamState,
+    item_id: str,
+    part: StreamedPart,
+    text: str,
+    container: JsonObject,
+    found: EventList,
 ) -> None:
     """Emit the end of a part, and first its text if the server sent no delta of it."""
-    key = (event.kind, event.output_index, event.index)
-    if event.text:
-        if key not in state.parts:
-            place = event.item_id, event.output_index, event.index
-            delta = _DELTA_BUILDERS[event.kind](event.text, *place)
-            if event.kind == "text" and (logprobs := fields.read_logprobs(part)):
-                delta = TextDelta(event.text, *place, logprobs)
-            found.append(delta)
-        state.parts[key] = True
-    found.append(event)
+    kind, place = part.kind, (item_id, part.item.output_index, part.index)
+    state.joiner.discard((kind, *place))
+    if text:
+        if not part.is_emitted:
+            logprobs = fields.read_logprobs(container) if kind == "text" else ()
+            delta = TextDelta(text, *place, logprobs) if logprobs else None
+            found.append(delta or _DELTA_BUILDERS[kind](text, *place))
+        part.is_emitted = part.is_complete = True
+    found.append(PartCompleted(kind, text, *place))
 
 
 _PART_MEMBERS: dict[str, tuple[PartKind, str]] = {
@@ -262,39 +221,39 @@ def _part_object_reader(index: str) -> EventReader:
 
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         found.append(OpaqueEvent(message["type"], message))
-        part = _get_object(message, "part")
-        kind, member = _PART_MEMBERS.get(get_text(part, "type"), ("text", ""))
-        item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
-        if text := get_text(part, member):
-            output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
-            if not state.parts.get((kind, output_index, at)):
-                state.joiner.discard((kind, item_id, at))
-                event = PartCompleted(kind, text, item_id, output_index, at)
-                _complete_part(state, event, part, found)
+        content = _get_object(message, "part")
+        kind, member = _PART_MEMBERS.get(get_text(content, "type"), ("text", ""))
+        if text := get_text(content, member):
+            item_id, part = state.find_part(kind, message, index)
+            if not part.is_complete:
+                _complete_part(state, item_id, part, text, content, found)
 
     return read
 
 
 def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item_id = fields.get_text(message, "item_id")
-    output_index = state.indexes.find(message, item_id, "function_call")
-    key = ("arguments", item_id or output_index)
-    delta = state.joiner.feed(key, fields.require_text(message, "delta"))
+    delta, place = fields.require_text(message, "delta"), _get_call_place(message)
+    if state.joiner.pending or not delta.isascii():
+        delta = state.joiner.feed(place, delta)
     if delta:
-        found += state.calls.append_arguments(item_id, output_index, delta)
+        found += state.calls.append_arguments(*place, delta)
 
 
 def _arguments_done_reader(member: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, _: EventList) -> None:
-        item_id = fields.get_text(message, "item_id")
-        output_index = state.indexes.find(message, item_id, "function_call")
-        state.joiner.discard(("arguments", item_id or output_index))
+        place = _get_call_place(message)
+        state.joiner.discard(place)
         arguments = fields.get_arguments(message, member)
         if arguments is None:
             arguments = fields.require_text(message, member)
-        state.calls.set_arguments(item_id, output_index, arguments)
+        state.calls.set_arguments(*place, arguments)
 
     return read
+
+
+def _get_call_place(message: JsonObject) -> tuple[str, int]:
+    """Return the item id and the index of an event about arguments."""
+    return get_text(message, "item_id"), get_index(message)
 
 
 def _read_error(_: StreamState, message: JsonObject, found: EventList) -> None:
@@ -331,12 +290,12 @@ def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
         match _worse_status(ending, by_status):
             case "completed":
                 output = _read_output(state, response, found)
-                state.resolve_calls(found)
-                found.append(ResponseCompleted(**facts, usage=usage, output=output))
+                found += state.calls.resolve_open()
+                found.append(ResponseCompleted(**facts, usage=usage, **output))
             case "incomplete":
                 output = _read_output(state, response, found)
                 reason = fields.get_text(_get_object(response, "incomplete_details"), "reason")
-                found.append(ResponseIncomplete(**facts, reason=reason, usage=usage, output=output))
+                found.append(ResponseIncomplete(**facts, reason=reason, usage=usage, **output))
             case "failed":
                 found.append(ResponseFailed(**facts, **_read_failure(response, code), usage=usage))
         state.calls.log_summary()
@@ -356,27 +315,26 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
     return {"code": error["code"] or code, "message": error["message"] or message}
 
 
-def _read_output(
-    state: StreamState, response: JsonObject, found: EventList
-) -> tuple[Mapping[str, Any], ...] | None:
+def _read_output(state: StreamState, response: JsonObject, found: EventList) -> JsonObject:
     """Return the items that a finished response lists; calls in the list complete the open ones."""
     if not isinstance(response.get("output"), list):
-        return None
+        return {}
     listed = cast("list[Any]", response["output"])
     items = [cast("JsonObject", item) for item in listed if isinstance(item, dict)]
     if len(items) < len(listed):
         found.append(
             AnomalyNoted("malformed", "the finished response lists something that is not an item")
         )
-    positions = [at for at, item in enumerate(items) if fields.is_tool_call(item)]
-    calls = state.calls.reconcile([fields.read_call(items[at], at) for at in positions])
-    for at, (call, events) in zip(positions, calls, strict=True):
+    matched = state.calls.reconcile(items)
+    for at, (known, events) in enumerate(matched):
         found += events
-        if _contradicts_call(items[at], call):
-            detail = f"call {call.call_id!r} differs in the finished response"
-            found.append(AnomalyNoted("contradiction", detail))
-        items[at] = _complete_call_item(items[at], call)
-    return tuple(map(copy_read_only_object, items))
+        if isinstance(known, ToolCall):
+            if _contradicts_call(items[at], known):
+                detail = f"call {known.call_id!r} differs in the finished response"
+                found.append(AnomalyNoted("contradiction", detail))
+            items[at] = _complete_call_item(items[at], known)
+    indexes = tuple(known.output_index for known, _ in matched)
+    return {"output": tuple(map(copy_read_only_object, items)), "indexes": indexes}
 
 
 def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
@@ -559,12 +517,17 @@ class ResponsesDecoder(StreamDecoder):
                 self._report_malformed(event, message, "no type", found)
                 return
             message["type"] = kind
-        if (
-            self._state.ended
-            or (self._stream_id and self._is_other_stream(message))
-            or self._is_duplicate(kind, message, found)
-        ):
+        if self._state.ended or (self._stream_id and self._is_other_stream(message)):
             return
+        number = message.get("sequence_number")
+        if type(number) is int and number >= 0 and self._sequence.reliable:
+            delta = message.get("delta")
+            same = kind, get_index(message), delta if type(delta) is str else None
+            status = self._sequence.classify(number, hash(same))
+            if status != "fresh" or not self._sequence.reliable:
+                self._report_order(status, number, found)
+            if status == "duplicate":
+                return
         reader = EVENT_READERS.get(kind)
         if reader is None:
             self._emit_opaque(kind, message, found, known=kind in OPAQUE_TYPES)
@@ -589,23 +552,12 @@ class ResponsesDecoder(StreamDecoder):
         lane = message.get("stream_id")
         return bool(lane and lane != self._stream_id)
 
-    def _is_duplicate(self, kind: str, message: JsonObject, found: EventList) -> bool:
-        """Return whether this event was decoded before; report gaps and late events."""
-        number = message.get("sequence_number")
-        if type(number) is not int or number < 0 or not self._sequence.reliable:
-            return False
-        delta = message.get("delta")
-        same = (kind, get_index(message), delta if type(delta) is str else None)
-        match self._sequence.classify(number, hash(same)):
-            case "fresh":
-                if not self._sequence.reliable:
-                    log.warning(
-                        "sequence number %d was used twice; sequence numbers are ignored", number
-                    )
+    def _report_order(self, status: SequenceStatus, number: int, found: EventList) -> None:
+        """Report an event that arrived twice, late, or after missing ones."""
+        match status:
             case "duplicate":
                 self.duplicates += 1
                 log.debug("event %d was received twice; the second is ignored", number)
-                return True
             case "gap":
                 self.gaps += 1
                 self._report_anomaly(
@@ -614,4 +566,7 @@ class ResponsesDecoder(StreamDecoder):
             case "late":
                 self.late += 1
                 self._report_anomaly("late", f"event {number} arrived late", found)
-        return False
+            case "fresh":
+                log.warning(
+                    "sequence number %d was used twice; sequence numbers are ignored", number
+                )

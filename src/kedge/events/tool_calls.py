@@ -1,25 +1,23 @@
-"""Assign the events of a stream to its tool calls.
+"""Assign ids, names and arguments to the tool calls of a stream.
 
 A call has two ids. ``call_id`` connects the call to its result and is visible to the model; ``item_id``
 identifies the item within the stream, and is the only id that an argument delta has. ``ToolCallState``
-stores the calls by ``call_id``, and a map from ``item_id`` to ``call_id``.
+is the item table of a response, which stores the calls by ``call_id``, and finds them by ``item_id``.
 
-Two dictionaries are not enough, because the ids are not reliable, and a wrong match runs a tool with
-another call's arguments. Servers omit ``call_id`` or send it only with the finished item, use one id for two
-calls, change the ``item_id`` between events, and send arguments before the call that they belong to. So a
-call is looked up by item id, then by call id, then as the only open call at its output index, and an
-event that contradicts the index of a match is not assigned to it. A call without a usable ``call_id`` is
-identified by its ``item_id`` or by a local id (logged with the reason and counted), which the provider's id
-replaces as soon as an event has it. Early arguments wait for their call. Calls and arguments that are still
+A wrong match runs a tool with another call's arguments, and servers omit ``call_id`` or send it only with the finished
+item, use one id for two calls, and send arguments before the call that they belong to. A call without a usable
+``call_id`` is identified by its ``item_id`` or by a local id (logged with the reason and counted), which the provider's
+id replaces as soon as an event has it. Early arguments wait for their call. Calls and arguments that are still
 unmatched at the end are ``unresolved``, and a response with an unresolved call is never complete.
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
+from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
+from kedge.events.items import ItemTable, ListedItem, OutputItem, Role, ToolCall
 from kedge.events.types import (
     AnomalyNoted,
     StreamEvent,
@@ -57,49 +55,10 @@ class ToolCallUpdate:
     arguments: str | None = None
     cut: bool = False
 
-
-@dataclass(slots=True)
-class ToolCall:
-    """A tool call of a stream, with the data received so far.
-
-    Attributes:
-        call_id: The id that connects the call to its result.
-        name: The tool's name.
-        item_id: The provider's id of the item.
-        output_index: The position of the item in the output.
-        custom: Whether the tool takes free-form input instead of JSON arguments.
-        fallback: Why ``call_id`` is not the provider's own; empty if it is.
-        final_arguments: The complete arguments, once the provider has sent them.
-        pieces: The argument deltas so far.
-        completed: Whether the call is complete.
-        cut: Whether the model was stopped before the call was complete.
-    """
-
-    call_id: str
-    name: str
-    item_id: str
-    output_index: int
-    custom: bool
-    fallback: str = ""
-    final_arguments: str | None = None
-    pieces: list[str] = field(default_factory=list[str])
-    completed: bool = False
-    cut: bool = False
-
     @property
-    def arguments(self) -> str:
-        """The complete arguments if they were sent, else the joined deltas."""
-        return self.final_arguments or "".join(self.pieces)
-
-
-@dataclass(slots=True)
-class PendingArguments:
-    """Arguments that arrived before their call."""
-
-    item_id: str
-    output_index: int
-    pieces: list[str] = field(default_factory=list[str])
-    final: str | None = None
+    def type(self) -> str:
+        """The type of the item."""
+        return "custom_tool_call" if self.custom else "function_call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +87,29 @@ def valid_call_id(call_id: object) -> str:
     return call_id if isinstance(call_id, str) and call_id.strip() else ""
 
 
+def read_type(item: JsonObject) -> str:
+    """Return the type of an item; some servers omit that of a message."""
+    return get_text(item, "type") if "type" in item else "message"
+
+
+def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
+    """Return the fields of a tool call in an item."""
+    kind = item["type"]
+    return ToolCallUpdate(
+        item.get("call_id"),
+        get_text(item, "name"),
+        get_text(item, "id"),
+        output_index,
+        kind == "custom_tool_call",
+        get_arguments(item, CALL_ARGUMENTS[kind]),
+        item.get("status") == "incomplete",
+    )
+
+
+def _read_call_id(item: JsonObject) -> str:
+    return valid_call_id(item.get("call_id")) if read_type(item) in CALL_ARGUMENTS else ""
+
+
 def call_id_problem(call_id: object) -> str:
     """Return why an id is not usable, or an empty string."""
     if valid_call_id(call_id):
@@ -135,65 +117,14 @@ def call_id_problem(call_id: object) -> str:
     return "missing" if call_id is None else "empty" if isinstance(call_id, str) else "malformed"
 
 
-def index_matches(call: ToolCall, output_index: int) -> bool:
-    """Return whether the call may be at this output index."""
-    return output_index in (-1, call.output_index) or call.output_index == -1
-
-
-def belongs_to(pending: PendingArguments, call: ToolCall) -> bool:
-    """Return whether early arguments belong to this call."""
-    if pending.item_id and call.item_id:
-        return pending.item_id == call.item_id
-    return pending.output_index == call.output_index != -1
-
-
-Listed = TypeVar("Listed")
-Known = TypeVar("Known")
-MatchKey = tuple[Callable[[Listed], Hashable], Callable[[Known], Hashable]]
-
-
-def match_items(
-    listed: Sequence[Listed], known: Sequence[Known], *keys: "MatchKey[Listed, Known]"
-) -> list[Known | None]:
-    """Match two lists by several keys, the most reliable one first.
-
-    Args:
-        listed: The entries to find.
-        known: The entries to choose from; each is matched at most once.
-        *keys: Pairs of functions that return the key of a listed and of a known entry; None and an empty
-            string match nothing.
-
-    Returns:
-        For each entry of ``listed`` the matching entry of ``known``, or None.
-    """
-    matches: list[Known | None] = [None] * len(listed)
-    if not known:  # the response was not streamed
-        return matches
-    left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
-    for listed_key, known_key in keys:
-        waiting: dict[Hashable, deque[int]] = {}
-        for at in unclaimed:
-            waiting.setdefault(known_key(known[at]), deque()).append(at)
-        claimed: set[int] = set()
-        for at in left_over:
-            key = listed_key(listed[at])
-            if key not in (None, "") and (found := waiting.get(key)):
-                claimed.add(found[0])
-                matches[at] = known[found.popleft()]
-        left_over = [at for at in left_over if matches[at] is None]
-        unclaimed = [at for at in unclaimed if at not in claimed]
-    return matches
-
-
 log = get_logger("kedge.events.tool_calls")
 
 
-class ToolCallState:
-    """The tool calls of one response.
+class ToolCallState(ItemTable):
+    """The tool calls of one response, in the table of its items.
 
     Attributes:
         calls: The calls by ``call_id``.
-        call_ids: The ``call_id`` of each ``item_id``.
         extracted: How many calls came with a usable ``call_id``.
         fallen_back: How many calls got a fallback id.
         corrected: How many fallback ids were replaced by the provider's id later.
@@ -205,15 +136,23 @@ class ToolCallState:
     infer_name: NameResolver | None = None
 
     def __init__(self) -> None:
-        self.calls: dict[str, ToolCall] = {}
-        self.call_ids: dict[str, str] = {}
+        super().__init__()
         self.extracted = 0
         self.fallen_back = 0
         self.corrected = 0
         self.failed = 0
         self.inferred = 0
-        self._pending: list[PendingArguments] = []
-        self._by_index: dict[int, list[ToolCall]] = {}
+        self._owners: dict[tuple[str, int], ToolCall] = {}
+        self._pending: dict[tuple[str, int], ToolCall] = {}
+
+    @property
+    def call_ids(self) -> dict[str, str]:
+        """The ``call_id`` of each ``item_id``."""
+        return {
+            item_id: item.call_id
+            for (_, item_id), item in self._by_id.items()
+            if isinstance(item, ToolCall)
+        }
 
     def start(self, update: ToolCallUpdate) -> list[StreamEvent]:
         """Start a call; a repeated start changes nothing.
@@ -224,10 +163,9 @@ class ToolCallState:
         Returns:
             The events to emit.
         """
-        call = self._find(update) or self._find_open_at(update.output_index, update.item_id)
+        call = self._find_call("start", update)
         if call is None:
-            return self._open_call(update)
-        self._add_alias(call, update.item_id)
+            return self._open_call(update)[1]
         call.name = call.name or update.name
         return self._rename(call, update)
 
@@ -243,13 +181,10 @@ class ToolCallState:
             The events to emit; none if the call is not known yet.
         """
         call = self._find_owner(item_id, output_index)
-        if call is None:
-            self._get_pending(item_id, output_index).pieces.append(delta)
-            return []
         if call.completed:
             return []
         call.pieces.append(delta)
-        return [ToolArgumentsDelta(call.call_id, delta)]
+        return [ToolArgumentsDelta(call.call_id, delta)] if call.call_id else []
 
     def set_arguments(self, item_id: str, output_index: int, arguments: str) -> None:
         """Set the complete arguments of a call, which replace its deltas.
@@ -260,9 +195,7 @@ class ToolCallState:
             arguments: The complete arguments.
         """
         call = self._find_owner(item_id, output_index)
-        if call is None:
-            self._get_pending(item_id, output_index).final = arguments
-        elif not call.completed:
+        if not call.completed:
             self._set_arguments(call, arguments)
 
     def finish(self, update: ToolCallUpdate) -> tuple[ToolCall, list[StreamEvent]]:
@@ -274,43 +207,37 @@ class ToolCallState:
         Returns:
             The call, and the events to emit.
         """
-        return self._finish_call(
-            self._find(update) or self._find_open_at(update.output_index), update
-        )
+        return self._finish_call(self._find_call("end", update), update)
 
-    def reconcile(
-        self, calls: Sequence[ToolCallUpdate]
-    ) -> list[tuple[ToolCall, list[StreamEvent]]]:
-        """Complete the calls that a finished response lists.
+    def reconcile(self, items: Sequence[JsonObject]) -> list[tuple[OutputItem, list[StreamEvent]]]:
+        """Find the items that a finished response lists, and complete the calls among them.
 
         Args:
-            calls: The data of the response about each call.
+            items: The items of the response.
 
         Returns:
-            For each of them the call and the events to emit.
+            For each of them the item of the stream, or a new one, and the events to emit.
         """
-        known = match_items(
-            calls,
-            self.sorted_calls(),
-            (
-                lambda seen: (self.call_ids.get(seen.item_id), valid_call_id(seen.call_id)),
-                lambda call: (call.call_id, call.call_id),
-            ),
-            (lambda seen: valid_call_id(seen.call_id), lambda call: call.call_id),
-            (lambda seen: self.call_ids.get(seen.item_id), lambda call: call.call_id),
-            (lambda seen: seen.output_index, lambda call: call.output_index),
-            (lambda seen: seen.custom, lambda call: call.custom),
-        )
-        return [self._finish_call(call, seen) for call, seen in zip(known, calls, strict=True)]
+        listed = [
+            ListedItem(at, read_type(item), get_text(item, "id"), _read_call_id(item))
+            for at, item in enumerate(items)
+        ]
+        found: list[tuple[OutputItem, list[StreamEvent]]] = []
+        for each, known, item in zip(listed, self.match_listed(listed), items, strict=True):
+            if each.type in CALL_ARGUMENTS:
+                update = read_call(item, each.position)
+                found.append(self._finish_call(cast("ToolCall | None", known), update))
+            else:
+                new = OutputItem(each.type, each.item_id, each.position)
+                found.append((known or self.add(new), []))
+        return found
 
     def _finish_call(
         self, call: ToolCall | None, update: ToolCallUpdate
     ) -> tuple[ToolCall, list[StreamEvent]]:
         events: list[StreamEvent] = []
         if call is None:
-            events += self._open_call(update)
-            call = self._by_index[update.output_index][-1]
-        self._add_alias(call, update.item_id)
+            call, events = self._open_call(update)
         events += self._rename(call, update)
         if not call.completed:
             call.name = update.name or call.name
@@ -320,33 +247,36 @@ class ToolCallState:
             events += self._complete(call)
         return call, events
 
-    def resolve_open(self) -> tuple[list[StreamEvent], list[str]]:
+    def resolve_open(self) -> list[StreamEvent]:
         """Complete the open calls of a complete response.
 
         Some servers never send a finished call; then it consists of its deltas.
 
         Returns:
-            The events to emit, and a description of each call that cannot be completed.
+            The events to emit, with one for each call that cannot be completed.
         """
         events: list[StreamEvent] = []
-        for call in self._open_calls():
+        unresolved: list[ToolCall] = []
+        for call in self.sorted_calls():
             if call.final_arguments is not None or call.pieces:
-                events += self._complete(call)
-        unresolved: list[str] = []
-        for call in self._open_calls():
-            unresolved.append(f"call {call.call_id!r}")
-            log.warning("%s is not a complete tool call", unresolved[-1], call_id=call.call_id)
-        for early in self._pending:
-            unresolved.append(f"item {early.item_id!r}")
-            log.warning("%s is not a complete tool call", unresolved[-1], call_id=early.item_id)
-        self.failed += len(unresolved)
-        return events, unresolved
+                events += [] if call.completed else self._complete(call)
+            if not call.completed:
+                unresolved.append(call)
+        for call in (*unresolved, *self._pending.values()):
+            name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
+            log.warning(
+                "%s is not a complete tool call", name, call_id=call.call_id or call.item_id
+            )
+            events.append(AnomalyNoted("unresolved_call", name))
+            self.failed += 1
+        return events
 
     def summary(self) -> CallSummary:
         """Return all call ids in output order, with the counts."""
+        calls = self.sorted_calls()
         return CallSummary(
-            tuple(call.call_id for call in self.sorted_calls() if call.completed),
-            tuple(call.call_id for call in self.sorted_calls() if not call.completed),
+            tuple(call.call_id for call in calls if call.completed),
+            tuple(call.call_id for call in calls if not call.completed),
             self.extracted,
             self.fallen_back,
             self.corrected,
@@ -367,83 +297,49 @@ class ToolCallState:
         """Return the calls in output order."""
         return sorted(self.calls.values(), key=lambda call: call.output_index)
 
-    def get_at(self, output_index: int) -> ToolCall:
-        """Return the newest call at an output index that has one."""
-        return self._by_index[output_index][-1]
-
-    def _open_calls(self) -> list[ToolCall]:
-        return [call for call in self.sorted_calls() if not call.completed]
-
-    # Find the call that an event belongs to.
-
-    def _find(self, update: ToolCallUpdate) -> ToolCall | None:
+    def _find_call(self, role: Role, update: ToolCallUpdate) -> ToolCall | None:
         call_id = valid_call_id(update.call_id)
-        call = self._find_by_item(update.item_id, update.output_index)
-        if call and (index_matches(call, update.output_index) or call_id in ("", call.call_id)):
-            return call
-        if call and call.fallback:  # the event may have its real id
-            return call
-        call = self.calls.get(call_id)
-        return call if call and index_matches(call, update.output_index) else None
+        found = self.find(role, update.type, update.item_id, update.output_index, call_id)
+        return cast("ToolCall | None", found)
 
-    def _find_by_item(self, item_id: str, output_index: int) -> ToolCall | None:
-        """Return the call of this item; of two with the same id, the one at this index."""
-        call = self.calls.get(self.call_ids.get(item_id, ""))
-        if call is None or index_matches(call, output_index):
-            return call
-        candidates = [c for c in self._by_index.get(output_index, ()) if c.item_id == item_id]
-        return candidates[0] if candidates else call
-
-    def _find_open_at(self, output_index: int, item_id: str = "") -> ToolCall | None:
-        """Return the only open call at this index, unless it is known to be another item."""
-        candidates = [
-            call
-            for call in self._by_index.get(output_index, ())
-            if not call.completed and not (call.item_id and item_id)
-        ]
-        return candidates[0] if len(candidates) == 1 else None
-
-    def _find_owner(self, item_id: str, output_index: int) -> ToolCall | None:
-        """Return the call that the arguments of this item belong to."""
-        call = self._find_by_item(item_id, output_index)
-        if call is not None:
-            return call
-        call = self._find_open_at(output_index)
-        if call is None and len(candidates := self._by_index.get(output_index, [])) == 1:
-            call = candidates[0]  # it is complete; late arguments add nothing
-        if call is not None:
-            self._add_alias(call, item_id)
+    def _find_owner(self, item_id: str, output_index: int) -> ToolCall:
+        """Return the call that the arguments of an item belong to, or the one where they wait for it."""
+        place = item_id, output_index
+        call = self._owners.get(place)
+        if call is None or call.completed:
+            found = self.find("part", "function_call", item_id, output_index)
+            if found is None:
+                log.debug(
+                    "arguments of item %r arrived before their call", item_id, call_id=item_id
+                )
+                return self._pending.setdefault(place, ToolCall("", item_id, output_index))
+            call = self._owners[place] = cast("ToolCall", found)
         return call
-
-    def _add_alias(self, call: ToolCall, item_id: str) -> None:
-        if not item_id or item_id in self.call_ids:
-            return
-        if call.item_id:
-            log.debug(
-                "tool call %r is item %r and %r",
-                call.call_id,
-                call.item_id,
-                item_id,
-                call_id=call.call_id,
-            )
-        call.item_id = call.item_id or item_id
-        self.call_ids[item_id] = call.call_id
 
     # Open a call and assign its id.
 
-    def _open_call(self, update: ToolCallUpdate) -> list[StreamEvent]:
+    def _open_call(self, update: ToolCallUpdate) -> tuple[ToolCall, list[StreamEvent]]:
         call_id, fallback = self._assign_id(update)
-        call = ToolCall(
-            call_id, update.name, update.item_id, update.output_index, update.custom, fallback
-        )
+        item_id, output_index = update.item_id, update.output_index
+        call = ToolCall(update.type, item_id, output_index, False, call_id, update.name, fallback)
         self.calls[call_id] = call
-        self._by_index.setdefault(update.output_index, []).append(call)
-        if update.item_id:
-            self.call_ids[update.item_id] = call_id
-        started = ToolCallStarted(
-            call_id, update.name, update.item_id, update.output_index, update.custom, fallback
-        )
-        return [started, *self._apply_pending(call)]
+        self.add(call)
+        self._owners.clear()  # what was certain may be ambiguous now
+        events: list[StreamEvent] = [
+            ToolCallStarted(call_id, call.name, item_id, call.output_index, call.custom, fallback)
+        ]
+        for place, early in self._pending.items():
+            same_item = (
+                place[0] == item_id if place[0] and item_id else place[1] == output_index != -1
+            )
+            if same_item:
+                del self._pending[place]
+                self._add_name(call, early.item_id)
+                call.pieces, call.final_arguments = early.pieces, early.final_arguments
+                break
+        if call.pieces:
+            events.append(ToolArgumentsDelta(call_id, "".join(call.pieces)))
+        return call, events
 
     def _assign_id(self, update: ToolCallUpdate) -> tuple[str, str]:
         call_id = valid_call_id(update.call_id)
@@ -488,9 +384,6 @@ class ToolCallState:
             return []
         was, call.call_id = call.call_id, new
         self.calls = {each.call_id: each for each in self.calls.values()}
-        for item_id, call_id in self.call_ids.items():
-            if call_id == was:
-                self.call_ids[item_id] = new
         log.log(
             logging.INFO if call.fallback else logging.WARNING,
             "tool call %r is renamed to %r",
@@ -504,22 +397,6 @@ class ToolCallState:
         return [ToolCallRenamed(new, was)]
 
     # Arguments.
-
-    def _get_pending(self, item_id: str, output_index: int) -> PendingArguments:
-        for early in self._pending:
-            if (early.item_id, early.output_index) == (item_id, output_index):
-                return early
-        log.debug("arguments of item %r arrived before their call", item_id, call_id=item_id)
-        self._pending.append(PendingArguments(item_id, output_index))
-        return self._pending[-1]
-
-    def _apply_pending(self, call: ToolCall) -> list[StreamEvent]:
-        found = [early for early in self._pending if belongs_to(early, call)][:1]
-        for early in found:
-            self._pending.remove(early)
-            self._add_alias(call, early.item_id)
-            call.pieces, call.final_arguments = early.pieces, early.final
-        return [ToolArgumentsDelta(call.call_id, "".join(call.pieces))] if call.pieces else []
 
     def _set_arguments(self, call: ToolCall, arguments: str | None) -> None:
         known = call.arguments

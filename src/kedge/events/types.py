@@ -5,8 +5,8 @@ below, and the assembler builds blocks from them. A caller that streams a run re
 events of ``kedge.events.run``. ``Event`` is their common base class. ``StreamEvent`` is the closed union of
 the events that a decoder emits, for a ``match`` that ends in ``assert_never``.
 
-Two conventions: an id that the provider did not send is an empty string, and an ``output_index`` that is
-not known is ``-1``.
+Two conventions: an id that the provider did not send is an empty string, and no two items of a response have the same
+``output_index``. A decoder sets it in all events; ``-1`` is for events that are made otherwise.
 """
 
 from collections.abc import Mapping
@@ -289,6 +289,7 @@ class ResponseCompleted(ResponseFacts, frozen=True):
     Attributes:
         usage: Token counts, if the server sent any.
         output: All items of the response, or None if the server did not list them.
+        indexes: The output index of each of these items in the events before; their positions if it is empty.
     """
 
     hidden = (
@@ -298,6 +299,7 @@ class ResponseCompleted(ResponseFacts, frozen=True):
 
     usage: Usage | None = None
     output: tuple[Mapping[str, Any], ...] | None = None
+    indexes: tuple[int, ...] = ()
 
 
 class ResponseIncomplete(ResponseFacts, frozen=True):
@@ -307,6 +309,7 @@ class ResponseIncomplete(ResponseFacts, frozen=True):
         reason: Why it stopped, such as ``max_output_tokens``.
         usage: Token counts, if the server sent any.
         output: All items of the response, or None if the server did not list them.
+        indexes: The output index of each of these items in the events before; their positions if it is empty.
     """
 
     hidden = (
@@ -317,6 +320,7 @@ class ResponseIncomplete(ResponseFacts, frozen=True):
     reason: str = ""
     usage: Usage | None = None
     output: tuple[Mapping[str, Any], ...] | None = None
+    indexes: tuple[int, ...] = ()
 
 
 class ResponseFailed(ResponseFacts, frozen=True):

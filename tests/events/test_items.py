@@ -1,0 +1,122 @@
+"""The table that decides which item an event belongs to."""
+
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.streams import Message, decode, encode_sse, replay
+from kedge.events import AnomalyNoted, ItemCompleted, TextDelta, ToolArgumentsDelta
+from kedge.events.items import match_items
+from kedge.turns import assistant, reasoning, tool_call
+
+BY_ID, BY_INDEX = (itemgetter(0), itemgetter(0)), (itemgetter(1), itemgetter(1))
+
+Item = tuple[str, int]
+
+
+def test_first_key_has_precedence() -> None:
+    """A match by the first key takes precedence over an earlier match by the second key."""
+    known: list[Item] = [("a", 0), ("b", 1)]
+    assert match_items([("x", 1), ("b", 0)], known, BY_ID, BY_INDEX) == [None, ("b", 1)]
+    assert match_items([("x", 0), ("b", 7)], known, BY_ID, BY_INDEX) == [("a", 0), ("b", 1)]
+
+
+def test_empty_key_does_not_match() -> None:
+    """Two items with an empty key are not matched by it."""
+    assert match_items([("", 5)], [("", 0)], BY_ID) == [None]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
+    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
+)
+def test_no_match_is_used_twice(listed: list[Item], known: list[Item]) -> None:
+    """Each known item is matched with at most one listed item."""
+    numbered = list(enumerate(known))
+    pairs = match_items(
+        listed,
+        numbered,
+        (itemgetter(0), lambda each: each[1][0]),
+        (itemgetter(1), lambda each: each[1][1]),
+    )
+    claimed = [each[0] for each in pairs if each is not None]
+    assert len(claimed) == len(set(claimed))
+    assert len(pairs) == len(listed)
+
+
+def item_event(kind: str, item: Message, **place: int) -> Message:
+    return {"type": f"response.output_item.{kind}", **place, "item": item}
+
+
+def completed(*items: Message) -> Message:
+    response = {"id": "resp_1", "status": "completed", "output": list(items)}
+    return {"type": "response.completed", "response": response}
+
+
+def message(text: str, item_id: str = "x") -> Message:
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "id": item_id, "role": "assistant", "content": content}
+
+
+def text_delta(delta: str, item_id: str = "x", **place: int) -> Message:
+    kind = "response.output_text.delta"
+    return {"type": kind, "item_id": item_id, "content_index": 0, **place, "delta": delta}
+
+
+CALL = {"type": "function_call", "call_id": "call_1", "name": "roll", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "id": "x", "summary": [{"type": "summary_text", "text": "Hm."}]}
+
+
+@pytest.mark.parametrize("place", [{}, {"output_index": 0}], ids=["no index", "one index"])
+@pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
+def test_one_id_for_items_of_several_types(place: dict[str, int], lists: bool) -> None:
+    """A server with one id for all items of a response does not lose any of them."""
+    items = [THOUGHT, {**CALL, "id": "x"}, message("Hello")]
+    stream = [item_event("added", item, **place) for item in items]
+    stream += [text_delta("Hel", **place), text_delta("lo", **place)]
+    stream += [item_event("done", item, **place) for item in items]
+    end = completed(*(items if lists else []))
+    outcome = replay([*stream, end])
+    expected = [reasoning("Hm."), tool_call("roll", "{}", call_id="call_1"), assistant("Hello")]
+    assert list(outcome.blocks) == expected
+    assert (outcome.status, outcome.anchor_problem) == ("completed", "")
+    assert [block.output_index for block in outcome.blocks] == [0, 1, 2]
+
+
+def test_text_of_a_second_message_with_the_same_id_is_kept() -> None:
+    """A delta with the id of a finished message and another index belongs to a new message."""
+    events = [item_event("done", message("one"), output_index=0), text_delta("two", output_index=1)]
+    decoded = decode(encode_sse(events))
+    assert [e.output_index for e in decoded if isinstance(e, ItemCompleted | TextDelta)] == [0, 1]
+    assert list(replay([*events, completed()]).blocks) == [assistant("one"), assistant("two")]
+
+
+def test_arguments_without_ids_are_not_assigned_to_one_of_two_open_calls() -> None:
+    """Arguments that could belong to two calls wait, even if the first ones were assigned."""
+    arguments = {"type": "response.function_call_arguments.delta", "delta": "{}"}
+    first, second = CALL, {**CALL, "call_id": "call_2"}
+    events = decode(
+        encode_sse(
+            [
+                item_event("added", {**first, "arguments": ""}),
+                arguments,
+                item_event("added", {**second, "arguments": ""}),
+                arguments,
+                completed(),
+            ]
+        )
+    )
+    assert [e.call_id for e in events if isinstance(e, ToolArgumentsDelta)] == ["call_1"]
+    unresolved = [e.detail for e in events if isinstance(e, AnomalyNoted)]
+    assert unresolved == ["call 'call_2'", "item ''"]
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 7])
+def test_part_with_a_type_that_is_no_text_does_not_raise(kind: Any) -> None:
+    """A part whose type is an object or an array is content that is stored or rejected, never an exception."""
+    item = {**message("Hello"), "content": [{"type": kind, "text": "Hello"}]}
+    events = [text_delta("Hello", output_index=0), item_event("done", item, output_index=0)]
+    assert replay([*events, completed(item)]).status in ("completed", "failed")
