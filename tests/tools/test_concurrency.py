@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.tools.concurrency import (
-    AllPermitsAbandoned,
+    ConcurrencyExhausted,
     ConcurrencyLimit,
     ConcurrencyLimiter,
     ConcurrencyPermit,
@@ -57,7 +57,7 @@ class GateRunner:
                     self.places[name] = position
                     self.inside[name] = anyio.Event()
                     await self.inside[name].wait()
-            except AllPermitsAbandoned:
+            except ConcurrencyExhausted:
                 self.log.append(f"{name} is told")
 
 

@@ -66,7 +66,7 @@ def count_requests(
         rejections=sum(each.responses for each in groups if each.status == "refused"),
         forgotten=_count_forgotten(tx, build_condition(tx, selection)),
         without_id=sum(each.responses for each in answered if not each.has_id),
-        **{name: sum(getattr(each, name) for each in groups) for name in _SIZES},
+        **_sum_members(groups, *_SIZES),
     )
 
 
@@ -82,11 +82,14 @@ def sum_outcomes(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
 
 def sum_sends(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
     """Return how many requests were chained, and the bytes that were sent and saved."""
-    return {
-        "chained": sum(each.responses for each in groups if each.is_chained),
-        "sent_bytes": sum(each.sent_bytes for each in groups),
-        "saved_bytes": sum(each.saved_bytes for each in groups),
-    }
+    chained = sum(each.responses for each in groups if each.is_chained)
+    return {"chained": chained, **_sum_members(groups, "sent_bytes", "saved_bytes")}
+
+
+def _sum_members(groups: Iterable[ResponseGroup], *names: str) -> dict[str, Any]:
+    """Return the sum of each of these members."""
+    listed = list(groups)
+    return {name: sum(getattr(each, name) for each in listed) for name in names}
 
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
@@ -177,24 +180,15 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
 
 def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
     """Sum the tokens that the servers reported."""
-    listed = list(groups)
-    return Tokens(
-        sum(each.input_tokens for each in listed),
-        sum(each.cached_tokens for each in listed),
-        sum(each.output_tokens for each in listed),
-        sum(each.reasoning_tokens for each in listed),
-    )
+    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+    return Tokens(*_sum_members(groups, *names).values())
 
 
 def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
     """Sum predicted and actual cached tokens, and the dollars that they saved."""
-    return CacheUse(
-        sum(each.predictions for each in groups),
-        sum(each.predicted_tokens for each in groups),
-        sum(each.predicted_cached_tokens for each in groups),
-        sum(each.cache_write_tokens for each in groups),
-        round(sum(each.cache_savings for each in groups), ROUND_DIGITS),
-    )
+    names = ("predictions", "predicted_tokens", "predicted_cached_tokens", "cache_write_tokens")
+    saved = round(sum(each.cache_savings for each in groups), ROUND_DIGITS)
+    return CacheUse(*_sum_members(groups, *names).values(), saved=saved)
 
 
 def _count_by(name: str, groups: Iterable[ResponseGroup]) -> tuple[Count, ...]:

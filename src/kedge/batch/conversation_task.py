@@ -13,7 +13,7 @@ from typing import Any
 
 from kedge.batch.input_file import BatchLine
 from kedge.batch.rate_limit import RateLimiter
-from kedge.batch.results import LineResult
+from kedge.batch.results import LineResult, sum_tokens
 from kedge.conversation import Conversation, ConversationSettings
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused
@@ -212,9 +212,7 @@ async def _build_result(
         conversation=name if rows else "",
         provider_response_id=rows[-1].provider_response_id if rows else "",
         model=line.model or context.work.model,
-        input_tokens=sum(row.input_tokens or 0 for row in rows),
-        cached_tokens=sum(row.cached_tokens or 0 for row in rows),
-        output_tokens=sum(row.output_tokens or 0 for row in rows),
+        **sum_tokens(rows),
         cost=sum(costs) if costs else None,
         seconds=round(seconds, 3),
         error=last.error,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
+import msgspec
 from anyio.abc import Process
 from anyio.to_thread import run_sync as in_thread
 
@@ -221,7 +222,7 @@ def _list_finished(client: "DBOSClient", names: list[str]) -> list["WorkflowStat
 def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     output: dict[str, Any] | None = status.output
     if status.status == "SUCCESS" and output:
-        return LineResult.from_dict(output)
+        return msgspec.convert(output, LineResult)
     kind = type(status.error).__name__ if status.error else status.status
     message = f"the workflow ended as {status.status.lower()}: {status.error or 'no reason given'}"
     return LineResult(line.id, "failed", error=message, kind=kind)

@@ -48,14 +48,8 @@ class BatchLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON values."""
-        line = {
-            "id": self.id,
-            "prompts": list(self.prompts),
-            "system": self.system,
-            "model": self.model,
-            "params": thaw(self.params),
-        }
-        return line if self.schema is None else {**line, "schema": thaw(self.schema)}
+        line = {name: thaw(getattr(self, name)) for name in self.__slots__}
+        return {name: value for name, value in line.items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: object, location: str = "line", *, number: int = 0) -> "BatchLine":

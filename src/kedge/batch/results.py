@@ -7,14 +7,17 @@ run again by the next run: of two results for one id the later one is used.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal, Self, cast
+from typing import IO, Any, Literal, Self
+
+import msgspec
 
 from kedge.errors import InvalidBatch
+from kedge.store import RequestRecord
 from kedge.text.json_text import escape_surrogates
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
@@ -22,8 +25,7 @@ LINE_PREFIX = b'{"id": "'
 """The start of every line of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineResult:
+class LineResult(msgspec.Struct, frozen=True):
     """The result of a line: its answers, and the error if it failed."""
 
     id: str
@@ -47,19 +49,11 @@ class LineResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a line of the file."""
-        members = asdict(self) | {"answers": list(self.answers)}
         return {
             name: value
-            for name, value in members.items()
+            for name, value in msgspec.to_builtins(self).items()
             if value not in ("", None) and value is not False  # unlike False, 0 is a count
         }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Create a result from a parsed line of the file."""
-        known: dict[str, Any] = {n: data[n] for n in cls.__dataclass_fields__ if n in data}
-        known["answers"] = tuple(data.get("answers", ()))
-        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +95,7 @@ class ResultsFile:
             raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file:
             with suppress(OSError):  # ``add`` has already reported a failed write
                 self._file.close()
@@ -119,13 +108,13 @@ class ResultsFile:
                 if _is_truncated(text):
                     break
                 try:
-                    data = json.loads(text)
-                    found[data["id"]] = LineResult.from_dict(cast("dict[str, Any]", data))
-                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    result = msgspec.convert(json.loads(text), LineResult)
+                except (ValueError, RecursionError) as error:
                     raise InvalidBatch(
                         f"line {number} of {self.path} is not a result of a batch; "
                         "choose another file with --out"
                     ) from error
+                found[result.id] = result
         return found
 
     def append(self, result: LineResult) -> None:
@@ -185,20 +174,21 @@ def summarize_results(
 ) -> Summary:
     """Return the totals of a batch."""
     listed = list(results)
-    errors: dict[str, int] = {}
-    for each in listed:
-        if each.kind:
-            errors[each.kind] = errors.get(each.kind, 0) + 1
     return Summary(
         total=total,
         completed=sum(each.status == "completed" for each in listed),
         failed=sum(each.status == "failed" for each in listed),
         skipped=skipped,
-        input_tokens=sum(each.input_tokens for each in listed),
-        cached_tokens=sum(each.cached_tokens for each in listed),
-        output_tokens=sum(each.output_tokens for each in listed),
+        **sum_tokens(listed),
         cost=sum(each.cost or 0.0 for each in listed),
         unpriced=sum(each.cost is None and bool(each.answers) for each in listed),
         seconds=seconds,
-        errors=FrozenMap(errors),
+        errors=FrozenMap(Counter(each.kind for each in listed if each.kind)),
     )
+
+
+def sum_tokens(counted: Iterable[LineResult | RequestRecord]) -> dict[str, Any]:
+    """Return the tokens of results or of requests, as the members that both have."""
+    listed = list(counted)
+    names = ("input_tokens", "cached_tokens", "output_tokens")
+    return {name: sum(getattr(each, name) or 0 for each in listed) for name in names}

@@ -415,7 +415,7 @@ def cut_points(blocks: Sequence[Block]) -> list[int]:
 
 
 async def find_first_fit(
-    points: Sequence[int], fits: Callable[[int], Awaitable[bool]]
+    points: Sequence[int], fits: Callable[[int], bool | Awaitable[bool]]
 ) -> tuple[int, bool]:
     """Return the earliest cut after which the rest fits, and True; else the last cut, and False.
 
@@ -424,7 +424,7 @@ async def find_first_fit(
     low, high = 0, len(points)
     while low < high:
         middle = (low + high) // 2
-        if await fits(points[middle]):
+        if await await_value(fits(points[middle])):
             high = middle
         else:
             low = middle + 1

@@ -11,6 +11,7 @@ from kedge.compaction.base import (
     CompactionTrigger,
     Compactor,
     Replacement,
+    await_value,
     check_component,
     compact_if_triggered,
     component_name,
@@ -49,6 +50,16 @@ class SplitCompactor:
         return await compact_if_triggered(self.trigger, self.strategy, request, by=self.name)
 
 
+async def cut_until(
+    request: CompactionRequest, fits: Callable[[int], bool | Awaitable[bool]]
+) -> Replacement:
+    """Return the blocks after the earliest cut that fits, or all of them if they fit."""
+    if await await_value(fits(0)):
+        return Replacement(request.blocks)
+    start, met = await find_first_fit(cut_points(request.blocks), fits)
+    return Replacement(request.blocks[start:], () if met else (OVER_LIMIT_NOTE,))
+
+
 class MessageLimitCompactor:
     """Removes the oldest exchanges when there are too many blocks. Also a trigger and a strategy.
 
@@ -78,15 +89,8 @@ class MessageLimitCompactor:
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
         """Return the newest blocks, starting at a user block: at most ``target_messages``."""
-        blocks = request.blocks
-        if len(blocks) <= self.target_messages:
-            return Replacement(blocks)
-
-        async def fits(start: int) -> bool:
-            return len(blocks) - start <= self.target_messages
-
-        start, met = await find_first_fit(cut_points(blocks), fits)
-        return Replacement(blocks[start:], () if met else (OVER_LIMIT_NOTE,))
+        excess = len(request.blocks) - self.target_messages
+        return await cut_until(request, lambda start: start >= excess)
 
 
 DEFAULT_TARGET_RATIO = 0.75
@@ -145,10 +149,7 @@ class TokenLimitCompactor:
         async def fits(start: int) -> bool:
             return await count_after_cut(start) <= self.target_tokens
 
-        if await fits(0):
-            return Replacement(request.blocks)
-        start, met = await find_first_fit(cut_points(request.blocks), fits)
-        return Replacement(request.blocks[start:], () if met else (OVER_LIMIT_NOTE,))
+        return await cut_until(request, fits)
 
     async def _with_token_count(self, request: CompactionRequest) -> CompactionRequest:
         """Return the request with this compactor's counter, or with the provider's count."""

@@ -4,7 +4,6 @@ A compactor is the caller's code and may send requests. If it raises, or leaves 
 its result is not used: the conversation continues uncompacted, with a note.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from operator import is_
 
@@ -21,11 +20,10 @@ from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.errors import Blocked
 from kedge.events import Usage
 from kedge.observe import count, get_logger
-from kedge.planning import get_state
+from kedge.planning import find_problems, get_state
 from kedge.planning.record import drop_changed_anchors
-from kedge.planning.tool_pairs import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.turns import Block, SystemBlock, Turn, diff
+from kedge.turns import SystemBlock, Turn, diff
 
 log = get_logger("kedge.compaction.run")
 
@@ -147,15 +145,11 @@ def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
     """Return the problem of a result: calls or results that lost their counterpart."""
     if not result.changed:
         return ""
-    Turn(result.blocks)  # raises for anything but blocks with distinct ids
     if not result.blocks or isinstance(result.blocks[0], SystemBlock):
         return "it left nothing, or a leading system block"
-    new = _find_problems(result.blocks) - _find_problems(request.blocks)
+    before, after = (
+        {(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))}
+        for blocks in (request.blocks, result.blocks)
+    )
+    new = after - before
     return f"it left {len(new)} calls or results unpaired" if new else ""
-
-
-def _find_problems(blocks: Sequence[Block]) -> set[tuple[str, str]]:
-    pairing = ToolPairing()
-    for index, block in enumerate(blocks):
-        pairing.add(index, block)
-    return {(problem.kind, problem.call_id) for problem in pairing.problems(blocks, 0)}

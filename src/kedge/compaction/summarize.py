@@ -123,12 +123,8 @@ class SummarizingCompactor:
 
     async def _find_start(self, request: CompactionRequest) -> int:
         """Return the index at which the newest part begins."""
-        suffix_tokens = request.suffix_tokens()
-
-        async def fits(start: int) -> bool:
-            return suffix_tokens[start] <= self.keep_tokens
-
-        return (await find_first_fit(cut_points(request.blocks), fits))[0]
+        tokens, points = request.suffix_tokens(), cut_points(request.blocks)
+        return (await find_first_fit(points, lambda start: tokens[start] <= self.keep_tokens))[0]
 
     async def _request_summary(
         self, request: CompactionRequest, old: Sequence[Block]

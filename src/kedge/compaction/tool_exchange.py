@@ -7,7 +7,7 @@ and the end remain. A note with the length of the removed text replaces it.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -52,11 +52,6 @@ def truncate_json(text: str, max_chars: int) -> str:
     """Return the JSON text in about ``max_chars`` characters, always as JSON."""
     written = _shrink_json(text, max_chars)
     return _dump_json({"shortened": _cut_middle(text, max_chars)}) if written is None else written
-
-
-def parts_to_text(parts: Iterable[Part]) -> str:
-    """Return the parts as one text, with a placeholder for each part that is not text."""
-    return "\n".join(map(_part_to_text, parts))
 
 
 def part_length(part: Part) -> int:
@@ -190,9 +185,8 @@ class ToolExchangeCompactor:
             case ToolCallBlock():
                 shortened: Block = replace(block, arguments=_shorten_arguments(block, limit))
             case ToolResultBlock():
-                shortened = replace(
-                    block, parts=(TextPart(truncate_text(parts_to_text(block.parts), limit)),)
-                )
+                text = "\n".join(map(_part_to_text, block.parts))
+                shortened = replace(block, parts=(TextPart(truncate_text(text, limit)),))
             case _:
                 return block
         if _content_length(shortened) >= _content_length(block):

@@ -1,7 +1,6 @@
 """Checkpoints: store the new blocks of a Turn as a node below a position in the tree."""
 
 from dataclasses import dataclass
-from operator import is_not
 
 from msgspec.structs import replace
 
@@ -12,7 +11,7 @@ from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
-from kedge.turns.turn import has_prefix
+from kedge.turns.turn import count_common_blocks, has_prefix
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class Checkpoint:
         replaces: int = 0,
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
-        prefix_length = common_prefix_length(self.turn, turn)
+        prefix_length = count_common_blocks(self.turn, turn)
         self.node = await self.store.append(
             self.row,
             self.node,
@@ -57,14 +56,6 @@ class Checkpoint:
     def matches(self, turn: Turn) -> bool:
         """Return whether the Turn is exactly the stored one."""
         return has_same_blocks(self.turn, turn)
-
-
-def common_prefix_length(old: Turn, new: Turn) -> int:
-    """Return the number of identical blocks at the start of both Turns."""
-    if has_prefix(new, old):
-        return len(old)
-    different = enumerate(map(is_not, old.blocks, new.blocks))
-    return next((index for index, differs in different if differs), min(len(old), len(new)))
 
 
 def has_same_blocks(one: Turn, other: Turn) -> bool:

@@ -59,10 +59,9 @@ from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
-from kedge.store import ConversationRow, Hit, Node, RequestRecord, Store
+from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import share_store
 from kedge.store.records import NodeKind, new_row
-from kedge.store.search import SearchOrder
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
@@ -246,81 +245,12 @@ class Conversation(LazyConversation):
             await self._inner_engine.attach_evidence(self.store)
         await super()._load()
 
-    @staticmethod
-    async def list(
-        store: Store,
-        *,
-        tag: str | None = None,
-        archived: bool | None = False,
-        limit: int = 100,
-        offset: int = 0,
-        since: float | None = None,
-        before: float | None = None,
-    ) -> Sequence[ConversationRow]:
-        """Return the conversations of a store, the most recently changed first.
-
-        Args:
-            store: The store to list.
-            tag: Return only conversations with this tag.
-            archived: Whether to return archived conversations; None for both.
-            limit: The maximum number of conversations.
-            offset: The number of conversations to skip.
-            since: Return only conversations that changed last at or after this time.
-            before: Return only conversations that changed last before this time.
-        """
-        return await store.conversations(
-            tag=tag, archived=archived, limit=limit, offset=offset, since=since, before=before
-        )
-
-    @staticmethod
-    async def search(
-        store: Store,
-        words: str,
-        *,
-        limit: int = 20,
-        offset: int = 0,
-        role: str | None = None,
-        tag: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        order: SearchOrder = "newest",
-    ) -> Sequence[Hit]:
-        """Return the blocks of a store that match a search.
-
-        Args:
-            store: The store to search.
-            words: The words, phrases and operators; see ``Store.search``.
-            limit: The maximum number of blocks.
-            offset: The number of blocks to skip.
-            role: Return only blocks of this kind, such as ``user``.
-            tag: Return only blocks of conversations with this tag.
-            since: Return only blocks that were added at or after this time.
-            until: Return only blocks that were added before this time.
-            order: ``newest`` or ``rank``.
-        """
-        return await store.search(
-            words,
-            limit=limit,
-            offset=offset,
-            role=role,
-            tag=tag,
-            since=since,
-            until=until,
-            order=order,
-        )
-
-    @staticmethod
-    async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:
-        """Create the conversations of an export.
-
-        Args:
-            store: The store to create them in.
-            lines: The output of ``export``, as text or as lines.
-
-        Returns:
-            The new conversations; a conversation whose id exists already gets a new id.
-        """
-        return await store.import_(lines)
+    list = staticmethod(Store.conversations)
+    """Return the conversations of a store, the most recently changed first; see ``Store.conversations``."""
+    search = staticmethod(Store.search)
+    """Return the blocks of a store that match a search; see ``Store.search``."""
+    import_ = staticmethod(Store.import_)
+    """Create the conversations of an export in a store, and return their rows; see ``Store.import_``."""
 
     @property
     def sync(self) -> "SyncConversation":
@@ -470,7 +400,8 @@ class Conversation(LazyConversation):
         """
         turn = self.turn.append(*map(_as_block, messages))
         plan = self.engine.plan(turn, **options)
-        is_searched = plan.is_full and plan.mode == "chained" and _has_answer(turn)
+        has_answer = any(not isinstance(block, UserBlock) for block in turn.body)
+        is_searched = plan.is_full and plan.mode == "chained" and has_answer
         if is_searched and needs_lookup(turn, plan.scope):
             return replace(plan, conditional=True)
         return plan
@@ -1043,10 +974,6 @@ def _check_id(id: object, ttl: object, *, has_store: bool) -> None:  # noqa: A00
             raise InvalidSetting(
                 f'{name}= needs store=: a conversation in memory ends with this program; write store="chat.db"'
             )
-
-
-def _has_answer(turn: Turn) -> bool:
-    return any(not isinstance(block, UserBlock) for block in turn.body)
 
 
 def _as_block(message: Block | str) -> Block:

@@ -67,7 +67,9 @@ class LazyConversation(AsyncResource):
     @property
     def row(self) -> ConversationRow:
         """Its row in the store, as last known; its number is 0 until it is created."""
-        return self._require_open()
+        if self._row is None:
+            raise KedgeError(NOT_OPEN)
+        return self._row
 
     @property
     def is_open(self) -> bool:
@@ -77,8 +79,7 @@ class LazyConversation(AsyncResource):
     @property
     def is_new(self) -> bool:
         """Whether the store did not have the conversation when this object opened it."""
-        self._require_open()
-        return self._is_new
+        return bool(self.row) and self._is_new  # ``row`` raises an error unless it is open
 
     @property
     def title(self) -> str:
@@ -129,11 +130,6 @@ class LazyConversation(AsyncResource):
         return (
             f"<Conversation {self.id} at node {self.head}, {pluralize(self._node.length, 'block')}>"
         )
-
-    def _require_open(self) -> ConversationRow:
-        if self._row is None:
-            raise KedgeError(NOT_OPEN)
-        return self._row
 
     async def require_row(self) -> ConversationRow:
         """Return the row in the store; creates the conversation if it is new.

@@ -318,8 +318,9 @@ class ConversationRun:
         """
         turn = self.filters.apply_to_turn(stream.turn, ("output",))
         head, key = self.task.expected_head, self.task.key
-        if find_running(turn):
-            return await self._finish_later(stream, turn)
+        if find_running(turn):  # its question is pending, as one that was interrupted
+            await self._save_answer()
+            return self._build_reply(stream, turn)
         last = self.pending_answer[0] if self.pending_answer else self.checkpoint.turn
         if self.pending_answer is not None and has_same_blocks(last, turn):
             await self._save_answer(head)
@@ -335,11 +336,6 @@ class ConversationRun:
         if key:
             await self._persist(lambda: self.store.settle(self.checkpoint.row, key, node.id), turn)
         return self._build_reply(stream, self.on_finish(node, turn))
-
-    async def _finish_later(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
-        """Store the id of a response in the background; its question is pending, as one that was interrupted."""
-        await self._save_answer()
-        return self._build_reply(stream, turn)
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return stream.build_reply(

@@ -7,7 +7,7 @@ package (extra ``mcp``), which is imported when one of them is used.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from kedge.errors import CannotConnect
 from kedge.event_loops import run_sync
@@ -36,13 +36,9 @@ class McpTools:
         self._opened.append(opened)
         return box
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._opened.pop().__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        opened: Any = self._opened.pop()
+        await opened.__aexit__(*error)
 
     def __enter__(self) -> Toolbox:
         return run_sync(self.__aenter__())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
+from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import thaw
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
             f"the arguments are not valid JSON ({_error_reason(details[0])}); write one JSON object"
         ]
     value: object = from_json(text)
-    if type(value) in JSON_TYPE_NAMES:
-        return [f"the arguments are {JSON_TYPE_NAMES[type(value)]}; write one JSON object"]
+    if (kind := name_type(value)) != "an object":
+        return [f"the arguments are {kind}; write one JSON object"]
     lines = [
         _describe_problem(path, found, schema)
         for path, found in _group_by_path(details, value).items()
@@ -52,16 +53,6 @@ def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) ->
     lines = [_describe_missing((name,), schema) for name in missing[:MAX_PROBLEMS]]
     lines += [_describe_unknown((name,), known) for name in unknown[: MAX_PROBLEMS - len(lines)]]
     return lines + ([f"and {more} more"] if more > 0 else [])
-
-
-JSON_TYPE_NAMES: dict[type, str] = {
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "a boolean",
-    type(None): "null",
-}
 
 
 def _group_by_path(

@@ -6,8 +6,8 @@ A step that ends the execution early raises ``_EarlyResult``: an outcome and a t
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import anyio
 from msgspec import structs
@@ -18,10 +18,10 @@ from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
 from kedge.text.display import capitalize
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
+from kedge.tools.concurrency import ConcurrencyExhausted
 from kedge.tools.invoke import (
     Arguments,
     AttemptTimeout,
-    ConcurrencyExhausted,
     Parts,
     SelfCancelled,
     invoke_tool,
@@ -80,15 +80,8 @@ OnRun = Callable[[ToolRun], object]
 
 log = get_logger("kedge.tools")
 
-OUTCOME_LEVELS: dict[ToolOutcome, int] = {
-    "ok": logging.DEBUG,
-    "unknown": logging.WARNING,
-    "invalid": logging.WARNING,
-    "refused": logging.INFO,
-    "failed": logging.WARNING,
-    "timeout": logging.WARNING,
-    "cancelled": logging.INFO,
-}
+OUTCOME_LEVELS = {"ok": logging.DEBUG, "refused": logging.INFO, "cancelled": logging.INFO}
+"""The log level of a call by its outcome; that of others is WARNING."""
 MAX_RETRY_WAIT = 30.0
 MAX_NOTE_CHARS = 2_000
 
@@ -102,11 +95,11 @@ class CallContext:
     on_run: OnRun | None
     max_output: int
     origin: str
-    approval_lock: anyio.Lock
     filters: ContentFilters
     """The filters that are applied to the result before it is truncated."""
     text_only: bool = False
     """Whether images and files in results are replaced by descriptions, because the API accepts text only."""
+    approval_lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class _EarlyResult(Exception):
@@ -133,19 +126,16 @@ class CallRunner:
     async def run(self) -> None:
         """Run the call; log records written meanwhile carry its id."""
         with bind_fields(call_id=self.call.call_id):
-            await self._run()
-
-    async def _run(self) -> None:
-        try:
-            tool = self._find_tool()
-            arguments = self._parse_arguments(tool, self.call)
-            if await self._request_approval(tool):
-                arguments = self._parse_edited_arguments(tool)
-            parts = await self._invoke_with_retries(tool, arguments)
-        except _EarlyResult as early:
-            self._finish(early.outcome, early.parts, early.error)
-        else:
-            self._finish("ok", parts)
+            try:
+                tool = self._find_tool()
+                arguments = self._parse_arguments(tool, self.call)
+                if await self._request_approval(tool):
+                    arguments = self._parse_edited_arguments(tool)
+                parts = await self._invoke_with_retries(tool, arguments)
+            except _EarlyResult as early:
+                self._finish(early.outcome, early.parts, early.error)
+            else:
+                self._finish("ok", parts)
 
     def get_record(self) -> ToolRun:
         """Return the record; a call without a result was cancelled."""
@@ -241,17 +231,10 @@ class CallRunner:
 
     async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
         pause = min(tool.retry_wait * 2 ** min(failures - 1, 16), MAX_RETRY_WAIT)
-        log.info(
-            "tool %s failed, attempt %d of %d, retrying in %g s (call %s): %s",
-            *(
-                tool.name,
-                failures,
-                tool.retries + 1,
-                pause,
-                self.call.call_id,
-                _describe_location(error),
-            ),
-        )
+        attempt = f"attempt {failures} of {tool.retries + 1}"
+        location = self.call.call_id, _describe_location(error)
+        text = "tool %s failed, %s, retrying in %g s (call %s): %s"
+        log.info(text, tool.name, attempt, pause, *location)
         await anyio.sleep(pause)
 
     def _failure_result(self, tool: AnyTool, error: Exception) -> _EarlyResult:
@@ -284,16 +267,8 @@ class CallRunner:
         shown = self._prepend_note(truncate_parts(result.parts, self.context.max_output))
         result = structs.replace(result, parts=shown)
         clock = self.clock
-        times: dict[str, Any] = {"seconds": clock.seconds, "waited": clock.waiting_seconds()}
-        self.record = ToolRun(
-            self.call,
-            result,
-            outcome,
-            clock.start_count,
-            error=error,
-            edited=self.edited_call,
-            **times,
-        )
+        times = clock.start_count, clock.seconds, clock.waiting_seconds()
+        self.record = ToolRun(self.call, result, outcome, *times, error, self.edited_call)
         self._log_run(self.record)
         if self.context.on_run:
             self.context.on_run(self.record)
@@ -311,7 +286,7 @@ class CallRunner:
 
     def _log_run(self, run: ToolRun) -> None:
         log.log(
-            OUTCOME_LEVELS[run.outcome],
+            OUTCOME_LEVELS.get(run.outcome, logging.WARNING),
             "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
             *(run.name, run.outcome, run.call_id, run.attempts, run.seconds),
             f": {_describe_location(run.error)}" if run.error else "",

@@ -3,7 +3,7 @@
 A limit belongs to a tool and applies wherever the tool is used in one event loop. A thread cannot be
 stopped. When a call in a thread times out, the abandoned thread retains its permit until it ends; otherwise
 a tool limited to one call could run twice at once. When abandoned threads hold all permits, waiting calls
-fail with ``AllPermitsAbandoned`` instead of waiting for threads that may never end.
+fail with ``ConcurrencyExhausted`` instead of waiting for threads that may never end.
 """
 
 from collections import deque
@@ -16,8 +16,11 @@ from anyio import Event
 from anyio.lowlevel import RunVar
 
 
-class AllPermitsAbandoned(Exception):
+class ConcurrencyExhausted(Exception):
     """Every permit is held by a thread whose call timed out and which has not ended."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"it is busy: {size} earlier call(s) timed out and are still running")
 
 
 class ConcurrencyPermit:
@@ -57,7 +60,7 @@ class ConcurrencyLimiter:
         """Wait for a permit and hold it.
 
         Raises:
-            AllPermitsAbandoned: All permits are held by abandoned threads.
+            ConcurrencyExhausted: All permits are held by abandoned threads.
         """
         await self._wait_for_permit()
         try:
@@ -67,7 +70,7 @@ class ConcurrencyLimiter:
 
     async def _wait_for_permit(self) -> None:
         if len(self.abandoned) >= self.size:
-            raise AllPermitsAbandoned
+            raise ConcurrencyExhausted(self.size)
         if self._is_free() and not self._queue:
             self.running += 1
             return

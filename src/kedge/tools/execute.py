@@ -48,16 +48,8 @@ async def run_calls(
     Returns:
         One result for each call, in the order of the calls.
     """
-    context = CallContext(
-        toolbox,
-        approve,
-        on_run,
-        max_output,
-        origin,
-        anyio.Lock(),
-        filters or ContentFilters(),
-        text_only,
-    )
+    shown = filters or ContentFilters()
+    context = CallContext(toolbox, approve, on_run, max_output, origin, shown, text_only)
     runners = [CallRunner(context, call) for call in calls]
     escaped: list[BaseException] = []
     try:
@@ -75,23 +67,14 @@ async def iter_runs(
     toolbox: Toolbox,
     calls: Sequence[ToolCallBlock],
     *,
-    approve: Approver | None,
-    origin: str,
     on_run: OnRun,
-    filters: ContentFilters | None = None,
-    text_only: bool = False,
+    **options: Any,
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
     If the caller stops iterating or is cancelled, the remaining calls are cancelled. ``on_run`` also receives
-    their records.
+    their records; the other options are those of ``run_calls``.
     """
-    options: dict[str, Any] = {
-        "approve": approve,
-        "origin": origin,
-        "filters": filters,
-        "text_only": text_only,
-    }
     done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
     escaped: list[BaseException] = []
 

@@ -5,8 +5,9 @@ after a timeout or a cancellation it retains its permit under the tool's limit u
 """
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from inspect import isawaitable
 from typing import Any
 
@@ -19,7 +20,7 @@ from anyio import (
 )
 from anyio.lowlevel import RunVar
 
-from kedge.tools.concurrency import AllPermitsAbandoned, ConcurrencyPermit
+from kedge.tools.concurrency import ConcurrencyPermit
 from kedge.tools.output import to_parts
 from kedge.tools.registry import AnyTool
 from kedge.tools.signature import is_async
@@ -39,60 +40,30 @@ class AttemptTimeout(TimeoutError):
     """The attempt took longer than the tool's timeout."""
 
 
-class ConcurrencyExhausted(Exception):
-    """All permits are held by earlier calls in abandoned threads."""
-
-
 class SelfCancelled(Exception):
     """The function was cancelled although the call was not."""
 
 
 async def invoke_tool(tool: AnyTool, arguments: Arguments, on_start: Callable[[], None]) -> Parts:
     """Run the function once; ``on_start`` is called when its timeout starts."""
-    runs = (
-        _loop_runner(tool, arguments)
-        if is_async(tool.function)
-        else _thread_runner(tool, arguments)
-    )
-    async with runs as run:
+    async with AsyncExitStack() as stack:
+        permit = None
+        if tool.limit:
+            permit = await stack.enter_async_context(tool.limit.current_limiter().acquire())
+        if is_async(tool.function):
+            run = partial(_run_in_loop, tool, arguments)
+        else:
+            await stack.enter_async_context(_get_thread_limiter())
+            run = ThreadRun(tool, arguments, permit).run
         on_start()
         with move_on_after(tool.timeout), _detect_self_cancellation():
             return await run()
         raise AttemptTimeout(f"it took longer than {tool.timeout:g} s")
 
 
-RunFunction = Callable[[], Awaitable[Parts]]
-
-
-@asynccontextmanager
-async def _loop_runner(tool: AnyTool, arguments: Arguments) -> AsyncGenerator[RunFunction]:
-    async def run() -> Parts:
-        with _replace_generator_exit():
-            return to_parts(await tool.function(**arguments))
-
-    async with _acquire_permit(tool):
-        yield run
-
-
-@asynccontextmanager
-async def _thread_runner(tool: AnyTool, arguments: Arguments) -> AsyncGenerator[RunFunction]:
-    async with _acquire_permit(tool) as permit, _get_thread_limiter():
-        yield ThreadRun(tool, arguments, permit).run
-
-
-@asynccontextmanager
-async def _acquire_permit(tool: AnyTool) -> AsyncGenerator[ConcurrencyPermit | None]:
-    if tool.limit is None:
-        yield None
-        return
-    try:
-        async with tool.limit.current_limiter().acquire() as permit:
-            yield permit
-    except AllPermitsAbandoned:
-        size = tool.limit.size
-        raise ConcurrencyExhausted(
-            f"it is busy: {size} earlier call(s) timed out and are still running"
-        ) from None
+async def _run_in_loop(tool: AnyTool, arguments: Arguments) -> Parts:
+    with _replace_generator_exit():
+        return to_parts(await tool.function(**arguments))
 
 
 def _get_thread_limiter() -> CapacityLimiter:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import index as op_index
-from operator import is_
+from operator import is_, is_not
 from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn, describe_type
@@ -301,9 +301,7 @@ class Turn:
             InvalidTurn: If two blocks have the same id.
         """
         fresh = tuple(blocks)
-        pairs = enumerate(zip(self, fresh, strict=False))
-        shorter = min(len(self), len(fresh))
-        same = next((index for index, (old, new) in pairs if old is not new), shorter)
+        same = count_common_blocks(self, fresh)
         common = self if same == len(self) else self.take(same)
         return common.append(*fresh[same:])
 
@@ -453,6 +451,14 @@ def has_prefix(turn: Turn, earlier: Turn) -> bool:
     if before.length > memo.length:
         return False
     return memo.lineage is before.lineage or all(map(is_, earlier.blocks, turn.blocks))
+
+
+def count_common_blocks(old: Turn, new: Turn | Sequence[Block]) -> int:
+    """Return the number of identical blocks at the start of both."""
+    if isinstance(new, Turn) and has_prefix(new, old):
+        return len(old)
+    different = enumerate(map(is_not, old, new))
+    return next((index for index, differs in different if differs), min(len(old), len(new)))
 
 
 def get_cached_index(turn: Turn) -> tuple[object, int]:
