@@ -46,7 +46,6 @@ ODD_FUNCTIONS: dict[str, str] = {
     "kedge.conversation.conversation.pending": "public; the calls that are pending",
     "kedge.server.storage.context.__reversed__": "Python's name of the method",
     "kedge.server.uvicorn_server.connection_made": "asyncio's name of the method",
-    "kedge.store.conversations.checked": "a wrapper: the transaction, checked",
     "kedge.store.store.pending": "public; the nodes that are pending",
     "kedge.turns.constructors.reasoning": "a root name: the constructor of a reasoning block",
 }

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -91,6 +91,13 @@ def split_chunks(keys: Sequence[T]) -> Iterator[Sequence[T]]:
 def marks(values: Sized) -> str:
     """Return the placeholders of some values, separated by commas."""
     return ", ".join("?" * len(values))
+
+
+def join_filters(condition: str, filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return a condition with those filters whose value is not None, and the values of their placeholders."""
+    given = {sql: value for sql, value in filters.items() if value is not None}
+    values = [value for sql, value in given.items() for _ in range(sql.count("?"))]
+    return " AND ".join((condition, *given)), values
 
 
 class FirstUse:

@@ -127,8 +127,7 @@ class StoreIndex:
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
-        now = time.time()
-        self._write(lambda tx: response_index.put_evidence(tx, key, form, now), None)
+        self._write(lambda tx: response_index.put_evidence(tx, key, form), None)
 
     def close(self) -> None:
         """Close the database, unless an open store was passed, or it was opened before a fork."""

@@ -9,24 +9,38 @@ conversation joins a tree only as a fork of another one, so rows reached from a 
 same namespace.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from kedge.database.transactions import Row, Tx, marks, split_chunks
+from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
-from kedge.store.records import ConversationRow, validate_data, validate_tags, validate_text
+from kedge.store.locks import lock_tree_shared
+from kedge.store.records import (
+    MAX_INTEGER,
+    ConversationRow,
+    require_default_namespace,
+    validate_data,
+    validate_page,
+    validate_tags,
+    validate_text,
+)
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
+P = ParamSpec("P")
 T = TypeVar("T")
+_RowFunction = Callable[Concatenate[Tx, ConversationRow, P], T]
 
 _COLUMNS = (
-    "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
-    "c.created_at, c.updated_at, c.ttl, c.delete_at, c.tree, c.number"
+    "c.id, c.title, c.number, c.archived, c.head, c.mode, c.retention, c.data, "
+    "COALESCE(c.forked_from, ''), COALESCE(c.forked_at, 0), c.created_at, c.updated_at, c.tree, c.number, "
+    "c.ttl, c.delete_at"
 )
+"""The columns of the fields of a `ConversationRow`, in their order, with the number in place of the tags."""
+HAS_TAG = "c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
 
 # A question that is stored before it is sent is a change, too: its answer is not stored yet.
 _HAS_NODE_AFTER = (
@@ -40,51 +54,27 @@ _IS_EXPIRED = (
 _IS_OLD = f"c.updated_at <= ? AND NOT {_HAS_NODE_AFTER.format('?')}"
 
 
-MOVE_HEAD = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
-"""Moves the head to a node at a time, if the conversation with this number has its head at another node."""
-
-
-def fork(
-    tx: Tx, name: str, origin: ConversationRow, at: int, title: str, now: float
-) -> ConversationRow:
-    """Create a conversation on the tree of another one, with its head at one of the nodes."""
-    number = insert_conversation(
-        tx, name, title, origin.mode, origin.retention, origin.data, now, origin.ttl
-    )
-    tx.run(
-        "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
-        (origin.tree, at, origin.id, at, number),
-    )
-    set_tags(tx, number, origin.tags)
-    return select_conversation(tx, name)
-
-
-def insert_conversation(
-    tx: Tx,
-    name: str,
-    title: str,
-    mode: Mode | None,
-    retention: float | None,
-    data: FrozenMap,
-    now: float,
-    ttl: float | None = None,
-) -> int:
-    """Insert a conversation without a tree, and return its number."""
+def insert_conversation(tx: Tx, new: ConversationRow, now: float) -> int:
+    """Insert a new conversation without its tree and tags, and return its number."""
     number = tx.insert(
         "INSERT INTO conversations (id, title, archived, tree, head, mode, retention, data, created_at, "
         "updated_at, ttl, namespace) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (namespace, id) DO NOTHING",
         (
-            *(name, title, mode, retention, encode(thaw(data)) if data else None),
-            *(now, now, ttl, tx.namespace),
+            *(new.id, new.title, new.mode, new.retention, _encode_data(new.data)),
+            *(now, now, new.ttl, tx.namespace),
         ),
         key="number",
     )
     if not number:
         raise InvalidSetting(
-            f"there is already a conversation {name!r}; open it, or use another id"
+            f"there is already a conversation {new.id!r}; open it, or use another id"
         )
     return number
+
+
+def _encode_data(data: FrozenMap) -> str | None:
+    return encode(thaw(data)) if data else None
 
 
 def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
@@ -104,76 +94,109 @@ def deleted_error(row: ConversationRow) -> NotInStore:
     return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
 
 
-def checked(row: ConversationRow, work: Callable[[Tx], T], lock: str = "") -> Callable[[Tx], T]:
-    """Return a transaction that checks that the conversation still exists, then does the work."""
+def check_row(work: _RowFunction[P, T]) -> _RowFunction[P, T]:
+    """Let a function raise `NotInStore` if its conversation was deleted since the row was read."""
 
-    def run(tx: Tx) -> T:
-        require_conversation(tx, row, lock)
-        return work(tx)
+    @wraps(work)
+    def run(tx: Tx, conversation: ConversationRow, *args: P.args, **kwargs: P.kwargs) -> T:
+        require_conversation(tx, conversation)
+        return work(tx, conversation, *args, **kwargs)
 
     return run
 
 
+def lock_row(work: _RowFunction[P, T]) -> _RowFunction[P, T]:
+    """Do the same for a function that writes, and prevent the deletion of its conversation meanwhile."""
+
+    @wraps(work)
+    def run(tx: Tx, conversation: ConversationRow, *args: P.args, **kwargs: P.kwargs) -> T:
+        lock_tree_shared(tx, conversation.tree)
+        require_conversation(tx, conversation, tx.dialect.for_key_share)
+        return work(tx, conversation, *args, **kwargs)
+
+    return run
+
+
+def _select(
+    tx: Tx, condition: str, values: Sequence[Any], end: str = "ORDER BY c.number"
+) -> list[ConversationRow]:
+    """Return the conversations of the namespace that meet a condition."""
+    rows = tx.rows(
+        f"SELECT {_COLUMNS} FROM conversations c WHERE c.namespace = ? AND {condition} {end}",
+        (tx.namespace, *values),
+    )
+    tags: dict[int, list[str]] = {}
+    for chunk in split_chunks([row[2] for row in rows]):
+        among = f"conversation IN ({marks(chunk)})"
+        query = f"SELECT conversation, tag FROM tags WHERE {among} ORDER BY tag"
+        for number, tag in tx.rows(query, chunk):
+            tags.setdefault(number, []).append(tag)
+    return [_conversation_from_row(row, tags) for row in rows]
+
+
+def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> ConversationRow:
+    name, title, number, archived, head, mode, retention, data, *rest = row
+    own_tags = tuple(tags.get(number, ()))
+    fields = FrozenMap(decode(data)) if data else EMPTY
+    return ConversationRow(
+        name, title, own_tags, bool(archived), head, mode, retention, fields, *rest
+    )
+
+
 def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
     """Return the conversation with this id."""
-    query = f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? AND c.namespace = ? {lock}"
-    rows = tx.rows(query, (name, tx.namespace))
+    rows = _select(tx, "c.id = ?", (name,), lock)
     if not rows:
         raise NotInStore(f"there is no conversation {name!r} in this store")
-    return _conversation_from_row(rows[0], _select_tags(tx, [rows[0][-1]]))
+    return rows[0]
 
 
-def select_conversations(
+def list_conversations(
     tx: Tx,
     *,
-    tag: str | None,
-    archived: bool | None,
-    limit: int,
+    tag: str | None = None,
+    archived: bool | None = False,
+    limit: int = 100,
     offset: int = 0,
     since: float | None = None,
     before: float | None = None,
 ) -> list[ConversationRow]:
-    """Return conversations that are not about to be deleted, most recently changed first."""
-    conditions, values = ["c.namespace = ? AND c.delete_at IS NULL"], list[Any]([tx.namespace])
-    if archived is not None:
-        conditions.append("c.archived = ?")
-        values.append(int(archived))
-    if tag is not None:
-        conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
-        values.append(tag)
-    if since is not None:
-        conditions.append("c.updated_at >= ?")
-        values.append(since)
-    if before is not None:
-        conditions.append("c.updated_at < ?")
-        values.append(before)
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c WHERE {' AND '.join(conditions)} "
-        "ORDER BY c.updated_at DESC, c.number DESC LIMIT ? OFFSET ?",
-        (*values, limit, offset),
-    )
-    tags = _select_tags(tx, [row[-1] for row in rows])
-    return [_conversation_from_row(row, tags) for row in rows]
+    """Return conversations, most recently changed first, except those that are about to be deleted.
+
+    Args:
+        tx: The transaction.
+        tag: Only those with this tag.
+        archived: Only archived ones, or only others; None for all.
+        limit: The maximum number to return.
+        offset: The number to skip.
+        since: Only those that changed last at or after this time.
+        before: Only those that changed last before this time; with the time of the last row of a page,
+            the next page.
+
+    Raises:
+        InvalidSetting: The limit or the offset is negative.
+    """
+    validate_page(limit, offset)
+    filters = {
+        "c.archived = ?": None if archived is None else int(archived),
+        HAS_TAG: tag,
+        "c.updated_at >= ?": since,
+        "c.updated_at < ?": before,
+    }
+    where, values = join_filters("c.delete_at IS NULL", filters)
+    end = "ORDER BY c.updated_at DESC, c.number DESC LIMIT ? OFFSET ?"
+    return _select(tx, where, (*values, limit, offset), end)
 
 
 def select_tree_conversations(tx: Tx, tree: int) -> list[ConversationRow]:
     """Return the conversations on a tree in the order of their creation."""
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c WHERE c.tree = ? AND c.namespace = ? ORDER BY c.number",
-        (tree, tx.namespace),
-    )
-    tags = _select_tags(tx, [row[-1] for row in rows])
-    return [_conversation_from_row(row, tags) for row in rows]
+    return _select(tx, "c.tree = ?", (tree,))
 
 
 def select_titled(tx: Tx, title: str) -> ConversationRow | None:
     """Return the first conversation with a title, if there is one."""
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c WHERE c.title = ? AND c.namespace = ? "
-        "ORDER BY c.number LIMIT 1",
-        (title, tx.namespace),
-    )
-    return _conversation_from_row(rows[0], _select_tags(tx, [rows[0][-1]])) if rows else None
+    rows = _select(tx, "c.title = ?", (title,), "ORDER BY c.number LIMIT 1")
+    return rows[0] if rows else None
 
 
 def select_old(
@@ -184,22 +207,44 @@ def select_old(
     Without an age, those that expired by their ``ttl`` or whose scheduled deletion is due.
     """
     limit = _IS_OLD if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
-    limit = f"c.namespace = ? AND {limit}"
-    values: list[Any] = [tx.namespace, *([now] * 3 if age is None else [now - age] * 2)]
-    if number is not None:
-        limit += " AND c.number = ?"
-        values.append(number)
-    if tag is not None:
-        limit += " AND c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
-        values.append(tag)
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c WHERE {limit} ORDER BY c.number", values
-    )
-    return [_conversation_from_row(row, {}) for row in rows]
+    where, values = join_filters(limit, {"c.number = ?": number, HAS_TAG: tag})
+    return _select(tx, where, ([now] * 3 if age is None else [now - age] * 2) + values)
 
 
-def select_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
-    """Return the names of all namespaces that have (scheduled) conversations, except the default one."""
+def list_expired(tx: Tx) -> list[str]:
+    """Return the ids of the conversations that would be deleted; see `Store.delete_expired`."""
+    return [row.id for row in select_old(tx, tx.clock(), age=None)]
+
+
+def list_older(tx: Tx, seconds: float, *, tag: str | None = None) -> list[str]:
+    """Return the ids of the conversations that would be deleted; see `Store.delete_older`.
+
+    Raises:
+        InvalidSetting: The age is not a number of seconds above 0.
+    """
+    age = validate_seconds(seconds, "seconds")
+    return [row.id for row in select_old(tx, tx.clock(), age=age, tag=tag)]
+
+
+def read_time(tx: Tx) -> float:
+    """Return the time of the database's clock, which all processes share, in seconds since 1970."""
+    return tx.rows(f"SELECT {tx.dialect.now}")[0][0]
+
+
+def list_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
+    """Return the names of the namespaces that have conversations, without the default one.
+
+    Args:
+        tx: The transaction.
+        scheduled: Whether to return only those with conversations that are about to be deleted.
+
+    Returns:
+        The names, in alphabetical order.
+
+    Raises:
+        InvalidSetting: This store is bound to a namespace.
+    """
+    require_default_namespace(tx.namespace, "namespaces")
     condition = "AND delete_at IS NOT NULL" if scheduled else ""
     query = (
         "SELECT DISTINCT namespace FROM conversations "
@@ -208,21 +253,46 @@ def select_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
     return [name for (name,) in tx.rows(query)]
 
 
-def select_scheduled(tx: Tx) -> list[ConversationRow]:
+def list_scheduled(tx: Tx) -> list[ConversationRow]:
     """Return the conversations that are about to be deleted, the next one first."""
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c "
-        "WHERE c.namespace = ? AND c.delete_at IS NOT NULL ORDER BY c.delete_at",
-        (tx.namespace,),
-    )
-    return [_conversation_from_row(row, {}) for row in rows]
+    return _select(tx, "c.delete_at IS NOT NULL", (), "ORDER BY c.delete_at")
 
 
 def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> ConversationRow:
-    """Set or clear the time at which a conversation is deleted."""
+    """Hide a conversation from lists and searches, to be deleted later; or undo that.
+
+    `delete_expired` deletes it after that time.
+
+    Args:
+        tx: The transaction.
+        name: Its id or its row.
+        at: When it is deleted, in seconds since 1970; None to retain it.
+
+    Returns:
+        The row after the change.
+
+    Raises:
+        NotInStore: There is no such conversation.
+        InvalidSetting: The time is not finite.
+    """
+    if at is not None and not abs(at) <= MAX_INTEGER:  # this form also rejects NaN
+        raise InvalidSetting("at must be a finite time in seconds since 1970")
     row = resolve(tx, name)
     tx.run("UPDATE conversations SET delete_at = ? WHERE number = ?", (at, row.number))
     return select_conversation(tx, row.id)
+
+
+def get_conversation(tx: Tx, name: str | ConversationRow) -> ConversationRow:
+    """Return the current row of a conversation.
+
+    Args:
+        tx: The transaction.
+        name: Its id or an earlier row.
+
+    Raises:
+        NotInStore: There is no such conversation.
+    """
+    return resolve(tx, name)
 
 
 def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:
@@ -245,21 +315,37 @@ def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
     return {name: checks[name](value) for name, value in members.items() if value is not None}
 
 
-def update(
+def update_with(
     tx: Tx,
-    conversation: str | ConversationRow,
+    name: str | ConversationRow,
     compute: Callable[[ConversationRow], Mapping[str, Any]],
-    now: float,
 ) -> ConversationRow:
-    """Change columns and tags of a conversation, as computed from its current row."""
-    row = resolve(tx, conversation, tx.dialect.for_update)
-    changes = compute(row)
+    """Change members of a conversation that depend on their present values, in one transaction.
+
+    Example:
+        await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
+
+    Args:
+        tx: The transaction.
+        name: Its id or its row.
+        compute: Returns the members to change, under their names in `update`. It is called with the
+            current row in the thread of the database, again if the transaction is repeated.
+
+    Returns:
+        The row after the change.
+
+    Raises:
+        NotInStore: There is no such conversation.
+        InvalidSetting: A value is not allowed.
+    """
+    row = resolve(tx, name, tx.dialect.for_update)
+    changes = validate_members(compute(row))
     columns = {k: v for k, v in changes.items() if k != "tags"}
     if "data" in columns:
-        columns["data"] = encode(thaw(columns["data"])) if columns["data"] else None
+        columns["data"] = _encode_data(columns["data"])
     if "archived" in columns:
         columns["archived"] = int(columns["archived"])
-    columns["updated_at"] = now
+    columns["updated_at"] = tx.clock()
     sets = ", ".join(f"{column} = ?" for column in columns)
     tx.run(f"UPDATE conversations SET {sets} WHERE number = ?", (*columns.values(), row.number))
     if "tags" in changes:
@@ -279,54 +365,12 @@ def select_head(tx: Tx, number: int) -> int:
     return tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))[0][0]
 
 
-def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
+def swap_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
     """Move the head by compare-and-swap; return whether it was at the expected node."""
-    return tx.run(MOVE_HEAD, (head, now, number, expected)) > 0
-
-
-def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for chunk in split_chunks(numbers):
-        among = f"conversation IN ({marks(chunk)})"
-        query = f"SELECT conversation, tag FROM tags WHERE {among} ORDER BY tag"
-        for number, tag in tx.rows(query, chunk):
-            found.setdefault(number, []).append(tag)
-    return found
-
-
-def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> ConversationRow:
-    (
-        name,
-        title,
-        archived,
-        head,
-        mode,
-        retention,
-        data,
-        origin,
-        at,
-        created,
-        updated,
-        ttl,
-        delete_at,
-        tree,
-        number,
-    ) = row
-    return ConversationRow(
-        name,
-        title,
-        tuple(tags.get(number, ())),
-        bool(archived),
-        head,
-        mode,
-        retention,
-        FrozenMap(decode(data)) if data else EMPTY,
-        origin or "",
-        at or 0,
-        created,
-        updated,
-        tree,
-        number,
-        ttl,
-        delete_at,
+    return (
+        tx.run(
+            "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?",
+            (head, now, number, expected),
+        )
+        > 0
     )

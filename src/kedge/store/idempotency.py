@@ -8,13 +8,39 @@ differ by more than a lease.
 
 from kedge.database.transactions import Tx
 from kedge.errors import KeyReused
-from kedge.store.records import Claim
+from kedge.store.conversations import lock_row
+from kedge.store.nodes import select_node
+from kedge.store.records import Claim, ConversationRow, validate_text
 
 
+@lock_row
 def acquire_claim(
-    tx: Tx, number: int, key: str, *, request_hash: bytes, owner: str, lease: float
+    tx: Tx,
+    conversation: ConversationRow,
+    key: str,
+    *,
+    request_hash: bytes,
+    owner: str,
+    lease: float,
 ) -> Claim:
-    """Claim the turn with this key, unless another caller runs it or it is done."""
+    """Claim the turn with an idempotency key, unless another caller runs it or it is done.
+
+    Args:
+        tx: The transaction.
+        conversation: The conversation of the turn.
+        key: The idempotency key.
+        request_hash: A hash of the request; it must be the same for every use of the key.
+        owner: The caller's id.
+        lease: Seconds for which the claim is valid, by the database's clock.
+
+    Returns:
+        The claim: that of the caller, of another caller, or of a completed turn.
+
+    Raises:
+        KeyReused: The key belongs to another request.
+        NotInStore: The conversation was deleted.
+    """
+    number, key = conversation.number, validate_text(key, "key")
     tx.run(
         "INSERT INTO claims (conversation, key, about, owner, lease_until) VALUES (?, ?, ?, '', 0) "
         "ON CONFLICT (conversation, key) DO NOTHING",
@@ -38,13 +64,23 @@ def acquire_claim(
     return Claim(key, bool(acquired), question or 0, answer or 0, until)
 
 
-def renew_claim(tx: Tx, number: int, key: str, *, owner: str, lease: float) -> bool:
-    """Extend the lease of a claim, or end it if ``lease`` is 0; return whether ``owner`` still had it."""
+@lock_row
+def renew_claim(
+    tx: Tx, conversation: ConversationRow, key: str, *, owner: str, lease: float
+) -> bool:
+    """Extend the claim of ``owner`` by ``lease`` seconds from now, or release it with 0.
+
+    Returns:
+        Whether the claim was still the caller's.
+
+    Raises:
+        NotInStore: The conversation was deleted.
+    """
     until = f"{tx.dialect.now} + ?" if lease else "?"
     update = (
         f"UPDATE claims SET lease_until = {until} WHERE conversation = ? AND key = ? AND owner = ?"
     )
-    return bool(tx.run(update, (lease, number, key, owner)))
+    return bool(tx.run(update, (lease, conversation.number, key, owner)))
 
 
 def record_question(tx: Tx, number: int, key: str, question: int) -> None:
@@ -54,10 +90,16 @@ def record_question(tx: Tx, number: int, key: str, question: int) -> None:
     )
 
 
-def record_answer(tx: Tx, number: int, key: str, answer: int) -> None:
-    """Record the node of the answer, which completes the turn."""
+@lock_row
+def record_answer(tx: Tx, conversation: ConversationRow, key: str, answer: int) -> None:
+    """Record which node is the answer to the turn with this key, which completes it.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    select_node(tx, answer, conversation.tree)
     tx.run(
         "UPDATE claims SET answer = ?, lease_until = 0 WHERE conversation = ? AND key = ? "
         "AND answer IS NULL",
-        (answer, number, key),
+        (answer, conversation.number, key),
     )

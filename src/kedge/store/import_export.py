@@ -15,22 +15,23 @@ from contextlib import suppress
 from typing import Any, cast, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.database.transactions import Tx
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
-from kedge.planning.anchors import validate_seconds
-from kedge.planning.state import validate_mode
+from kedge.store.conversations import check_row, select_conversation
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
 from kedge.store.records import (
     ConversationRow,
     Node,
     NodeKind,
+    new_row,
     validate_data,
-    validate_tags,
     validate_text,
 )
-from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
+from kedge.store.responses import RESPONSE_COLUMNS, select_responses
+from kedge.store.telemetry import TABLES, insert_record
 from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode
@@ -52,27 +53,26 @@ _HEADER_FIELDS = (
     "created_at",
     "updated_at",
 )
-# The tables whose rows are exported with a node, with the members of each, in order.
-_TELEMETRY_TABLES: dict[str, tuple[str, ...]] = {
-    "incidents": ("kind", "reason", "scope", "created_at"),
-    "tool_runs": ("name", "outcome", "seconds", "created_at"),
-    "exchanges": ("request", "reply", "status", "created_at"),
-}
 _CLAIM_COLUMNS = ("key", "about", "asked", "answer")
 _ADDED_KINDS = frozenset(get_args(NodeKind)) - {"root"}
 _RESPONSE_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(RequestRecord)}
 
 
-def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
-    """Return the lines of a conversation: the nodes that it added and their ancestors."""
+@check_row
+def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
+    """Return a conversation as lines of JSON: its tree with blocks, anchors and telemetry.
+
+    These are the nodes that it added and their ancestors.
+    """
     tx.allow_long_statements()
+    row = select_conversation(tx, conversation.id)
     nodes = _select_nodes(tx, row)
     numbers = {node.id: number for number, node in enumerate(nodes)}
     blocks: dict[int, int] = {}
     bodies: list[str] = []
     lines: list[str] = []
     rows = {each.node: each for each in select_responses(tx, "WHERE n.tree = ?", (row.tree,))}
-    accounts = {name: _export_telemetry(tx, name, row, numbers) for name in _TELEMETRY_TABLES}
+    accounts = {name: _export_telemetry(tx, name, row, numbers) for name in TABLES}
     for node in nodes:
         linked: list[int] = []
         for block, body in _select_blocks(tx, node):
@@ -90,7 +90,8 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
     head["forked_from"], head["forked_at"] = row.forked_from, numbers.get(row.forked_at)
     head["claims"] = _export_claims(tx, row, numbers)
     first = {"format": FORMAT, "version": VERSION, "conversation": head}
-    return [encode(first), *(f'{{"block":{body}}}' for body in bodies), *lines]
+    lines = [encode(first), *(f'{{"block":{body}}}' for body in bodies), *lines]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
@@ -138,7 +139,7 @@ def _encode_node(
 def _export_telemetry(
     tx: Tx, table: str, row: ConversationRow, numbers: dict[int, int]
 ) -> dict[int, list[Json]]:
-    members = _TELEMETRY_TABLES[table]
+    members = TABLES[table]
     columns = ", ".join("s.name" if name == "scope" else f"t.{name}" for name in members)
     joined = "JOIN scopes s ON s.number = t.scope" if "scope" in members else ""
     rows = tx.rows(
@@ -258,20 +259,20 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
     name = validate_text(header["id"], "id")
     if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
         raise ValueError("it needs an id, and an empty root as its first node")
-    members: Json = {
-        "title": validate_text(header["title"], "title"),
-        "tags": validate_tags(header["tags"]),
-        "mode": validate_mode(header["mode"]),
-        "retention": validate_seconds(header["retention"], "retention"),
-        "ttl": validate_seconds(header.get("ttl"), "ttl"),
-        "data": validate_data(header["data"] or {}),
-        "now": _check_time(header["created_at"]),
-        "root_created_at": _check_time(nodes[0]["created_at"]),
-    }
+    new = new_row(
+        header["title"],
+        tags=header["tags"],
+        mode=header["mode"],
+        retention=header["retention"],
+        ttl=header.get("ttl"),
+        data=header["data"] or {},
+        id=name,
+    )
+    times = _check_time(header["created_at"]), _check_time(nodes[0]["created_at"])
     try:
-        row = create_conversation(tx, name, **members)
+        row = create_conversation(tx, new, *times)
     except InvalidSetting:  # the id is in use, perhaps only since another import has committed
-        row = create_conversation(tx, new_id("conv"), **members)
+        row = create_conversation(tx, replace(new, id=new_id("conv")), *times)
     created: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
         created.append(_import_node(tx, form, row, created, blocks))
@@ -339,22 +340,16 @@ def _decode_response(form: Json) -> RequestRecord:
 
 
 def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> None:
-    for table, members in _TELEMETRY_TABLES.items():
+    for table, members in TABLES.items():
         for each in form.get(table, ()):
-            values = [_decode_value(tx, name, each[name]) for name in members]
-            marks = ", ".join("?" * (len(members) + 2))
-            tx.run(
-                f"INSERT INTO {table} (conversation, node, {', '.join(members)}) VALUES ({marks})",
-                (row.number, node.id, *values),
-            )
+            values = [_decode_value(name, each[name]) for name in members]
+            insert_record(tx, table, row.number, node.id, values)
 
 
-def _decode_value(tx: Tx, name: str, value: Any) -> Any:
-    if name == "scope":
-        return intern_scope(tx, value)
+def _decode_value(name: str, value: Any) -> Any:
     if name == "created_at":
         return _check_time(value)
-    return base64.b64decode(value) if name in ("request", "reply", "about") else value
+    return base64.b64decode(value) if name in ("request", "reply") else value
 
 
 def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:

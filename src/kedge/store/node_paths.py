@@ -8,9 +8,11 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kedge.database.transactions import Tx
+from kedge.errors import NotInStore
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
+from kedge.store.conversations import check_row
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,
@@ -25,7 +27,6 @@ from kedge.store.records import (
     Differences,
     LoadedPath,
     Node,
-    PathChange,
     UnansweredQuestion,
     is_row_number,
 )
@@ -33,7 +34,7 @@ from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows, select_resp
 from kedge.store.stored_blocks import decode_blocks
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
-from kedge.turns import Turn
+from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.turn import rename_turn
 
@@ -124,15 +125,29 @@ JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
 """
 
 
+@check_row
 def load_path(
-    tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
-) -> LoadedPath:
-    """Return the blocks and the anchors on the path to a node."""
-    rows = tx.rows(_SELECT_BLOCKS, (node.id,))
+    tx: Tx,
+    conversation: ConversationRow,
+    node: int | None,
+    *,
+    scopes: dict[int, str],
+    max_blocks: int = MAX_INTEGER,
+) -> LoadedPath | Node:
+    """Return the blocks and the anchors on the path to a node, or only the node if the path is longer."""
+    found = _select_at(tx, conversation, node)
+    if found.length > max_blocks:
+        return found
+    rows = tx.rows(_SELECT_BLOCKS, (found.id,))
     rows.sort(key=itemgetter(0))
-    records = _load_records(tx, node, 0, scopes, retention)
-    memory, data = decode_node_state(node.memory, records, mode)
-    return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
+    records = _load_records(tx, found, 0, scopes, conversation.retention)
+    memory, data = decode_node_state(found.memory, records, conversation.mode)
+    return LoadedPath(found, tuple(decode_blocks([body for _, body in rows])), memory, data)
+
+
+def _select_at(tx: Tx, conversation: ConversationRow, node: int | None) -> Node:
+    """Return a node of the conversation's tree, by default the head when the row was read."""
+    return select_node(tx, conversation.head if node is None else node, conversation.tree)
 
 
 def _load_records(
@@ -148,43 +163,78 @@ def _load_records(
     return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
 
 
-def find_newest_response(tx: Tx, node: Node) -> RequestRecord | None:
-    """Return the newest response on the path to a node, or None."""
-    ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (node.id, node.tree))
+@check_row
+def find_newest_response(
+    tx: Tx, conversation: ConversationRow, node: int | None = None
+) -> RequestRecord | None:
+    """Return the newest response on the path to a node, or None if there is none.
+
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the node's tree.
+        node: The node; by default the head when the row was read.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    end = _select_at(tx, conversation, node)
+    ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (end.id, end.tree))
     return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
 
 
-def load_path_change(
-    tx: Tx, node: Node, known: int, *, scopes: dict[int, str], retention: float | None
-) -> PathChange:
-    """Return how the path to a node differs from the path to a known one.
+@check_row
+def load_turn(
+    tx: Tx,
+    conversation: ConversationRow,
+    node: int,
+    *,
+    known: Node,
+    turn: Turn,
+    scopes: dict[int, str],
+) -> tuple[Node, Turn]:
+    """Return a node and its Turn, from the Turn of a known node.
 
     Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
     the same, so the common part of the paths is found without reading a block.
     """
+    end = select_node(tx, node, conversation.tree)
     shared = 0
-    segments = [tx.rows(_SELECT_SEGMENTS, (each,)) for each in (node.id, known)]
+    segments = [tx.rows(_SELECT_SEGMENTS, (each,)) for each in (end.id, known.id)]
     for (branch, stop), (other, known_stop) in zip(*segments, strict=False):
         if branch != other:
             break
         shared = min(stop, known_stop)
         if stop != known_stop:
             break
-    is_above = bool(tx.rows(_IS_ABOVE, (node.id, known)))
-    records = _load_records(tx, node, known if is_above else 0, scopes, retention)
-    bodies = load_last_bodies(tx, node, node.length - shared)
-    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records), is_above)
-
-
-def apply_change(turn: Turn, change: PathChange, mode: str | None, turn_id: str) -> Turn:
-    """Return the Turn at the node of a change, from the Turn at the known node."""
-    state = get_state(turn) if change.adds_records else ConversationState()
-    for record in change.records:
+    is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
+    records = _load_records(tx, end, known.id if is_above else 0, scopes, conversation.retention)
+    state = get_state(turn) if is_above else ConversationState()
+    for record in records:
         state = state.with_anchor(record)
-    turn = rename_turn(turn, turn_id).take(change.shared)
-    state, data = decode_node_state(change.node.memory, state.anchors, mode)
+    blocks = decode_blocks(load_last_bodies(tx, end, end.length - shared))
+    turn = rename_turn(turn, conversation.id).take(shared)
+    state, data = decode_node_state(end.memory, state.anchors, conversation.mode)
     removed = dict.fromkeys(turn.data)
-    return set_state(turn.append(*change.blocks).with_data({**removed, **data}), state)
+    return end, set_state(turn.append(*blocks).with_data({**removed, **data}), state)
+
+
+@check_row
+def load_last_blocks(
+    tx: Tx, conversation: ConversationRow, count: int, node: int | None = None
+) -> tuple[Block, ...]:
+    """Return the last blocks on the path to a node, without reading the others.
+
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the node's tree.
+        count: The maximum number of blocks.
+        node: The node; by default the head when the row was read.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+        StoreDamaged: A stored block cannot be read.
+    """
+    return tuple(decode_blocks(load_last_bodies(tx, _select_at(tx, conversation, node), count)))
 
 
 def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
@@ -196,6 +246,27 @@ def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
 def load_bodies(tx: Tx, node: Node) -> list[str]:
     """Return the encoded blocks on the path to a node."""
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
+
+
+@check_row
+def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
+    """Return the questions of a conversation that have no answer, oldest first.
+
+    They are in progress, or were interrupted while the model answered or a tool ran.
+    """
+    return [each.question for each in find_unanswered(tx, conversation)]
+
+
+@check_row
+def find_unanswered_after(
+    tx: Tx, conversation: ConversationRow, node: int
+) -> list[UnansweredQuestion]:
+    """Return those of the pending questions that follow directly after a node, or are this node.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    return find_unanswered(tx, conversation, select_node(tx, node, conversation.tree))
 
 
 def find_unanswered(
@@ -244,28 +315,46 @@ def _has_open_calls(tx: Tx, node: Node) -> bool:
     return bool(find_problems(Turn(decode_blocks(bodies))))
 
 
-def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
-    """Return the nodes from the root to this one, or the last ``limit`` of them."""
-    query, values = (_SELECT_ANCESTRY, (node,))
-    if not is_row_number(node):
-        return []
+@check_row
+def load_ancestry(
+    tx: Tx, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
+) -> list[Node]:
+    """Return the nodes from the root to a node (by default the head when the row was read).
+
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the node's tree.
+        node: The node; by default the head when the row was read.
+        limit: Return only the last nodes of the path.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    at = conversation.head if node is None else node
+    query, values = _SELECT_ANCESTRY, (at,)
     if limit is not None:  # the recursion ends there
-        query, values = f"{query} LIMIT ?", (node, min(limit, MAX_INTEGER))
-    found = [Node(*row) for row in tx.rows(query, values)]
-    return sorted(found, key=lambda each: each.depth)
+        query, values = f"{query} LIMIT ?", (at, min(limit, MAX_INTEGER))
+    path = [Node(*row) for row in (tx.rows(query, values) if is_row_number(at) else ())]
+    if not path or path[0].tree != conversation.tree:
+        raise NotInStore(f"there is no node {at} in this conversation")
+    return sorted(path, key=lambda each: each.depth)
 
 
-def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
-    """Return the newest node that is on both paths."""
-    return Node(*tx.rows(_SELECT_COMMON_ANCESTOR, (left, right))[0])
+@check_row
+def find_common_ancestor(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Node:
+    """Return the newest node that is on the paths to both nodes."""
+    ends = [select_node(tx, node, conversation.tree).id for node in (left, right)]
+    return Node(*tx.rows(_SELECT_COMMON_ANCESTOR, ends)[0])
 
 
-def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
-    """Return the blocks of each path after their common prefix."""
-    if left.id == right.id:
-        return Differences(left.length, (), ())
-    rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
-    shared = min((index for _, index, _ in rows), default=min(left.length, right.length))
+@check_row
+def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Differences:
+    """Return the blocks of each of two paths after their common prefix."""
+    ends = [select_node(tx, node, conversation.tree) for node in (left, right)]
+    if left == right:
+        return Differences(ends[0].length, (), ())
+    rows = tx.rows(_SELECT_DIFFERENCES, (left, left, right))
+    shared = min((index for _, index, _ in rows), default=min(end.length for end in ends))
     sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
     return Differences(shared, tuple(sides[0]), tuple(sides[1]))
 

@@ -11,17 +11,21 @@ from collections.abc import Iterable, Sequence
 from itertools import starmap
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from kedge.database.postgres import PostgresTransaction
 from kedge.database.transactions import Tx
-from kedge.errors import NotInStore
+from kedge.errors import HeadConflict, NotInStore
 from kedge.events.request_record import RequestRecord
-from kedge.planning import Mode
 from kedge.store.conversations import (
+    check_row,
     insert_conversation,
-    move_head,
+    lock_row,
     require_conversation,
     select_conversation,
+    select_head,
     set_tags,
+    swap_head,
 )
 from kedge.store.locks import lock_tree_shared
 from kedge.store.postgres import add_node
@@ -31,14 +35,15 @@ from kedge.store.records import (
     Node,
     NodeKind,
     is_row_number,
+    validate_text,
 )
 from kedge.store.responses import (
-    insert_response,
+    INSERT_RESPONSE,
     intern_scope,
     response_values,
 )
 from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
-from kedge.turns.frozen_json import EMPTY, FrozenMap
+from kedge.turns import new_id
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
@@ -54,6 +59,8 @@ _SELECT_LAST_BODIES = (
     "JOIN blocks b ON b.id = l.block WHERE n.tree = ? AND n.length > n.kept"
 )
 CHECKSUM_BYTES = 8
+MAX_NUMBER_LENGTH = 100
+"""How many digits of a node's number are read; Python rejects thousands of them."""
 _get_columns = attrgetter(*Node.__struct_fields__)
 # A child starts a branch, or has no blocks any more, or is the one that continues the branch of its parent.
 _SELECT_CHILDREN = f"""
@@ -103,6 +110,67 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
     return [Node(*row) for row in rows]
 
 
+@check_row
+def list_nodes(tx: Tx, conversation: ConversationRow) -> list[Node]:
+    """Return every node of the conversation's tree in order, including those of its forks."""
+    return select_tree(tx, conversation.tree)
+
+
+@check_row
+def get_node(tx: Tx, conversation: ConversationRow, node: int) -> Node:
+    """Return a node of the conversation's tree, or raise `NotInStore`."""
+    return select_node(tx, node, conversation.tree)
+
+
+@check_row
+def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node:
+    """Return the node at a position of the conversation's tree.
+
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the tree.
+        at: A node number, the provider's id of a response, or ``head``, which is the default: the head
+            when the row was read.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node or response.
+    """
+    at = conversation.head if at in ("", "head") else at
+    position: object = at
+    if isinstance(at, str) and at.isascii() and at.isdecimal():
+        position = int(at) if len(at) <= MAX_NUMBER_LENGTH else None
+    found = None
+    if isinstance(position, str):
+        found = _select_response_node(tx, conversation.tree, position)
+    elif is_row_number(position):
+        found = select_node(tx, position, conversation.tree)
+    if found is None:
+        raise NotInStore(f"there is no node or response {at!r} in this conversation")
+    return found
+
+
+@check_row
+def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) -> Node | None:
+    """Return the node of the response with this provider's id, if there is one."""
+    return _select_response_node(tx, conversation.tree, response_id)
+
+
+@check_row
+def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node]:
+    """Return the nodes that continue from a node, of all conversations on the tree, in order.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    return select_children(tx, select_node(tx, node, conversation.tree))
+
+
+@check_row
+def find_newest_below(tx: Tx, conversation: ConversationRow, node: int) -> Node:
+    """Return the newest node that follows from a question: itself, tool results, or an answer."""
+    return find_newest_descendant(tx, select_node(tx, node, conversation.tree))
+
+
 def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> list[Node]:
     """Return the nodes of a conversation after which a turn may have been interrupted, oldest first.
 
@@ -121,7 +189,7 @@ def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> l
     return [Node(*row) for row in rows]
 
 
-def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
+def _select_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
     """Return the newest node of the response with this provider's id."""
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id "
@@ -167,27 +235,60 @@ def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, i
 
 
 def create_conversation(
-    tx: Tx,
-    name: str,
-    *,
-    now: float,
-    title: str = "",
-    tags: Iterable[str] = (),
-    mode: Mode | None = None,
-    retention: float | None = None,
-    data: FrozenMap = EMPTY,
-    root_created_at: float | None = None,
-    ttl: float | None = None,
+    tx: Tx, new: ConversationRow, now: float, root_created_at: float | None = None
 ) -> ConversationRow:
-    """Create a conversation on a new tree, which begins with an empty root node."""
-    number = insert_conversation(tx, name, title, mode, retention, data, now, ttl)
+    """Create the conversation of a new row on a new tree, which begins with an empty root node."""
+    number = insert_conversation(tx, new, now)
     created_at = now if root_created_at is None else root_created_at
     columns = (0, number, "root", 0, 0, 0, None, created_at)
     root = tx.insert(_INSERT_NODE, (0, 0, *columns, _hash_columns(*columns)))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
-    set_tags(tx, number, tags)
-    return select_conversation(tx, name)
+    set_tags(tx, number, new.tags)
+    return select_conversation(tx, new.id)
+
+
+@lock_row
+def fork_conversation(tx: Tx, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
+    """Create a conversation that continues from a node of another, and shares the blocks up to it.
+
+    Args:
+        tx: The transaction.
+        origin: The conversation to fork.
+        at: The node that becomes the head of the fork.
+        title: The title of the fork.
+
+    Raises:
+        NotInStore: The conversation or the node does not exist.
+    """
+    select_node(tx, at, origin.tree)
+    new = replace(origin, id=new_id("conv"), title=validate_text(title, "title"))
+    number = insert_conversation(tx, new, tx.clock())
+    tx.run(
+        "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
+        (origin.tree, at, origin.id, at, number),
+    )
+    set_tags(tx, number, origin.tags)
+    return select_conversation(tx, new.id)
+
+
+@lock_row
+def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -> None:
+    """Move the head to a node.
+
+    Args:
+        tx: The transaction.
+        conversation: The conversation whose head is moved.
+        node: The new head.
+        head: The node at which the head must be.
+
+    Raises:
+        HeadConflict: The head is at another node, and was not moved.
+        NotInStore: The conversation or the node was deleted.
+    """
+    select_node(tx, node.id, conversation.tree)
+    if not swap_head(tx, conversation.number, head, node.id, tx.clock()):
+        raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
 
 
 def insert_node(
@@ -254,8 +355,8 @@ def insert_node(
     for place, block in enumerate(insert_blocks(tx, blocks, number), kept):
         tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", (branch, place, block))
     if row:
-        insert_response(tx, row, node=node_id, number=number)
-    moved = head is not None and move_head(tx, number, head, node_id, now)
+        tx.run(INSERT_RESPONSE, (node_id, number, *row))
+    moved = head is not None and swap_head(tx, number, head, node_id, now)
     return Node(node_id, parent.tree, branch, *columns), moved
 
 

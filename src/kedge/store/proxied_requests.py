@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from kedge.database.transactions import Tx
 from kedge.errors import NotInStore
 from kedge.planning.fallback import name_send
+from kedge.store.records import MAX_INTEGER, is_row_number, validate_page
 from kedge.text.json_text import decode, encode_text, escape_surrogates
 
 
@@ -121,26 +122,37 @@ def _escape_text(value: Any) -> Any:
     return escape_surrogates(value).replace("\0", "\\x00")
 
 
-def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:
-    """Return the newest requests without their bodies, newest first."""
+def list_proxied(tx: Tx, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
+    """Return requests that were sent through a proxy, newest first, without their bodies.
+
+    Args:
+        tx: The transaction.
+        limit: The maximum number of requests.
+        before: The number of the request before which to continue; 0 for the newest.
+
+    Returns:
+        The requests.
+
+    Raises:
+        InvalidSetting: The limit is negative.
+    """
+    validate_page(limit)
     rows = tx.rows(
         f"SELECT id, {', '.join(_LISTED)} FROM proxied_requests WHERE id < ? "
         "AND namespace = ? ORDER BY id DESC LIMIT ?",
-        (before, tx.namespace, limit),
+        (min(before or MAX_INTEGER, MAX_INTEGER), tx.namespace, limit),
     )
     return [_to_request(("id", *_LISTED), row) for row in rows]
 
 
-def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
-    """Return one request with its bodies."""
-    rows = (
-        []
-        if number >= 1 << 63
-        else tx.rows(
-            f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?",
-            (number, tx.namespace),
-        )
-    )
+def get_proxied(tx: Tx, number: int) -> ProxiedRequest:
+    """Return one request that was sent through a proxy, with its bodies if they were stored.
+
+    Raises:
+        NotInStore: There is none.
+    """
+    query = f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?"
+    rows = tx.rows(query, (number, tx.namespace)) if is_row_number(number) else []
     if not rows:
         raise NotInStore(f"there is no proxied request {number}")
     return _to_request(("id", *_COLUMNS), rows[0])
@@ -175,7 +187,7 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
 
 
 def sum_proxied(tx: Tx) -> ProxyTotals:
-    """Return the sums over all stored requests."""
+    """Return the sums over the stored requests that were sent through a proxy."""
     rows = tx.rows(
         "SELECT COUNT(*), SUM(CASE WHEN anchor <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "

@@ -7,7 +7,7 @@ import msgspec
 
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
-from kedge.planning import AnchorRecord, Mode
+from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.state import ConversationState, validate_mode
 from kedge.turns import Block, Turn, new_id
@@ -38,6 +38,15 @@ def validate_namespace(name: str) -> str:
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidSetting(f"namespace must have at most {MAX_NAMESPACE_LENGTH} characters")
     return name
+
+
+def require_default_namespace(namespace: str, operation: str) -> None:
+    """Raise `InvalidSetting` for an operation on all namespaces, if the store is bound to one."""
+    if namespace:
+        raise InvalidSetting(
+            f"{operation} is not allowed in the namespace {namespace!r}; "
+            "use the store without a namespace"
+        )
 
 
 def validate_page(limit: int, offset: int = 0) -> None:
@@ -172,20 +181,6 @@ class LoadedPath(msgspec.Struct, frozen=True):
         from kedge.planning import set_state
 
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)
-
-
-class PathChange(msgspec.Struct, frozen=True):
-    """The difference between the path to a node and the path to another one.
-
-    ``shared`` is the number of common blocks at the start; ``blocks`` follow them on the path to ``node``.
-    ``adds_records`` is whether ``records`` are added to those of the other node, or replace them.
-    """
-
-    node: Node
-    shared: int
-    blocks: tuple[Block, ...]
-    records: tuple[AnchorRecord, ...]
-    adds_records: bool
 
 
 class UnansweredQuestion(msgspec.Struct, frozen=True):

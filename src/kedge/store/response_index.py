@@ -25,9 +25,20 @@ _INSERT_ENTRY = (
 )
 
 
-def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str, now: float) -> Claim:
-    """Claim a conversation object that ends with a response; see `kedge.memory.object_claims`."""
-    name = _qualify(tx, f"{scope} {object_id}")
+def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> Claim:
+    """Claim a conversation object of a server for a request; see `kedge.memory.object_claims`.
+
+    Args:
+        tx: The transaction.
+        scope: The provider, endpoint and account.
+        object_id: The conversation object.
+        last: The last response in the object, as far as the caller knows; empty for a new object.
+        owner: Identifies the process.
+
+    Returns:
+        Whether the object ends with this response, may do so, or is continued by another line of history.
+    """
+    name, now = _qualify(tx, f"{scope} {object_id}"), tx.clock()
     # One statement decides, so that exactly one of several concurrent callers gets the claim.
     claimed = tx.run(
         "UPDATE objects SET last = '', owner = ?, updated_at = ? "
@@ -45,7 +56,7 @@ def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str, n
 
 
 def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> None:
-    """Record the last response in a conversation object that the owner has claimed."""
+    """Record the last response in a conversation object that ``owner`` has claimed."""
     name = _qualify(tx, f"{scope} {object_id}")
     tx.run("UPDATE objects SET last = ? WHERE name = ? AND owner = ?", (last, name, owner))
 
@@ -58,18 +69,24 @@ def disown_objects(tx: Tx, memories: Iterable[str | None]) -> None:
     tx.run_many("UPDATE objects SET owner = '' WHERE name = ? AND last = ?", names)
 
 
-def list_unused_objects(tx: Tx, now: float) -> list[UnusedObject]:
-    """Return the objects that Kedge made and that no stored line of history continues, the oldest first."""
-    found = _select_unused(tx, now)
+def list_unused_objects(tx: Tx) -> list[UnusedObject]:
+    """Return the conversation objects that Kedge made and that no stored line of history continues.
+
+    An object whose last request is less than a day old may be in use, unless its conversation was deleted.
+
+    Returns:
+        The objects, the least recently used first.
+    """
+    found = _select_unused(tx)
     return [each for each in found if each.name == _qualify(tx, f"{each.scope} {each.id}")]
 
 
-def _select_unused(tx: Tx, now: float) -> list[UnusedObject]:
+def _select_unused(tx: Tx) -> list[UnusedObject]:
     """Return the unused objects of all namespaces, the oldest first."""
     rows = tx.rows(
         "SELECT name, last FROM objects WHERE made = 1 AND (owner = '' OR updated_at < ?) "
         "ORDER BY updated_at, name",
-        (now - CLAIM_SECONDS,),
+        (tx.clock() - CLAIM_SECONDS,),
     )
     if not rows:
         return []
@@ -79,24 +96,34 @@ def _select_unused(tx: Tx, now: float) -> list[UnusedObject]:
     return [each for each, last in found if (each.id, last) not in used]
 
 
-def take_unused_objects(tx: Tx, scope: str, limit: int, now: float) -> list[UnusedObject]:
-    """Return unused objects of a server, which cannot be claimed any more."""
-    found = [each for each in list_unused_objects(tx, now) if each.scope == scope][:limit]
+def take_unused_objects(tx: Tx, scope: str, limit: int) -> list[UnusedObject]:
+    """Return unused objects of a server to delete there; from now on they cannot be claimed.
+
+    Args:
+        tx: The transaction.
+        scope: The provider, endpoint and account.
+        limit: The maximum number of objects.
+
+    Returns:
+        The objects, as `list_unused_objects` does, which lists them until `delete_object`.
+    """
+    found = [each for each in list_unused_objects(tx) if each.scope == scope][:limit]
     tx.run_many(
         "UPDATE objects SET last = '', owner = '' WHERE name = ?", [(each.name,) for each in found]
     )
     return found
 
 
-def delete_object(tx: Tx, name: str) -> None:
-    """Delete the claim of an object that was taken to delete it."""
-    tx.run("DELETE FROM objects WHERE name = ? AND last = '' AND owner = ''", (name,))
+def delete_object(tx: Tx, unused: UnusedObject) -> None:
+    """Delete the claim of an unused object that its server has deleted."""
+    tx.run("DELETE FROM objects WHERE name = ? AND last = '' AND owner = ''", (unused.name,))
 
 
-def delete_old_objects(tx: Tx, now: float) -> None:
+def delete_old_objects(tx: Tx) -> None:
     """Delete the claims of objects that others made and no request used for long, and of too many unused ones."""
-    tx.run("DELETE FROM objects WHERE made = 0 AND updated_at < ?", (now - FOREIGN_SECONDS,))
-    unused = _select_unused(tx, now)[:-MAX_UNUSED_OBJECTS]
+    oldest = tx.clock() - FOREIGN_SECONDS
+    tx.run("DELETE FROM objects WHERE made = 0 AND updated_at < ?", (oldest,))
+    unused = _select_unused(tx)[:-MAX_UNUSED_OBJECTS]
     tx.run_many("DELETE FROM objects WHERE name = ?", [(each.name,) for each in unused])
 
 
@@ -198,10 +225,10 @@ def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     return evidence[:limit]
 
 
-def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
+def put_evidence(tx: Tx, key: str, form: Mapping[str, Any]) -> None:
     """Store the evidence about the memory of a server, replacing the previous one."""
     tx.run(
         "INSERT INTO evidence (name, form, updated_at) VALUES (?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET form = excluded.form, updated_at = excluded.updated_at",
-        (_qualify(tx, key), json.dumps(dict(form)), now),
+        (_qualify(tx, key), json.dumps(dict(form)), tx.clock()),
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
-from kedge.database.transactions import Row, Tx, marks, split_chunks
+from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
+from kedge.store.conversations import require_conversation
+from kedge.store.records import ConversationRow
 from kedge.text.json_text import decode
 
 DIGEST_PREFIX = "sha256:"
@@ -37,11 +39,6 @@ _SELECT = (
     "JOIN nodes n ON n.id = r.node JOIN conversations c ON c.number = r.conversation "
 )
 _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
-
-
-def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
-    """Insert the response of a node, from the values of `STORED_COLUMNS`."""
-    tx.run(INSERT_RESPONSE, (node, number, *values))
 
 
 def response_values(row: RequestRecord, scope: int) -> Row:
@@ -106,18 +103,30 @@ def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> lis
     ]
 
 
-def select_responses_between(
-    tx: Tx, conversation: int | None, since: float | None, until: float | None
+def list_responses(
+    tx: Tx,
+    conversation: ConversationRow | None = None,
+    *,
+    since: float | None = None,
+    until: float | None = None,
 ) -> list[RequestRecord]:
-    """Return the responses of a conversation, or of all, that were created in a period."""
-    conditions = {
-        "c.namespace = ?": tx.namespace,
-        "r.conversation = ?": conversation,
+    """Return responses in the order in which they were stored.
+
+    Args:
+        tx: The transaction.
+        conversation: Only those of this conversation.
+        since: Only those created at or after this time.
+        until: Only those created before this time.
+    """
+    if conversation is not None:
+        require_conversation(tx, conversation)
+    filters = {
+        "r.conversation = ?": conversation and conversation.number,
         "r.created_at >= ?": since,
         "r.created_at < ?": until,
     }
-    filters = {sql: value for sql, value in conditions.items() if value is not None}
-    return select_responses(tx, f"WHERE {' AND '.join(filters)}", [*filters.values()])
+    where, values = join_filters("c.namespace = ?", filters)
+    return select_responses(tx, f"WHERE {where}", [tx.namespace, *values])
 
 
 def select_response_ids(tx: Tx, since: float) -> list[str]:
@@ -144,15 +153,15 @@ def _response_from_row(row: Row) -> RequestRecord:
     )
 
 
-def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
-    """Mark a completed response as lost by its provider; return whether it was not marked yet."""
+def mark_lost(tx: Tx, record: AnchorRecord, reason: str) -> bool:
+    """Record that the provider no longer has a response; return whether that is new."""
     response_sums.lock_position(tx)  # before the responses, as deletions do
     found = tx.rows(
-        "SELECT node FROM responses WHERE digest = ? AND scope = ? AND provider_response_id = ? "
-        "AND status = 'completed' "
+        "SELECT node FROM responses WHERE digest = ? AND provider_response_id = ? "
+        "AND scope = (SELECT number FROM scopes WHERE name = ?) AND status = 'completed' "
         "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?) "
         f"{tx.dialect.for_update}",
-        (pack_digest(record.digest), scope, record.response_id, tx.namespace),
+        (pack_digest(record.digest), record.response_id, record.scope, tx.namespace),
     )
     nodes = [node for (node,) in found]
     response_sums.subtract(tx, nodes)
@@ -176,26 +185,37 @@ def delete_running(tx: Tx, node: int) -> bool:
     return True
 
 
-def select_anchors(
-    tx: Tx, scope: str, digests: Sequence[str], retention: float | None
+def find_anchors(
+    tx: Tx, scope: str, digests: Sequence[str], *, retention: float | None = None
 ) -> list[AnchorRecord]:
-    """Return the completed responses of a scope with one of these digests.
+    """Return the completed responses of a scope whose context has one of the digests.
 
-    Each expires by the shorter retention of its conversation and of the requesting one.
+    Args:
+        tx: The transaction.
+        scope: The scope: provider, endpoint and account.
+        digests: Digests of prefixes, longest first; the search stops at the first chunk with a
+            match.
+        retention: Seconds for which the requesting conversation relies on a response.
+
+    Returns:
+        Their anchors, which expire by the shorter of both conversations' retentions.
     """
-    rows = tx.rows(
-        f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
-        "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
-        f"WHERE r.digest IN ({marks(digests)}) AND s.name = ? AND r.status = 'completed' "
-        "AND c.namespace = ?",
-        (*map(pack_digest, digests), scope, tx.namespace),
-    )
-    limits = [[each for each in (row[-1], retention) if each is not None] for row in rows]
-    return anchors_from_rows(
-        [row[:-1] for row in rows],
-        {row[1]: scope for row in rows},
-        [min(each, default=None) for each in limits],
-    )
+    for chunk in split_chunks(digests):
+        rows = tx.rows(
+            f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
+            "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
+            f"WHERE r.digest IN ({marks(chunk)}) AND s.name = ? AND r.status = 'completed' "
+            "AND c.namespace = ?",
+            (*map(pack_digest, chunk), scope, tx.namespace),
+        )
+        if rows:
+            limits = [[each for each in (row[-1], retention) if each is not None] for row in rows]
+            return anchors_from_rows(
+                [row[:-1] for row in rows],
+                {row[1]: scope for row in rows},
+                [min(each, default=None) for each in limits],
+            )
+    return []
 
 
 ANCHOR_COLUMNS = (

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
-from kedge.database.transactions import Row, Tx, marks
+from kedge.database.transactions import Row, Tx, join_filters, marks
 from kedge.planning.anchors import limit_expiry, relied_until
-from kedge.store.conversations import checked, select_conversation
+from kedge.store.conversations import HAS_TAG, check_row, select_conversation
+from kedge.store.methods import read
 from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
-from kedge.store.records import FAILED_SQL, ConversationRow, StoredExchange, validate_page
+from kedge.store.records import FAILED_SQL, ConversationRow, validate_page
 from kedge.store.response_sums import ALL_DAYS
-from kedge.store.store import Store
 from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
-from kedge.store.telemetry import select_exchanges
+from kedge.store.telemetry import select_node_exchanges
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]
@@ -62,6 +62,12 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
         "COALESCE(sums.much, 0) DESC, c.number DESC",
     ),
 }
+_HAS_MODEL = (
+    "(EXISTS (SELECT 1 FROM conversation_sums s WHERE s.namespace = c.namespace "
+    f"AND s.day = {ALL_DAYS} AND s.conversation = c.number AND s.model = ?) "
+    "OR c.number IN (SELECT conversation FROM responses WHERE model = ? "
+    "AND node > (SELECT node FROM summed)))"
+)
 _OWN_ROWS = "conversation IN (SELECT number FROM conversations WHERE namespace = ?)"
 """The condition for rows of the transaction's namespace."""
 _SELECT_PATH_BLOCKS = (
@@ -99,8 +105,9 @@ class ConversationSummary:
     """The status of the newest question at the head, if it has no answer: pending, failed or cancelled."""
 
 
-async def list_summaries(
-    store: Store,
+@read
+def list_summaries(
+    tx: Tx,
     *,
     show: ListFilter = "active",
     order: ListOrder = "newest",
@@ -117,7 +124,7 @@ async def list_summaries(
     """Return a page of conversations, and the total number of matches.
 
     Args:
-        store: The store to read.
+        tx: The transaction.
         show: Which conversations to list.
         order: Their order.
         ids: List only these.
@@ -134,76 +141,55 @@ async def list_summaries(
         InvalidSetting: The limit or the offset is negative.
     """
     validate_page(limit, offset)
-    conditions, values = [_CONDITIONS[show], "c.namespace = ?"], list[Any]()
+    filters: dict[str, Any] = {
+        _HAS_MODEL: model,
+        HAS_TAG: tag,
+        "c.updated_at >= ?": since,
+        "c.updated_at < ?": until,
+    }
+    conditions = [_CONDITIONS[show], "c.namespace = ?"]
     if started:
         conditions.append(_STARTED)
     if not scheduled:
         conditions.append("c.delete_at IS NULL")
-    if model is not None:
-        conditions.append(
-            "(EXISTS (SELECT 1 FROM conversation_sums s WHERE s.namespace = c.namespace "
-            f"AND s.day = {ALL_DAYS} AND s.conversation = c.number AND s.model = ?) "
-            "OR c.number IN (SELECT conversation FROM responses WHERE model = ? "
-            "AND node > (SELECT node FROM summed)))"
-        )
-        values += (model, model)
     if ids is not None:
         conditions.append(f"c.id IN ({marks(ids)})" if ids else "1 = 0")
-        values += ids
-    if tag is not None:
-        conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
-        values.append(tag)
-    for time, condition in ((since, "c.updated_at >= ?"), (until, "c.updated_at < ?")):
-        if time is not None:
-            conditions.append(condition)
-            values.append(time)
-    where = " AND ".join(conditions)
+    where, values = join_filters(" AND ".join(conditions), filters)
+    selected = (tx.namespace, *(ids or ()), *values)
     join, sort = _SORTS[order]
-
-    def work(tx: Tx) -> tuple[list[ConversationSummary], int]:
-        selected = (tx.namespace, *values)
-        total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
-        names = tx.rows(
-            f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
-            (*((tx.namespace,) if join else ()), *selected, limit, offset),
-        )
-        rows = [select_conversation(tx, name) for (name,) in names]
-        return _build_summaries(tx, rows), total
-
-    return await store.database.read(work)
+    total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
+    names = tx.rows(
+        f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
+        (*((tx.namespace,) if join else ()), *selected, limit, offset),
+    )
+    rows = [select_conversation(tx, name) for (name,) in names]
+    return _build_summaries(tx, rows), total
 
 
-async def list_labels(store: Store) -> tuple[list[str], list[str]]:
+@read
+def list_labels(tx: Tx) -> tuple[list[str], list[str]]:
     """Return the tags and the models of a store's conversations, for filters."""
-
-    def work(tx: Tx) -> tuple[list[str], list[str]]:
-        tags = tx.rows(
-            f"SELECT tag FROM tags WHERE {_OWN_ROWS} "
-            "GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200",
-            (tx.namespace,),
-        )
-        models = tx.rows(
-            "SELECT model FROM response_sums WHERE model <> '' AND namespace = ? UNION "
-            "SELECT model FROM responses WHERE model <> '' AND node > (SELECT node FROM summed) "
-            f"AND {_OWN_ROWS} ORDER BY model LIMIT 200",
-            (tx.namespace, tx.namespace),
-        )
-        return [tag for (tag,) in tags], [model for (model,) in models]
-
-    return await store.database.read(work)
+    tags = tx.rows(
+        f"SELECT tag FROM tags WHERE {_OWN_ROWS} GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200",
+        (tx.namespace,),
+    )
+    models = tx.rows(
+        "SELECT model FROM response_sums WHERE model <> '' AND namespace = ? UNION "
+        "SELECT model FROM responses WHERE model <> '' AND node > (SELECT node FROM summed) "
+        f"AND {_OWN_ROWS} ORDER BY model LIMIT 200",
+        (tx.namespace, tx.namespace),
+    )
+    return [tag for (tag,) in tags], [model for (model,) in models]
 
 
-async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
+@read
+def find_by_title(tx: Tx, text: str, limit: int) -> list[str]:
     """Return the ids of conversations whose title contains this text."""
     query = (
         "SELECT c.id FROM conversations c WHERE c.namespace = ? "
         "AND LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
     )
-
-    def work(tx: Tx) -> list[str]:
-        return [name for (name,) in tx.rows(query, (tx.namespace, _contains(text.lower()), limit))]
-
-    return await store.database.read(work)
+    return [name for (name,) in tx.rows(query, (tx.namespace, _contains(text.lower()), limit))]
 
 
 def _contains(text: str) -> str:
@@ -212,12 +198,12 @@ def _contains(text: str) -> str:
     return f"%{escaped}%"
 
 
-async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
-    """Return the stored requests and replies for a node, in order."""
-    return await store.database.read(lambda tx: select_exchanges(tx, node=node))
+load_exchanges = read(select_node_exchanges)
 
 
-async def load_attached(store: Store, conversation: ConversationRow, block_id: str) -> list[Block]:
+@read
+@check_row
+def load_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[Block]:
     """Return the blocks of a tree that have this id; after an edit there can be several."""
     member = f'"id":{json.dumps(block_id, ensure_ascii=False)}'
     query = (
@@ -225,25 +211,17 @@ async def load_attached(store: Store, conversation: ConversationRow, block_id: s
         "WHERE l.branch IN (SELECT branch FROM nodes WHERE tree = ?) "
         "AND SUBSTR(b.body, 1, 400) LIKE ? ESCAPE '!' ORDER BY b.id"
     )
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(query, (conversation.tree, _contains(member)))
-
-    rows = await store.database.read(checked(conversation, work))
+    rows = tx.rows(query, (conversation.tree, _contains(member)))
     return [block for block in decode_blocks([body for _, body in rows]) if block.id == block_id]
 
 
-async def get_revision(store: Store) -> tuple[int, int]:
+@read
+def get_revision(tx: Tx) -> tuple[int, int]:
     """Return two numbers that change with every new response or incident."""
-
-    def work(tx: Tx) -> tuple[int, int]:
-        values = (tx.namespace,)
-        query = f"SELECT COALESCE(MAX({{}}), 0) FROM {{}} WHERE {_OWN_ROWS}"
-        ((newest,),) = tx.rows(query.format("node", "responses"), values)
-        ((incident,),) = tx.rows(query.format("id", "incidents"), values)
-        return newest, incident
-
-    return await store.database.read(work)
+    query = f"SELECT COALESCE(MAX({{}}), 0) FROM {{}} WHERE {_OWN_ROWS}"
+    ((newest,),) = tx.rows(query.format("node", "responses"), (tx.namespace,))
+    ((incident,),) = tx.rows(query.format("id", "incidents"), (tx.namespace,))
+    return newest, incident
 
 
 def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[ConversationSummary]:

@@ -17,11 +17,11 @@ from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.fallback import is_fallback_reason
-from kedge.store.conversations import checked, select_tree_conversations
+from kedge.store.conversations import check_row, select_tree_conversations
+from kedge.store.methods import read
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
-from kedge.store.store import Store
 from kedge.store.stored_blocks import decode_blocks, preview_bodies
 from kedge.turns import AssistantBlock, Block, UserBlock
 
@@ -361,21 +361,19 @@ def response_totals(row: RequestRecord) -> Totals:
     return Totals(1, tokens, row.sent_bytes, row.full_bytes, row.cost or 0.0)
 
 
-async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
+@read
+@check_row
+def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
-
-    def work(tx: Tx) -> StoredTree:
-        responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
-        bodies = select_question_previews(tx, conversation.tree)
-        texts = preview_bodies(list(bodies.values()), (UserBlock, AssistantBlock))
-        return StoredTree(
-            conversation,
-            tuple(select_tree(tx, conversation.tree)),
-            {row.node: row for row in responses},
-            {node: text or "" for node, text in zip(bodies, texts, strict=True)},
-        )
-
-    return await store.database.read(checked(conversation, work))
+    responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
+    bodies = select_question_previews(tx, conversation.tree)
+    texts = preview_bodies(list(bodies.values()), (UserBlock, AssistantBlock))
+    return StoredTree(
+        conversation,
+        tuple(select_tree(tx, conversation.tree)),
+        {row.node: row for row in responses},
+        {node: text or "" for node, text in zip(bodies, texts, strict=True)},
+    )
 
 
 def path_to(tree: StoredTree, node: int) -> list[Node]:
@@ -388,18 +386,16 @@ def path_to(tree: StoredTree, node: int) -> list[Node]:
     return path[::-1]
 
 
-async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
+@read
+@check_row
+def load_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Block]:
     """Return the last block that each node of a tree added; nodes that added none are omitted."""
-    bodies = await store.database.read(
-        checked(conversation, lambda tx: select_last_bodies(tx, conversation.tree))
-    )
+    bodies = select_last_bodies(tx, conversation.tree)
     return dict(zip(bodies, decode_blocks(list(bodies.values())), strict=True))
 
 
-async def list_tree_conversations(
-    store: Store, conversation: ConversationRow
-) -> list[ConversationRow]:
+@read
+@check_row
+def list_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
     """Return the conversations on the tree: this one, its forks and its origin."""
-    return await store.database.read(
-        checked(conversation, lambda tx: select_tree_conversations(tx, conversation.tree))
-    )
+    return select_tree_conversations(tx, conversation.tree)
