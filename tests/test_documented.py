@@ -344,7 +344,7 @@ NUMBERS: dict[str, list[str]] = {
         f"the wait for a connection ({http_client.Timeouts().connect:.0f} seconds)",
         f"the next bytes of a response ({http_client.Timeouts().read:.0f} seconds)",
     ],
-    "guides/ollama.md": [f"stored for {Settings().retention / DAY:.0f} days"],
+    "guides/recipes.md": [f"stored for {Settings().retention / DAY:.0f} days"],
     "guides/postgresql.md": [
         f"about {Limits().lease_seconds + server_app.WATCH_SECONDS:.0f} seconds"
     ],
@@ -363,7 +363,7 @@ NUMBERS: dict[str, list[str]] = {
         f"`retry(attempts={default(middleware.retry, 'attempts')})`",
     ],
     "observability.md": [f"after the first {metrics.MAX_SERIES}"],
-    "planning.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
+    "concepts/invariant.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
     "practice.md": [
         f"(up to {text_rules.MAX_WORDS:,} words)",
         f"a chunk every {rule.SLOW} seconds, `very slowly` every {rule.VERY_SLOW}",

@@ -1,17 +1,20 @@
-"""The documentation page on planning lists the reasons and modes of the code."""
+"""The page on the invariants lists the reasons and modes of the code."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 from kedge.planning import MODES, REASONS
+from kedge.planning.digests import get_prefix_index
+from kedge.turns import Turn, user
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "planning.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "concepts" / "invariant.md").read_text(encoding="utf-8")
 
 
 def first_cells(title: str) -> list[str]:
     """Return the names in the first column of the table in a section."""
-    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    section = PAGE.split(f"### {title}\n")[1].split("\n##")[0]
     return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
 
@@ -30,3 +33,16 @@ def test_troubleshooting_explains_the_reasons_as_plans_do() -> None:
 def test_documented_modes_match_the_code() -> None:
     """The table of modes lists the modes of the code, in order."""
     assert first_cells("Modes") == list(MODES)
+
+
+def test_documented_memory_of_digests_is_measured() -> None:
+    """The memory of the digests of a block is as stated, with a tolerance for other versions of Python."""
+    turn = Turn([user(f"message {number}") for number in range(5_000)])
+    tracemalloc.start()
+    try:
+        get_prefix_index(turn).digest(len(turn))
+        measured = tracemalloc.get_traced_memory()[0] / len(turn)
+    finally:
+        tracemalloc.stop()
+    [stated] = re.findall(r"digests take (\d+) bytes of memory", PAGE)
+    assert 0.7 * int(stated) < measured < 1.3 * int(stated)

@@ -258,7 +258,7 @@ class Assembler:
     def _find_item(
         self, kind: str, item_id: str, output_index: int, call_id: str = ""
     ) -> ItemBuilder:
-        """Return the item with this call id or at this index; events without an index are told apart by id and type."""
+        """Return the item with this call id or at this index; without an index, with this id and type."""
         key = call_id or (output_index if output_index >= 0 else (item_id, kind))
         slot = self._items.get(key)
         if slot is None:
