@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, cast
 from msgspec import structs
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.tool_calls import ToolCallState, ToolCallUpdate
 from kedge.events.types import (
@@ -26,14 +26,10 @@ from kedge.events.types import (
     ItemCompleted,
     ItemStarted,
     OpaqueEvent,
-    ReasoningDelta,
     RefusalDelta,
-    ResponseCompleted,
-    ResponseIncomplete,
     ResponseStarted,
     StreamEvent,
     StreamFailed,
-    TextDelta,
     Usage,
 )
 from kedge.turns.server_fields import NATIVE_KEY
@@ -88,13 +84,7 @@ class ContentBlockBuilder:
 
     def merge(self, name: str, value: Any) -> None:
         """Append to any of the block's fields."""
-        current = self.block.get(name)
-        if isinstance(current, str) and isinstance(value, str):
-            self.block[name] = current + value
-        elif isinstance(current, list) and isinstance(value, list):
-            self.block[name] = [*cast("list[Any]", current), *cast("list[Any]", value)]
-        else:
-            self.block[name] = value
+        self.block[name] = fields.merge_values(self.block.get(name), value)
 
     def text(self, name: str) -> str:
         """Return one of the block's texts, from its start and its deltas."""
@@ -179,9 +169,7 @@ _ITEM_BUILDERS: dict[str, Callable[[ContentBlockBuilder], JsonObject]] = {
 }
 
 
-Ending = tuple[Literal["completed", "refused", "paused", "cut"], str]
-
-STOP_REASONS: dict[str, Ending] = {
+STOP_REASONS: dict[str, tuple[Literal["completed", "refused", "paused", "cut"], str]] = {
     "end_turn": ("completed", ""),
     "tool_use": ("completed", ""),
     "stop_sequence": ("completed", ""),
@@ -222,62 +210,6 @@ class _MessageState(DecoderState):
         return f"{known}.{index}" if known else ""
 
 
-class AnthropicDecoder(StreamDecoder):
-    """Decodes a stream of Anthropic's Messages API.
-
-    Args:
-        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
-    """
-
-    RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
-    NATIVE_API: ClassVar[str] = NATIVE_KEY
-
-    def __init__(self, **bounds: int) -> None:
-        self._state = _MessageState()
-        super().__init__(self._state, **bounds)
-
-    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
-        message = repair_surrogates(response) if repair else response
-        content: Any = message.get("content")
-        if isinstance(content, str):  # the form of a request
-            content = [{"type": "text", "text": content}]
-        events: list[JsonObject] = [{"type": "message_start", "message": message}]
-        for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            events.append({"type": "content_block_start", "index": index, "content_block": block})
-            events.append({"type": "content_block_stop", "index": index})
-        reason = {"stop_reason": "end_turn"} if not message.get("stop_reason") else {}
-        events.append({"type": "message_delta", "delta": {**message, **reason}})
-        events.append({"type": "message_stop"})
-        found: EventList = []
-        for event in events:
-            self._decode_message(event, "", found)
-        return [*found, *self.close()]
-
-    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
-        if self._state.ended:
-            return
-        kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
-        read = EVENT_READERS.get(kind)
-        if read is None:
-            self._emit_opaque(kind, message, found, known=kind == "ping")
-            return
-        try:
-            read(self._state, message, found)
-        except MalformedEvent as problem:
-            self._report_malformed(kind, message, str(problem), found)
-
-    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        clean = repair_surrogates(message)
-        delta = message.get("delta")
-        if isinstance(delta, dict) and cast("JsonObject", delta).get("type") in PIECE_TYPES:
-            clean["delta"] = delta
-        return clean
-
-    def _expects_json(self, event: str) -> bool:
-        return not event or event in EVENT_READERS
-
-
 # Readers of events.
 
 
@@ -289,7 +221,7 @@ def _read_message_start(state: _MessageState, message: JsonObject, found: EventL
         k: v for k, v in fields.require_object(message, "message").items() if k != "content"
     }
     _update_usage(state, state.message)
-    found.append(ResponseStarted(**_response_facts(state)))
+    found.append(ResponseStarted(**fields.read_facts(state.message)))
 
 
 def _read_block_start(state: _MessageState, message: JsonObject, found: EventList) -> None:
@@ -317,7 +249,7 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
     found.append(ItemStarted(growing.item_type, growing.item_id, index))
     for name in ("text", "thinking"):
         if growing.type == name and (begun := fields.get_text(growing.block, name)):
-            found += _build_delta(growing, name, begun)
+            _emit_text(growing, name, begun, found)
 
 
 def _read_block_delta(state: _MessageState, message: JsonObject, found: EventList) -> None:
@@ -351,7 +283,6 @@ def _read_message_delta(state: _MessageState, message: JsonObject, _: EventList)
 
 
 def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) -> None:
-    state.ended = True
     reason = fields.get_text(state.message, "stop_reason")
     ending, code = STOP_REASONS.get(reason, ("paused" if reason else "cut", reason or "unknown"))
     if ending == "refused" and not all(growing.stopped for growing in state.blocks):
@@ -360,13 +291,10 @@ def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) ->
         _complete_blocks(state, found)
     if ending == "refused":
         _emit_refusal(state, found)
-    facts, usage = _response_facts(state), read_usage(state.usage)
-    if ending in ("completed", "refused"):
+    status = "completed" if ending in ("completed", "refused") else "incomplete"
+    if status == "completed":
         found += state.calls.resolve_open()
-        found.append(ResponseCompleted(**facts, usage=usage))
-    else:
-        found.append(ResponseIncomplete(**facts, reason=code, usage=usage))
-    state.calls.log_summary()
+    state.end(found, (status, code, ""), state.message, read_usage(state.usage), {})
 
 
 def _read_error(_: _MessageState, message: JsonObject, found: EventList) -> None:
@@ -398,15 +326,14 @@ def _text_delta_reader(name: Literal["text", "thinking"]) -> DeltaReader:
         piece = fields.require_text(delta, name)
         growing.append(name, piece)
         if text := state.joiner.feed((name, growing.output_index), piece):
-            found += _build_delta(growing, name, text)
+            _emit_text(growing, name, text, found)
 
     return read
 
 
-def _build_delta(block: ContentBlockBuilder, name: str, text: str) -> EventList:
-    if name == "text":
-        return [TextDelta(text, block.item_id, block.output_index)]
-    return [ReasoningDelta(text, "reasoning", block.item_id, block.output_index)]
+def _emit_text(block: ContentBlockBuilder, name: str, text: str, found: EventList) -> None:
+    kind = "text" if name == "text" else "reasoning"
+    found.append(build_delta(kind, text, block.item_id, block.output_index))
 
 
 def _read_signature(
@@ -466,15 +393,7 @@ def _emit_refusal(state: _MessageState, found: EventList) -> None:
     found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
 
 
-# Fields of the message itself.
-
-
-def _response_facts(state: _MessageState) -> JsonObject:
-    return {
-        "response_id": fields.get_text(state.message, "id"),
-        "model": fields.get_text(state.message, "model"),
-        "response": state.message,
-    }
+# Token counts.
 
 
 def _update_usage(state: _MessageState, message: JsonObject) -> None:
@@ -517,3 +436,53 @@ def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
     ]
     own = [run for kind, run in zip(kinds, runs, strict=True) if kind == "message"]
     return own[-1].total_tokens if own else runs[-1].output_tokens
+
+
+class AnthropicDecoder(StreamDecoder):
+    """Decodes a stream of Anthropic's Messages API.
+
+    Args:
+        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
+    """
+
+    RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
+    NATIVE_API: ClassVar[str] = NATIVE_KEY
+    EVENT_READERS = EVENT_READERS
+
+    def __init__(self, **bounds: int) -> None:
+        self._state = _MessageState()
+        super().__init__(self._state, **bounds)
+
+    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
+        """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
+        message = repair_surrogates(response) if repair else response
+        content: Any = message.get("content")
+        if isinstance(content, str):  # the form of a request
+            content = [{"type": "text", "text": content}]
+        events: list[JsonObject] = [{"type": "message_start", "message": message}]
+        for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            events.append({"type": "content_block_start", "index": index, "content_block": block})
+            events.append({"type": "content_block_stop", "index": index})
+        reason = {"stop_reason": "end_turn"} if not message.get("stop_reason") else {}
+        events.append({"type": "message_delta", "delta": {**message, **reason}})
+        events.append({"type": "message_stop"})
+        found: EventList = []
+        for event in events:
+            self._decode_message(event, "", found)
+        return [*found, *self.close()]
+
+    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
+        if self._state.ended:
+            return
+        kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
+        self._read_event(kind, message, found, known=("ping",))
+
+    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
+        clean = repair_surrogates(message)
+        delta = message.get("delta")
+        if isinstance(delta, dict) and cast("JsonObject", delta).get("type") in PIECE_TYPES:
+            clean["delta"] = delta
+        return clean
+
+    def _expects_json(self, event: str) -> bool:
+        return not event or event in EVENT_READERS

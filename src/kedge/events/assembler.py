@@ -266,6 +266,7 @@ class Assembler:
             if index < 0:
                 index = max((each.output_index for each in self._items.values()), default=-1) + 1
             slot = self._items[key] = ItemBuilder(kind, index, item_id, call_id=call_id)
+        slot.type = slot.type or kind
         slot.item_id = slot.item_id or ("" if call_id else item_id)
         return slot
 

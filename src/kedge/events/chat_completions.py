@@ -21,33 +21,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
+from msgspec import structs
+
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.items import ToolCall
 from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
 from kedge.events.types import (
     ItemCompleted,
     OpaqueEvent,
-    ReasoningDelta,
-    RefusalDelta,
-    ResponseCompleted,
-    ResponseFailed,
-    ResponseIncomplete,
     ResponseStarted,
     StreamEvent,
     StreamFailed,
-    TextDelta,
     Usage,
 )
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE
 
 log = logging.getLogger(__name__)
 
-Ending = tuple[Literal["completed", "incomplete", "failed"], str]
 TextKind = Literal["text", "refusal", "reasoning"]
 
-FINISH_REASONS: dict[str, Ending] = {
+FINISH_REASONS: dict[str, tuple[Literal["completed", "incomplete", "failed"], str]] = {
     "stop": ("completed", ""),
     "tool_calls": ("completed", ""),
     "function_call": ("completed", ""),
@@ -231,7 +226,7 @@ class ChatDecoder(StreamDecoder):
         if rest:
             found.append(OpaqueEvent("delta", rest))
             for name, value in rest.items():
-                state.members[name] = _merge(state.members.get(name), value)
+                state.members[name] = fields.merge_values(state.members.get(name), value)
         if not state.finish_reason or state.continued:
             reason = fields.get_text(choice, "finish_reason")
             state.finish_reason = reason or state.finish_reason
@@ -259,21 +254,12 @@ class ChatDecoder(StreamDecoder):
             if self._closed:
                 _emit_items(state, found, completed=False)
             return
-        state.ended = True
         status, code = FINISH_REASONS.get(reason.lower(), ("incomplete", reason))
-        facts: JsonObject = {**_response_facts(state), "status": status}
         if status == "completed":
             _add_empty_arguments(state)
             found += state.calls.resolve_open()
         _emit_items(state, found, completed=status == "completed")
-        match status:
-            case "completed":
-                found.append(ResponseCompleted(**facts, usage=state.usage))
-            case "incomplete":
-                found.append(ResponseIncomplete(**facts, reason=code, usage=state.usage))
-            case "failed":
-                found.append(ResponseFailed(**facts, code=code, usage=state.usage))
-        state.calls.log_summary()
+        state.end(found, (status, code, ""), _response(state), state.usage, {"status": status})
 
     def _expects_json(self, event: str) -> bool:
         return event in ("", "error", "message")
@@ -341,7 +327,7 @@ def _read_details(state: _CompletionState, value: object, _: EventList) -> None:
             continue
         for name, member in piece.items():
             if name in _DETAIL_TEXTS:
-                known[-1][name] = _merge(known[-1].get(name), member)
+                known[-1][name] = fields.merge_values(known[-1].get(name), member)
             elif member is not None:
                 known[-1][name] = member
 
@@ -353,19 +339,6 @@ _DETAIL_TEXTS = ("text", "summary", "data")
 def _read_annotations(state: _CompletionState, value: object, _: EventList) -> None:
     if isinstance(value, list):
         state.annotations += [each for each in cast("list[Any]", value) if isinstance(each, dict)]
-
-
-def _merge(known: Any, value: Any) -> Any:
-    """Return a member after a further piece of it."""
-    if isinstance(known, str) and isinstance(value, str):
-        return known + value
-    if isinstance(known, list) and isinstance(value, list):
-        return [*cast("list[Any]", known), *cast("list[Any]", value)]
-    if isinstance(known, dict) and isinstance(value, dict):
-        members, pieces = cast("JsonObject", known), cast("JsonObject", value)
-        merged = {name: _merge(members.get(name), pieces[name]) for name in pieces if name != "id"}
-        return {**pieces, **members, **merged}
-    return cast("Any", known) if value is None else value
 
 
 def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -> None:
@@ -432,18 +405,10 @@ def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: Event
         return
     _announce_call(state, found)
     state.texts.setdefault(kind, []).append(delta)
-    match kind:
-        case "text":
-            index, logprobs = (
-                state.item_index("message"),
-                state.take_logprobs() if state.logprobs else (),
-            )
-            state.text_logprobs += logprobs
-            found.append(TextDelta(delta, "", index, 0, logprobs))
-        case "refusal":
-            found.append(RefusalDelta(delta, "", state.item_index("message"), 1))
-        case "reasoning":
-            found.append(ReasoningDelta(delta, "reasoning", "", state.item_index("reasoning")))
+    logprobs = state.take_logprobs() if kind == "text" else ()
+    state.text_logprobs += logprobs
+    index = state.item_index("reasoning" if kind == "reasoning" else "message")
+    found.append(build_delta(kind, delta, "", index, int(kind == "refusal"), logprobs))
 
 
 def _skip_repeated(state: _CompletionState, kind: TextKind, delta: str) -> str:
@@ -615,17 +580,12 @@ def _update_facts(state: _CompletionState, chunk: JsonObject, found: EventList) 
         state.facts[name] = state.facts.get(name) or chunk.get(name)
     state.usage = read_usage(chunk) or state.usage
     if not began:
-        found.append(ResponseStarted(**_response_facts(state)))
+        found.append(ResponseStarted(**fields.read_facts(_response(state))))
 
 
-def _response_facts(state: _CompletionState) -> JsonObject:
-    created = state.facts.get("created")
-    return {
-        "response_id": fields.get_text(state.facts, "id"),
-        "model": fields.get_text(state.facts, "model"),
-        "created_at": created if type(created) in (int, float) else None,
-        "response": {**state.facts, "finish_reason": state.finish_reason or None},
-    }
+def _response(state: _CompletionState) -> JsonObject:
+    """Return what the chunks say about the response."""
+    return {**state.facts, "finish_reason": state.finish_reason or None}
 
 
 def _find_usage(chunk: JsonObject) -> JsonObject | None:
@@ -650,18 +610,9 @@ def read_usage(chunk: JsonObject) -> Usage | None:
     counts = _find_usage(chunk)
     if not counts:
         return None
-    read = fields.get_count(counts, "prompt_tokens")
-    written = fields.get_count(counts, "completion_tokens")
-    before, after = counts.get("prompt_tokens_details"), counts.get("completion_tokens_details")
-    cached = fields.get_count(before, "cached_tokens")
-    return Usage(
-        read,
-        cached or max(fields.get_count(counts, name) for name in _CACHED_NAMES),
-        written,
-        fields.get_count(after, "reasoning_tokens"),
-        fields.get_count(counts, "total_tokens") or read + written,
-        fields.get_count(before, "cache_write_tokens"),
-    )
+    usage = fields.read_counts(counts, "prompt", "completion")
+    cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
+    return structs.replace(usage, cached_tokens=usage.cached_tokens or cached)
 
 
 def _check_text(value: object, name: str) -> str:

@@ -7,25 +7,58 @@ decoding continues. The assembler then does not report a damaged stream as compl
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from kedge.events.fields import (
     JsonObject,
+    MalformedEvent,
     SurrogateJoiner,
     describe_malformed,
+    read_facts,
 )
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
-from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
+from kedge.events.types import (
+    AnomalyKind,
+    AnomalyNoted,
+    OpaqueEvent,
+    PartKind,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseCompleted,
+    ResponseFailed,
+    ResponseIncomplete,
+    StreamEvent,
+    TextDelta,
+    Usage,
+)
 from kedge.text.json_text import decode
 
 log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
 EventList = list[StreamEvent]
+Ending = tuple[Literal["completed", "incomplete", "failed"], str, str]
+"""How a response ends: its status, the reason or error code, and the error message."""
+
+
+def build_delta(
+    kind: PartKind,
+    text: str,
+    item_id: str,
+    output_index: int,
+    index: int = 0,
+    logprobs: tuple[Mapping[str, Any], ...] = (),
+) -> TextDelta | RefusalDelta | ReasoningDelta:
+    """Return the event of some text of a part; only a text has log probabilities."""
+    if kind == "text":
+        return TextDelta(text, item_id, output_index, index, logprobs)
+    if kind == "refusal":
+        return RefusalDelta(text, item_id, output_index, index)
+    return ReasoningDelta(text, kind, item_id, output_index, index)
 
 
 @dataclass(slots=True)
@@ -44,6 +77,26 @@ class DecoderState:
         taken, self.logprobs = self.logprobs, ()
         return taken
 
+    def end(
+        self,
+        found: EventList,
+        ending: Ending,
+        response: JsonObject,
+        usage: Usage | None,
+        more: JsonObject,
+    ) -> None:
+        """Emit the end of the response; ``more`` are further fields of the event."""
+        self.ended = True
+        facts = {**read_facts(response), "usage": usage, **more}
+        match ending:
+            case "completed", *_:
+                found.append(ResponseCompleted(**facts))
+            case "incomplete", reason, *_:
+                found.append(ResponseIncomplete(**facts, reason=reason))
+            case "failed", code, message:
+                found.append(ResponseFailed(**facts, code=code, message=message))
+        self.calls.log_summary()
+
 
 class StreamDecoder(ABC):
     """Decodes the stream of one response; the base class of the decoders of each API.
@@ -56,6 +109,8 @@ class StreamDecoder(ABC):
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]]
     """Members of which a complete response object has at least one."""
+    EVENT_READERS: ClassVar[Mapping[str, Callable[[Any, JsonObject, list[Any]], None]]] = {}
+    """The function that reads each type of event."""
     NATIVE_API: ClassVar[str] = ""
     """The API that items of unknown types are of; empty for the Responses API."""
 
@@ -190,6 +245,19 @@ class StreamDecoder(ABC):
         if "\\ud" in data or "\\uD" in data:
             content = self._repair_message(content, event)
         self._decode_message(content, event, found)
+
+    def _read_event(
+        self, kind: str, message: JsonObject, found: EventList, *, known: Container[str] = ()
+    ) -> None:
+        """Read an event with the function for its type; pass it on if there is none."""
+        read = self.EVENT_READERS.get(kind)
+        if read is None:
+            self._emit_opaque(kind, message, found, known=kind in known)
+            return
+        try:
+            read(self._common, message, found)
+        except MalformedEvent as problem:
+            self._report_malformed(kind, message, str(problem), found)
 
     def _emit_opaque(
         self, kind: str, message: JsonObject, found: EventList, *, known: bool = False

@@ -62,8 +62,8 @@ def require_object(message: JsonObject, name: str) -> JsonObject:
 
 
 def read_facts(response: JsonObject) -> JsonObject:
-    """Return the fields of ``ResponseFacts`` from a response object."""
-    created_at = response.get("created_at")
+    """Return the fields of ``ResponseFacts`` from the response object of any API."""
+    created_at = response.get("created_at", response.get("created"))
     echo = response.get("previous_response_id")
     return {
         "response_id": get_text(response, "id"),
@@ -89,18 +89,36 @@ def read_conversation_id(response: Mapping[str, Any]) -> str | None:
 def read_usage(response: Mapping[str, Any]) -> Usage | None:
     """Return the token counts of a response, if there are any."""
     counts = response.get("usage")
-    if not isinstance(counts, dict):
-        return None
-    usage = cast("JsonObject", counts)
-    read, written = get_count(usage, "input_tokens"), get_count(usage, "output_tokens")
+    return read_counts(cast("JsonObject", counts)) if isinstance(counts, dict) else None
+
+
+def read_counts(counts: JsonObject, read: str = "input", written: str = "output") -> Usage:
+    """Return token counts; ``read`` and ``written`` are the names of the input and the output."""
+    before, after = counts.get(f"{read}_tokens_details"), counts.get(f"{written}_tokens_details")
+    input_tokens, output_tokens = (get_count(counts, f"{name}_tokens") for name in (read, written))
     return Usage(
-        read,
-        get_count(usage.get("input_tokens_details"), "cached_tokens"),
-        written,
-        get_count(usage.get("output_tokens_details"), "reasoning_tokens"),
-        get_count(usage, "total_tokens") or read + written,
-        get_count(usage.get("input_tokens_details"), "cache_write_tokens"),
+        input_tokens,
+        get_count(before, "cached_tokens"),
+        output_tokens,
+        get_count(after, "reasoning_tokens"),
+        get_count(counts, "total_tokens") or input_tokens + output_tokens,
+        get_count(before, "cache_write_tokens"),
     )
+
+
+def merge_values(known: Any, value: Any) -> Any:
+    """Return a member of an object after a further piece of it."""
+    if isinstance(known, str) and isinstance(value, str):
+        return known + value
+    if isinstance(known, list) and isinstance(value, list):
+        return [*cast("list[Any]", known), *cast("list[Any]", value)]
+    if isinstance(known, dict) and isinstance(value, dict):
+        members, pieces = cast("JsonObject", known), cast("JsonObject", value)
+        merged = {
+            name: merge_values(members.get(name), pieces[name]) for name in pieces if name != "id"
+        }
+        return {**pieces, **members, **merged}
+    return cast("Any", known) if value is None else value
 
 
 def is_tool_call(item: JsonObject) -> bool:
@@ -187,20 +205,18 @@ def get_count(counts: object, name: str) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
+_TYPE_NAMES = {
+    type(None): "missing",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
 def _type_name(value: object) -> str:
-    match value:
-        case None:
-            return "missing"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
+    return _TYPE_NAMES.get(type(value), "an object")
 
 
 REPLACEMENT = "\ufffd"

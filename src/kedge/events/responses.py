@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
 from kedge.events.fields import (
     CALL_ARGUMENTS,
     JsonObject,
@@ -31,9 +31,6 @@ from kedge.events.types import (
     PartKind,
     ReasoningDelta,
     RefusalDelta,
-    ResponseCompleted,
-    ResponseFailed,
-    ResponseIncomplete,
     ResponseStarted,
     StreamEvent,
     StreamFailed,
@@ -106,7 +103,7 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
         found.append(OpaqueEvent(message["type"], message))
         return
     state.started = True
-    started = ResponseStarted(**fields.read_facts(_get_response(message)))
+    started = ResponseStarted(**fields.read_facts(_get_object(message, "response")))
     state.response_id = started.response_id
     found.append(started)
 
@@ -135,28 +132,7 @@ def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -
     found.append(ItemCompleted(item, ended.output_index))
 
 
-DeltaBuilder = Callable[[str, str, int, int], DeltaEvent]
-"""Returns a delta from its text, item id, output index and part index."""
-
-
-def _reasoning_builder(kind: Literal["summary", "reasoning"]) -> DeltaBuilder:
-    def build(delta: str, item_id: str, output_index: int, index: int) -> ReasoningDelta:
-        return ReasoningDelta(delta, kind, item_id, output_index, index)
-
-    return build
-
-
-_DELTA_BUILDERS: dict[PartKind, DeltaBuilder] = {
-    "text": TextDelta,
-    "refusal": RefusalDelta,
-    "summary": _reasoning_builder("summary"),
-    "reasoning": _reasoning_builder("reasoning"),
-}
-
-
 def _delta_reader(kind: PartKind, index: str) -> EventReader:
-    build_delta = _DELTA_BUILDERS[kind]
-
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         delta = message.get("delta")
         if type(delta) is not str:
@@ -170,11 +146,11 @@ def _delta_reader(kind: PartKind, index: str) -> EventReader:
         if not delta:
             return
         part.is_emitted = True
-        if kind == "text" and state.logprobs:
-            logprobs = state.take_logprobs()
+        if kind == "text":  # most events
+            logprobs = state.take_logprobs() if state.logprobs else ()
             found.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
         else:
-            found.append(build_delta(delta, item_id, output_index, part.index))
+            found.append(build_delta(kind, delta, item_id, output_index, part.index))
 
     return read
 
@@ -200,9 +176,7 @@ def _complete_part(
     state.joiner.discard((kind, *place))
     if text:
         if not part.is_emitted:
-            logprobs = fields.read_logprobs(container) if kind == "text" else ()
-            delta = TextDelta(text, *place, logprobs) if logprobs else None
-            found.append(delta or _DELTA_BUILDERS[kind](text, *place))
+            found.append(build_delta(kind, text, *place, fields.read_logprobs(container)))
         part.is_emitted = part.is_complete = True
     found.append(PartCompleted(kind, text, *place))
 
@@ -280,39 +254,33 @@ def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
 
 def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        response = _get_response(message)
-        facts, usage = fields.read_facts(response), fields.read_usage(response)
-        by_status = _STATUS_ENDINGS.get(facts["status"], "failed")
-        state.started = state.ended = True
+        response = _get_object(message, "response")
+        state.started = True
         if state.replaced or state.joiner.replaced:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
             found.append(AnomalyNoted("replaced_text", detail))
-        match _worse_status(ending, by_status):
-            case "completed":
-                output = _read_output(state, response, found)
-                found += state.calls.resolve_open()
-                found.append(ResponseCompleted(**facts, usage=usage, **output))
-            case "incomplete":
-                output = _read_output(state, response, found)
-                reason = fields.get_text(_get_object(response, "incomplete_details"), "reason")
-                found.append(ResponseIncomplete(**facts, reason=reason, usage=usage, **output))
-            case "failed":
-                found.append(ResponseFailed(**facts, **_read_failure(response, code), usage=usage))
-        state.calls.log_summary()
+        status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
+        if status == "failed":
+            more, cause = {}, _read_failure(response, code)
+        else:
+            more = _read_output(state, response, found)
+            cause = get_text(_get_object(response, "incomplete_details"), "reason"), ""
+        if status == "completed":
+            found += state.calls.resolve_open()
+        state.end(found, (status, *cause), response, fields.read_usage(response), more)
 
     return read
 
 
-def _read_failure(response: JsonObject, code: str) -> JsonObject:
+def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
+    """Return the code and the message of a failure."""
     error = fields.read_error({"error": response.get("error") or {}})
-    status = fields.get_text(response, "status")
+    status = get_text(response, "status")
+    message = ""
     if status not in ("failed", "cancelled", ""):
         code = code or "status_mismatch"
         message = f"the terminal event does not match the status of the response ({status})"
-    else:
-        code = code or status
-        message = ""
-    return {"code": error["code"] or code, "message": error["message"] or message}
+    return error["code"] or code or status, error["message"] or message
 
 
 def _read_output(state: StreamState, response: JsonObject, found: EventList) -> JsonObject:
@@ -353,10 +321,6 @@ def _complete_call_item(item: JsonObject, call: ToolCall) -> JsonObject:
     return {**item, **known}
 
 
-def _get_response(message: JsonObject) -> JsonObject:
-    return _get_object(message, "response")
-
-
 def _get_object(message: JsonObject, name: str) -> JsonObject:
     value = message.get(name)
     return cast("JsonObject", value) if isinstance(value, dict) else {}
@@ -393,52 +357,29 @@ EVENT_READERS: dict[str, EventReader] = {
 DELTA_TYPES = frozenset(kind for kind in EVENT_READERS if kind.endswith(".delta"))
 """The deltas whose text is passed through the ``SurrogateJoiner``."""
 
-OPAQUE_TYPES = frozenset(
-    f"response.{kind}"
-    for kind in (
-        "content_part.added",
-        "output_text.annotation.added",
-        "reasoning_summary_part.added",
-        "file_search_call.in_progress",
-        "file_search_call.searching",
-        "file_search_call.completed",
-        "web_search_call.in_progress",
-        "web_search_call.searching",
-        "web_search_call.completed",
-        "code_interpreter_call.in_progress",
-        "code_interpreter_call.interpreting",
-        "code_interpreter_call.completed",
-        "code_interpreter_call_code.delta",
-        "code_interpreter_call_code.done",
-        "image_generation_call.in_progress",
-        "image_generation_call.generating",
-        "image_generation_call.partial_image",
-        "image_generation_call.completed",
-        "mcp_call.in_progress",
-        "mcp_call.completed",
-        "mcp_call.failed",
-        "mcp_call_arguments.delta",
-        "mcp_call_arguments.done",
-        "mcp_list_tools.in_progress",
-        "mcp_list_tools.completed",
-        "mcp_list_tools.failed",
-        "shell_call_command.added",
-        "shell_call_command.delta",
-        "shell_call_command.done",
-        "shell_call_output_content.delta",
-        "shell_call_output_content.done",
-        "apply_patch_call_operation_diff.delta",
-        "apply_patch_call_operation_diff.done",
-        "compaction.compacting",
-        "audio.delta",
-        "audio.done",
-        "audio.transcript.delta",
-        "audio.transcript.done",
-        "steer.accepted",
-        "steer.pending",
-        "steer.failed",
-    )
-) | {"keepalive"}
+_OPAQUE_GROUPS = {
+    "content_part": "added",
+    "output_text.annotation": "added",
+    "reasoning_summary_part": "added",
+    "file_search_call": "in_progress searching completed",
+    "web_search_call": "in_progress searching completed",
+    "code_interpreter_call": "in_progress interpreting completed",
+    "code_interpreter_call_code": "delta done",
+    "image_generation_call": "in_progress generating partial_image completed",
+    "mcp_call": "in_progress completed failed",
+    "mcp_call_arguments": "delta done",
+    "mcp_list_tools": "in_progress completed failed",
+    "shell_call_command": "added delta done",
+    "shell_call_output_content": "delta done",
+    "apply_patch_call_operation_diff": "delta done",
+    "compaction": "compacting",
+    "audio": "delta done",
+    "audio.transcript": "delta done",
+    "steer": "accepted pending failed",
+}
+OPAQUE_TYPES = {
+    f"response.{group}.{name}" for group, names in _OPAQUE_GROUPS.items() for name in names.split()
+} | {"keepalive"}
 
 
 log = logging.getLogger(__name__)
@@ -455,6 +396,7 @@ class ResponsesDecoder(StreamDecoder):
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"output", "status"})
+    EVENT_READERS = EVENT_READERS
 
     def __init__(
         self,
@@ -521,21 +463,14 @@ class ResponsesDecoder(StreamDecoder):
             return
         number = message.get("sequence_number")
         if type(number) is int and number >= 0 and self._sequence.reliable:
-            delta = message.get("delta")
-            same = kind, get_index(message), delta if type(delta) is str else None
+            delta, at = message.get("delta"), message.get("output_index")
+            same = kind, at if type(at) is int else -1, delta if type(delta) is str else None
             status = self._sequence.classify(number, hash(same))
             if status != "fresh" or not self._sequence.reliable:
                 self._report_order(status, number, found)
             if status == "duplicate":
                 return
-        reader = EVENT_READERS.get(kind)
-        if reader is None:
-            self._emit_opaque(kind, message, found, known=kind in OPAQUE_TYPES)
-            return
-        try:
-            reader(self._state, message, found)
-        except MalformedEvent as problem:
-            self._report_malformed(kind, message, str(problem), found)
+        self._read_event(kind, message, found, known=OPAQUE_TYPES)
 
     def _expects_json(self, event: str) -> bool:
         return not event or event == "error" or event.startswith("response.")
