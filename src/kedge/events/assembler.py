@@ -8,12 +8,17 @@ it has failed, and the outcome has the reason.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_conversation_id, read_logprobs, read_message_parts
+from kedge.events.fields import (
+    get_text,
+    read_conversation_id,
+    read_logprobs,
+    read_message_parts,
+)
 from kedge.events.output_items import (
     CALL_TYPES,
     CUSTOM_CALL,
@@ -84,9 +89,12 @@ class Assembler:
         Args:
             event: An event, in the order in which the decoder emitted it.
         """
-        handle = self._HANDLERS.get(type(event))
-        if handle is not None and self._terminal is None:
-            handle(self, event)
+        if self._terminal is not None:
+            return
+        if type(event) is TextDelta:  # most events
+            self._add_text(event)
+        elif not self._update_item(event):
+            self._update_response(event)
 
     @property
     def response_id(self) -> str:
@@ -182,29 +190,39 @@ class Assembler:
             if event.logprobs:
                 part.logprobs += event.logprobs
 
-    def _add_delta(self, event: RefusalDelta | ReasoningDelta) -> None:
-        is_refusal = isinstance(event, RefusalDelta)
-        kind, index = ("refusal", event.content_index) if is_refusal else (event.kind, event.index)
-        part = self._find_part(kind, event, index)
-        if not part.is_complete:
-            part.pieces.append(event.delta)
-
-    def _complete_part(self, event: PartCompleted) -> None:
-        self._find_part(event.kind, event, event.index).complete(event.text)
+    def _update_item(self, event: Event) -> bool:
+        """Apply an event that concerns an item, and return whether it is one."""
+        match event:
+            case ToolArgumentsDelta():
+                if (slot := self._items.get(event.call_id)) is not None:
+                    slot.arguments.append(event.delta)
+            case ReasoningDelta():
+                self._find_part(event.kind, event, event.index).append(event.delta)
+            case RefusalDelta():
+                self._find_part("refusal", event, event.content_index).append(event.delta)
+            case PartCompleted():
+                self._find_part(event.kind, event, event.index).complete(event.text)
+            case ItemStarted():
+                self._find_item(event.type, event.item_id, event.output_index)
+            case ItemCompleted():
+                self._add_finished(event.item, event.output_index)
+            case ToolCallStarted():
+                self._start_call(event).has_fallback_id = bool(event.fallback)
+            case ToolCallCompleted():
+                slot = self._start_call(event)
+                slot.name = event.name
+                slot.arguments = PartBuilder([event.arguments], is_complete=True)
+            case ToolCallRenamed():
+                self._rename_call(event)
+            case _:
+                return False
+        return True
 
     def _start_call(self, event: ToolCallStarted | ToolCallCompleted) -> ItemBuilder:
-        is_new = event.call_id not in self._items
         kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
         slot = self._find_item(kind, event.item_id, event.output_index, event.call_id)
-        if is_new:
-            slot.name = event.name
-            slot.has_fallback_id = isinstance(event, ToolCallStarted) and bool(event.fallback)
+        slot.name = slot.name or event.name
         return slot
-
-    def _add_arguments(self, event: ToolArgumentsDelta) -> None:
-        slot = self._items.get(event.call_id)
-        if slot is not None and not slot.arguments.is_complete:
-            slot.arguments.pieces.append(event.delta)
 
     def _rename_call(self, event: ToolCallRenamed) -> None:
         slot = self._items.pop(event.was, None)
@@ -213,39 +231,33 @@ class Assembler:
             slot.has_fallback_id = False
             self._items[event.call_id] = slot
 
-    def _complete_call(self, event: ToolCallCompleted) -> None:
-        slot = self._start_call(event)
-        slot.name = event.name
-        slot.arguments = PartBuilder([event.arguments], is_complete=True)
+    def _update_response(self, event: Event) -> None:
+        """Apply an event that concerns the response itself."""
+        match event:
+            case ResponseStarted():
+                self._started = event
+            case ResponseCompleted() | ResponseIncomplete():
+                self._terminal = event
+                self._merge_listed(event.output or (), event.indexes)
+            case ResponseFailed():
+                self._terminal = event
+            case StreamFailed():  # a terminal event may still follow
+                self._error = self._error or event
+            case AnomalyNoted(kind="contradiction" | "replaced_text"):
+                self._anchor_problem = self._anchor_problem or event.detail
+            case AnomalyNoted():
+                self._anomalies.setdefault(event.kind, event.detail)
+            case _:
+                pass
 
-    def _start_item(self, event: ItemStarted) -> None:
-        self._find_item(event.type, event.item_id, event.output_index)
-
-    def _complete_item(self, event: ItemCompleted) -> None:
-        self._add_finished(event.item, event.output_index)
-
-    def _start_response(self, event: ResponseStarted) -> None:
-        self._started = event
-
-    def _end_response(self, event: TerminalEvent) -> None:
-        self._terminal = event
-        if isinstance(event, ResponseFailed) or not event.output:
-            return  # an empty list is from a server that does not list its items
-        places = event.indexes or range(len(event.output))
-        order = list(map(self._add_finished, event.output, places))
+    def _merge_listed(self, items: tuple[Mapping[str, Any], ...], indexes: tuple[int, ...]) -> None:
+        """Add the items that the finished response lists; an empty list is from a server that lists none."""
+        order = list(map(self._add_finished, items, indexes or range(len(items))))
         visible = [slot for slot in self._sorted_items() if slot.has_content]
-        self._is_listed_otherwise = [id(slot) for slot in visible if slot.type != REASONING] != [
-            id(slot) for slot in order if slot.type != REASONING
-        ]
-
-    def _note_error(self, event: StreamFailed) -> None:
-        self._error = self._error or event  # a terminal event may still follow
-
-    def _note_anomaly(self, event: AnomalyNoted) -> None:
-        if event.kind in ("contradiction", "replaced_text"):
-            self._anchor_problem = self._anchor_problem or event.detail
-        else:
-            self._anomalies.setdefault(event.kind, event.detail)
+        self._is_listed_otherwise = bool(items) and (
+            [id(slot) for slot in visible if slot.type != REASONING]
+            != [id(slot) for slot in order if slot.type != REASONING]
+        )
 
     def _find_part(self, kind: PartKind, event: Any, index: int) -> PartBuilder:
         item_type = MESSAGE if kind in ("text", "refusal") else REASONING
@@ -272,10 +284,9 @@ class Assembler:
 
     def _add_finished(self, item: Mapping[str, Any], output_index: int) -> ItemBuilder:
         """Add a finished item, of which the first version is used."""
-        item_id, kind, call_id = (item.get(name) for name in ("id", "type", "call_id"))
-        item_id = item_id if isinstance(item_id, str) else ""
-        kind = MESSAGE if "type" not in item else kind if isinstance(kind, str) else ""
-        call_id = call_id if isinstance(call_id, str) and kind in CALL_TYPES else ""
+        kind = get_text(item, "type") if "type" in item else MESSAGE
+        call_id = get_text(item, "call_id") if kind in CALL_TYPES else ""
+        item_id = get_text(item, "id")
         slot = self._find_item(kind, item_id, output_index, call_id)
         slot.set_item(item)
         return slot
@@ -358,26 +369,6 @@ class Assembler:
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
-
-    _HANDLERS: ClassVar[dict[type[Event], Callable[[Any, Any], object]]] = {
-        TextDelta: _add_text,
-        RefusalDelta: _add_delta,
-        ReasoningDelta: _add_delta,
-        PartCompleted: _complete_part,
-        ToolCallStarted: _start_call,
-        ToolArgumentsDelta: _add_arguments,
-        ToolCallRenamed: _rename_call,
-        ToolCallCompleted: _complete_call,
-        ItemStarted: _start_item,
-        ItemCompleted: _complete_item,
-        ResponseStarted: _start_response,
-        ResponseCompleted: _end_response,
-        ResponseIncomplete: _end_response,
-        ResponseFailed: _end_response,
-        StreamFailed: _note_error,
-        AnomalyNoted: _note_anomaly,
-    }
-    """The method that applies each type of event."""
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:

@@ -225,10 +225,10 @@ def match_items(
         For each entry of ``listed`` the matching entry of ``known``, or None.
     """
     matches: list[Known | None] = [None] * len(listed)
-    if not known:  # the response was not streamed
-        return matches
     left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
     for listed_key, known_key in keys:
+        if not left_over or not unclaimed:
+            break
         waiting: dict[Hashable, deque[int]] = {}
         for at in unclaimed:
             waiting.setdefault(known_key(known[at]), deque()).append(at)

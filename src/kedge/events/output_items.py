@@ -54,6 +54,11 @@ class PartBuilder:
         """The text so far; surrogate pairs that were split between deltas are joined."""
         return repair_surrogates("".join(self.pieces))
 
+    def append(self, delta: str) -> None:
+        """Add a delta; further ones of a complete text are ignored."""
+        if not self.is_complete:
+            self.pieces.append(delta)
+
     def complete(self, text: str) -> None:
         """Set the complete text; an empty one is ignored if there is another text."""
         known = self.text

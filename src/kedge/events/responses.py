@@ -206,7 +206,9 @@ def _part_object_reader(index: str) -> EventReader:
 
 
 def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    delta, place = fields.require_text(message, "delta"), _get_call_place(message)
+    delta, place = message.get("delta"), _get_call_place(message)
+    if type(delta) is not str:
+        delta = fields.require_text(message, "delta")
     if state.joiner.pending or not delta.isascii():
         delta = state.joiner.feed(place, delta)
     if delta:

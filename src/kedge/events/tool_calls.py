@@ -120,6 +120,11 @@ def call_id_problem(call_id: object) -> str:
 log = get_logger("kedge.events.tool_calls")
 
 
+def _log_call(level: int, text: str, call_id: str, *details: object) -> None:
+    """Log a sentence about a call, with its id in the message and in a field."""
+    log.log(level, "tool call %r " + text, call_id, *details, call_id=call_id)
+
+
 class ToolCallState(ItemTable):
     """The tool calls of one response, in the table of its items.
 
@@ -309,9 +314,8 @@ class ToolCallState(ItemTable):
         if call is None or call.completed:
             found = self.find("part", "function_call", item_id, output_index)
             if found is None:
-                log.debug(
-                    "arguments of item %r arrived before their call", item_id, call_id=item_id
-                )
+                text = "arguments of item %r arrived before their call"
+                log.debug(text, item_id, call_id=item_id)
                 return self._pending.setdefault(place, ToolCall("", item_id, output_index))
             call = self._owners[place] = cast("ToolCall", found)
         return call
@@ -346,27 +350,16 @@ class ToolCallState(ItemTable):
         problem = "duplicate" if call_id in self.calls else call_id_problem(update.call_id)
         if not problem:
             self.extracted += 1
-            log.debug(
-                "tool call %r found: tool %r, item %r, output %d",
-                call_id,
-                update.name,
-                update.item_id,
-                update.output_index,
-                call_id=call_id,
-            )
+            details = update.name, update.item_id, update.output_index
+            _log_call(logging.DEBUG, "found: tool %r, item %r, output %d", call_id, *details)
             return call_id, ""
         self.fallen_back += 1
         by_item = update.item_id and update.item_id not in self.calls
         call_id = update.item_id if by_item else new_id("call")
-        log.warning(
-            "tool call %r uses its %s because its call_id is %s: tool %r, output %d",
-            call_id,
-            "item id" if by_item else "local id",
-            problem,
-            update.name,
-            update.output_index,
-            call_id=call_id,
-        )
+        kind = "item id" if by_item else "local id"
+        text = "uses its %s because its call_id is %s: tool %r, output %d"
+        details = kind, problem, update.name, update.output_index
+        _log_call(logging.WARNING, text, call_id, *details)
         return call_id, problem
 
     def _rename(self, call: ToolCall, update: ToolCallUpdate) -> list[StreamEvent]:
@@ -375,22 +368,13 @@ class ToolCallState(ItemTable):
         if not new or new in self.calls:
             return []
         if call.completed and not call.fallback:
-            log.warning(
-                "tool call %r has id %r later; the first id is used",
-                call.call_id,
-                new,
-                call_id=call.call_id,
-            )
+            text = "has id %r later; the first id is used"
+            _log_call(logging.WARNING, text, call.call_id, new)
             return []
         was, call.call_id = call.call_id, new
         self.calls = {each.call_id: each for each in self.calls.values()}
-        log.log(
-            logging.INFO if call.fallback else logging.WARNING,
-            "tool call %r is renamed to %r",
-            was,
-            new,
-            call_id=new,
-        )
+        level = logging.INFO if call.fallback else logging.WARNING
+        log.log(level, "tool call %r is renamed to %r", was, new, call_id=new)
         if call.fallback:
             self.corrected += 1
             call.fallback = ""
@@ -406,9 +390,7 @@ class ToolCallState(ItemTable):
             log.warning(
                 "tool call %r: the complete arguments (%d characters) differ from the earlier ones "
                 "(%d characters); the complete ones are used",
-                call.call_id,
-                len(arguments),
-                len(known),
+                *(call.call_id, len(arguments), len(known)),
                 call_id=call.call_id,
             )
         call.final_arguments = arguments
@@ -418,9 +400,7 @@ class ToolCallState(ItemTable):
         if not call.name or call.cut:
             return []
         call.completed = True
-        log.debug(
-            "tool call %r is complete: tool %r", call.call_id, call.name, call_id=call.call_id
-        )
+        _log_call(logging.DEBUG, "is complete: tool %r", call.call_id, call.name)
         return [
             *anomalies,
             ToolCallCompleted(
@@ -443,10 +423,6 @@ class ToolCallState(ItemTable):
             return []
         call.name = name
         self.inferred += 1
-        log.warning(
-            "tool call %r has no name; its arguments fit only %r",
-            call.call_id,
-            name,
-            call_id=call.call_id,
-        )
+        text = "has no name; its arguments fit only %r"
+        _log_call(logging.WARNING, text, call.call_id, name)
         return [AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")]
