@@ -181,7 +181,11 @@ def test_three_lines(tmp_path: Path) -> None:
         with Conversation("practice", store=path, id="ada", tools=[add]).sync as chat:
             assert isinstance(chat, SyncConversation)
             assert answer in chat.send(question).text
-            assert isinstance(chat.fork(), SyncConversation)
+            other = chat.fork()
+            assert isinstance(other, SyncConversation)
+            other.send("Only there.")
+            assert [block.text for block in chat.diff(other).added][:1] == ["Only there."]
+            assert chat.merge_summary_of(other).kind == "merged"
             with chat.stream("What is 2+3?") as stream:
                 assert "".join(stream.text_deltas()) == stream.reply.text
             chat.undo()

@@ -122,13 +122,16 @@ def _escape_text(value: Any) -> Any:
     return escape_surrogates(value).replace("\0", "\\x00")
 
 
-def list_proxied(tx: Tx, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
-    """Return requests that were sent through a proxy, newest first, without their bodies.
+def list_proxied(
+    tx: Tx, *, limit: int = 100, before: int = 0, body_bytes: int = 0
+) -> list[ProxiedRequest]:
+    """Return requests that were sent through a proxy, newest first, without their responses.
 
     Args:
         tx: The transaction.
         limit: The maximum number of requests.
         before: The number of the request before which to continue; 0 for the newest.
+        body_bytes: The maximum size of the bodies to read; larger ones are None.
 
     Returns:
         The requests.
@@ -138,11 +141,11 @@ def list_proxied(tx: Tx, *, limit: int = 100, before: int = 0) -> list[ProxiedRe
     """
     validate_page(limit)
     rows = tx.rows(
-        f"SELECT id, {', '.join(_LISTED)} FROM proxied_requests WHERE id < ? "
-        "AND namespace = ? ORDER BY id DESC LIMIT ?",
-        (min(before or MAX_INTEGER, MAX_INTEGER), tx.namespace, limit),
+        f"SELECT id, {', '.join(_LISTED)}, CASE WHEN LENGTH(request) <= ? THEN request END "
+        "FROM proxied_requests WHERE id < ? AND namespace = ? ORDER BY id DESC LIMIT ?",
+        (body_bytes, min(before or MAX_INTEGER, MAX_INTEGER), tx.namespace, limit),
     )
-    return [_to_request(("id", *_LISTED), row) for row in rows]
+    return [_to_request(("id", *_LISTED, "request"), row) for row in rows]
 
 
 def get_proxied(tx: Tx, number: int) -> ProxiedRequest:

@@ -28,7 +28,7 @@ from kedge.planning import REASONS
 from kedge.planning.explain import MODE_REASONS
 from kedge.server.sse import EventStreamResponse
 from kedge.store.records import has_failed
-from kedge.store.summaries import get_revision
+from kedge.store.summaries import get_revision, list_summaries
 from kedge.text.display import (
     NO_VALUE,
     format_cost,
@@ -84,37 +84,49 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
             "Requests",
             format_number(total),  # its parts add up to it
             ", ".join(f"{each.count:,} {each.name}" for each in sent.sends),
+            "Requests to models in this range, by how much of the conversation was sent",
         ),
         Tile(
             "Average delta",
             f"{sent.sent_blocks / total:.1f} blocks" if total else NO_VALUE,
             f"of {(sent.sent_blocks + sent.saved_blocks) / (total or 1):.1f} on average",
+            "The mean number of blocks in a request; the server had the others",
         ),
         Tile(
             "Fallback rate",
             format_percent(fallbacks, total),
             f"{fallbacks:,} of {total:,} sent in full, although a response was stored",
+            "How often a stored response existed but could not be continued",
         ),
         Tile(
             "Bytes saved",
             format_size(sent.saved_bytes),
             f"{format_percent(sent.saved_bytes, sent.sent_bytes + sent.saved_bytes)} of full requests",
+            "Bytes that were not uploaded, because the server had stored them",
         ),
         Tile(
             "Cached tokens",
             format_percent(tokens.cached, tokens.input),
             f"of {format_number(tokens.input)} input, {_describe_cache(stats)}",
+            "The share of the input tokens that the provider read from its prompt cache",
         ),
         Tile(
             "First token",
             format_duration(stats.latency.first_token_median),
             f"median; 95 % within {format_duration(stats.latency.first_token_p95)}",
+            "The time from the request to the first token of the answer",
         ),
-        Tile("Planning time", format_duration(counts.plan_seconds), "mean, in this process"),
+        Tile(
+            "Planning time",
+            format_duration(counts.plan_seconds),
+            "mean, in this process",
+            "The time to decide which blocks a request sends",
+        ),
         Tile(
             "Errors",
             format_number(sent.failed),
             f"{healed} healed, {spent}",
+            "Requests that failed; healed ones were sent again in full and answered",
         ),
     )
 
@@ -134,6 +146,7 @@ class BucketChart:
     title: str
     format_value: ValueFormatter
     series: Mapping[str, Callable[[Bucket], float | None]]
+    meaning: str
     kind: Literal["bars", "lines"] = "bars"
 
 
@@ -145,11 +158,13 @@ CHARTS = (
             "chained": lambda each: each.chained,
             "not chained": lambda each: each.requests - each.chained,
         },
+        "Requests in each interval; chained ones continued a stored response",
     ),
     BucketChart(
         "Bytes",
         format_size,
         {"sent": lambda each: each.sent_bytes, "saved": lambda each: each.saved_bytes},
+        "Bytes of the requests in each interval, and bytes that chaining saved",
     ),
     BucketChart(
         "Time to first token",
@@ -158,6 +173,7 @@ CHARTS = (
             "median": lambda each: each.latency.first_token_median,
             "95th percentile": lambda each: each.latency.first_token_p95,
         },
+        "The time from a request to the first token of its answer",
         "lines",
     ),
     BucketChart(
@@ -167,8 +183,14 @@ CHARTS = (
             "cached": lambda each: each.tokens.cached,
             "not cached": lambda each: each.tokens.input - each.tokens.cached,
         },
+        "Input tokens that the provider counted, by whether its prompt cache had them",
     ),
-    BucketChart("Cost", format_cost, {"dollars": lambda each: each.cost.dollars}),
+    BucketChart(
+        "Cost",
+        format_cost,
+        {"dollars": lambda each: each.cost.dollars},
+        "The cost of the requests whose model has a known price",
+    ),
 )
 
 
@@ -179,27 +201,51 @@ def build_charts(
     return (
         *(_draw_buckets(chart, buckets) for chart in CHARTS),
         draw_ranking(
-            "Fallbacks by reason", _rank_counts(stats.requests.fallbacks), "No fallbacks."
+            "Fallbacks by reason",
+            _rank_counts(stats.requests.fallbacks),
+            "No fallbacks.",
+            "Why requests were sent in full, although a response was stored",
         ),
-        draw_ranking("Errors and recoveries", _rank_failures(stats), "No errors."),
-        draw_ranking("Chain length", _rank_lengths(stats), "No chains yet."),
+        draw_ranking(
+            "Errors and recoveries",
+            _rank_failures(stats),
+            "No errors.",
+            "Requests that failed, and requests that were sent again",
+        ),
+        draw_ranking(
+            "Chain length",
+            _rank_lengths(stats),
+            "No chains yet.",
+            "How many requests continued each other without a full one between them",
+        ),
         draw_ranking(
             "Tool calls by source of their id",
             _rank_calls(counts),
             "No tool calls in this process.",
+            "Who made the id by which a tool call and its result belong together",
         ),
         draw_ranking(
             "Tool results by how they match their calls",
             _rank_counts([each for each in stats.requests.results if each.count]),
             "No tool results.",
+            "Whether each result of a tool was sent with the id of its call",
         ),
     )
 
 
 def _draw_buckets(chart: BucketChart, buckets: Sequence[Bucket]) -> Markup:
     series = [Series(name, [read(each) for each in buckets]) for name, read in chart.series.items()]
-    labels = bucket_labels(buckets)
-    return draw_chart(Chart(chart.title, labels, series, chart.format_value, chart.kind, NOW_LABEL))
+    return draw_chart(
+        Chart(
+            chart.title,
+            bucket_labels(buckets),
+            series,
+            chart.format_value,
+            chart.kind,
+            NOW_LABEL,
+            chart.meaning,
+        )
+    )
 
 
 def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
@@ -276,11 +322,21 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
     return Dashboard(
         build_tiles(stats, counts),
         build_charts(stats, buckets, counts),
-        build_breakdowns(stats, conversations),
+        build_breakdowns(stats, await _name_conversations(service, conversations)),
         ranges,
         range_name,
         change_token,
     )
+
+
+async def _name_conversations(
+    service: ConversationService, conversations: Sequence[ConversationStats]
+) -> list[ConversationStats]:
+    """Return conversations whose title, if they have none, is the beginning of their first message."""
+    ids = [each.id for each in conversations]
+    rows, _ = await list_summaries(service.store, ids=ids, show="all")
+    words = {each.row.id: each.first_words for each in rows}
+    return [replace(each, title=each.title or words.get(each.id, "")) for each in conversations]
 
 
 def build_breakdowns(

@@ -7,6 +7,7 @@ connects to an address that only the store contains: the store may contain impor
 imported data must not determine where keys and messages are sent.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,15 @@ from msgspec import structs
 from kedge.conversation.recorded_model import find_recorded_model
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
-from kedge.errors import InvalidSetting, UnconfirmedReference
+from kedge.errors import CannotConnect, InvalidSetting, UnconfirmedReference
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.providers import connect, names_address
 from kedge.store import ConversationRow, RequestRecord
 from kedge.turns import Turn
+
+_ADDRESS = re.compile(r"(?P<provider>responses|chat):https?://(?P<host>[^/#]+)[^#]*#(?P<model>.+)")
+_LOCAL_HOST = re.compile(r"^(localhost|127\.[\d.]+|0\.0\.0\.0|\[?::1?\]?)(?=:\d+$|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,21 @@ class ModelSelector:
         Returns:
             The name of a model of the server, or a model string; the default model if none is recorded.
         """
-        recorded = find_recorded_model(row, response)
-        for own_prefix in ("kedge:", f"responses:{self._base_url}#"):
-            recorded = recorded.removeprefix(own_prefix)
+        recorded = find_recorded_model(row, response).removeprefix("kedge:")
+        if found := _ADDRESS.fullmatch(recorded):
+            # The practice model is the same everywhere, and the Chat Completions API stores nothing.
+            is_practice = found["model"] == "practice" and found["provider"] == "chat"
+            if self._is_own(found["host"]) or (is_practice and _LOCAL_HOST.match(found["host"])):
+                return found["model"]
         return recorded or self.names[0]
+
+    def _is_own(self, address: str) -> bool:
+        """Return whether an address without a scheme is one of this server's names."""
+        own, other = (
+            _LOCAL_HOST.sub("localhost", each.partition("/")[0])
+            for each in (self._base_url.partition("//")[2], address)
+        )
+        return bool(own) and own == other
 
     def select(
         self, row: ConversationRow, response: RequestRecord | None, requested: str = ""
@@ -146,7 +161,13 @@ class ModelSelector:
                 f"{self._describe_choice()}"
             )
         if name not in self._engines:
-            self._engines[name] = self._connect(name)
+            try:
+                self._engines[name] = self._connect(name)
+            except CannotConnect:
+                if response is None or not self._is_own(response.scope.partition("/")[2]):
+                    raise
+                self.check_name(response.model)
+                return ModelChoice(response.model, self.engine, response.model)
         return ModelChoice(name, self._engines[name])
 
     async def aclose(self) -> None:

@@ -34,7 +34,7 @@ from kedge.web.security import (
     PageAuth,
     read_session_cookie,
 )
-from kedge.web.server_requests import find_chain, flush_requests
+from kedge.web.server_requests import find_chain, flush_requests, read_message
 from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
 from kedge.web.transcript import MAX_EXCERPTS, render_excerpt
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
@@ -47,8 +47,12 @@ from kedge.web.workflows import (
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
+MAX_RECENT = 20
+"""The number of conversations listed beside a conversation."""
 MAX_DIGITS = 18
 """The maximum number of digits that are parsed of a row number, which is more than any row number has."""
+MAX_LISTED_BODY = 100_000
+"""The maximum size of a request whose message is shown in the list of requests."""
 MAX_CHAIN = 50
 """The maximum number of requests shown before and after a request of another program."""
 
@@ -62,7 +66,7 @@ _FILTER_TITLES = {
 _ORDER_TITLES = {
     "newest": "Newest first",
     "oldest": "Oldest first",
-    "turns": "Most turns",
+    "turns": "Most responses",
     "tokens": "Most tokens",
     "cost": "Highest cost",
     "title": "By title",
@@ -150,15 +154,18 @@ def _build_row(
 
 async def conversation(request: Request) -> Response:
     """Render a conversation: its chain, and the path to the chosen response."""
-    query = request.query_params
-    view = await get_service(request).load_view(
+    query, service = request.query_params, get_service(request)
+    view = await service.load_view(
         get_path_text(request, "id"),
         query.get("at", ""),
         frozenset(_parse_number(each) for each in query.getlist("unfold")),
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
-    return await render_page(request, "conversation.html", here="conversations", view=view)
+    recent = await service.find(ListQuery(limit=MAX_RECENT))
+    return await render_page(
+        request, "conversation.html", here="conversations", view=view, recent=recent.rows
+    )
 
 
 async def attachment(request: Request) -> Response:
@@ -233,7 +240,9 @@ async def list_requests(request: Request) -> Response:
     await flush_requests(request)
     store = get_service(request).store
     before = request.query_params.get("before", "")
-    rows = await store.list_proxied(limit=PAGE_SIZE, before=_parse_number(before))
+    rows = await store.list_proxied(
+        limit=PAGE_SIZE, before=_parse_number(before), body_bytes=MAX_LISTED_BODY
+    )
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return await render_page(
@@ -242,6 +251,7 @@ async def list_requests(request: Request) -> Response:
         here="requests",
         base_url=request.app.state.base_url,
         rows=rows,
+        read_message=read_message,
         totals=totals,
         older=older,
         saved=display.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),

@@ -6,17 +6,19 @@ if ``keep_bodies`` is set. Requests of the page are not recorded: they are shown
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from kedge.practice.context import extract_text, last_user_text
 from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RecordedRequest
 from kedge.store import AccessToken, ProxiedRequest, Store
 from kedge.store.request_recorder import RequestRecorder
-from kedge.text.json_text import encode
+from kedge.text.json_text import decode, encode
+from kedge.web.transcript import summarize_text
 
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)
@@ -53,7 +55,7 @@ class ServerRequests(RequestRecorder):
 
 def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     body = cast("dict[str, Any]", exchange.body) if isinstance(exchange.body, dict) else {}
-    input_items = body.get("input", body.get("messages"))
+    input_items = _read_input(body)
     sent = len(cast("list[Any]", input_items)) if isinstance(input_items, list) else 1
     context = exchange.context or ()
     anchor = _read_anchor(body)
@@ -74,6 +76,23 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
         request=exchange.raw,
         response=exchange.reply,
     )
+
+
+def _read_input(body: Mapping[str, Any]) -> Any:
+    return body.get("input", body.get("messages"))
+
+
+def read_message(request: ProxiedRequest) -> str:
+    """Return the beginning of the newest user message of a request whose body is stored; empty if there is none."""
+    try:
+        body: Any = decode(request.request or b"{}")
+    except ValueError:
+        return ""
+    items = _read_input(cast("dict[str, Any]", body)) if isinstance(body, dict) else None
+    if not isinstance(items, list):
+        return summarize_text(extract_text(items))
+    messages = [each for each in cast("list[Any]", items) if isinstance(each, dict)]
+    return summarize_text(last_user_text(cast("list[dict[str, Any]]", messages)))
 
 
 def _read_anchor(body: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ its caller, with the store and the runs of one user.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -238,7 +238,7 @@ class ConversationService:
                 *((pending,) if pending else ()),
                 *await self._load_unanswered(row, tree, node, runs),
             ),
-            branches=_list_branches(layout),
+            branches=_list_branches(layout, tree),
             sums=chain.sums,
             omitted=omitted,
             run=run,
@@ -392,10 +392,14 @@ def _node_label(chain: ResponseGraph, chosen: int) -> str:
     return next((node.label for node in chain.nodes if node.id == chosen), "")
 
 
-def _list_branches(layout: Layout) -> tuple[Branch, ...]:
+def _list_branches(layout: Layout, tree: StoredTree) -> tuple[Branch, ...]:
+    times = {node.id: node.created_at for node in tree.nodes}
+    positions = accumulate(len(row.nodes) for row in layout.rows)
     return tuple(
-        Branch(row.node.id, row.node.label, row.branch, "head" in row.node.marks)
-        for row in layout.rows
+        Branch(tip.id, position, tip.label, times[tip.id], "head" in tip.marks)
+        for row, tip, position in (
+            (row, row.node, at) for row, at in zip(layout.rows, positions, strict=True)
+        )
         if row.branch is not None
     )
 

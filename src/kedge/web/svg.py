@@ -15,7 +15,7 @@ from itertools import count
 from math import floor, log10
 from typing import Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from kedge.store.tree import GraphNode, Layout, LayoutEdge, LayoutRow, Mark
 
@@ -46,6 +46,7 @@ class Chart:
     kind: Literal["bars", "lines"] = "bars"
     end_label: str = ""
     """The label at the end of the axis, if not the last one."""
+    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,7 @@ def draw_chart(chart: Chart) -> Markup:
     """Draw a chart over time, or a note if there is no data."""
     maximum = _axis_max(chart)
     if maximum <= 0 or not chart.labels:
-        return _wrap_figure(
-            chart.title, Markup("<p class='nothing'>Nothing in this range yet.</p>")
-        )
+        return draw_ranking(chart.title, (), meaning=chart.meaning)
     shapes = _draw_bars(chart, maximum) if chart.kind == "bars" else _draw_lines(chart, maximum)
     number = next(_ids)
     svg = Markup(
@@ -84,21 +83,22 @@ def draw_chart(chart: Chart) -> Markup:
         chart.labels[0], chart.labels[len(chart.labels) // 2], chart.end_label or chart.labels[-1]
     )
     top = Markup('<span class="most">{}</span>').format(chart.format_value(maximum))
-    return _wrap_figure(
-        chart.title,
-        _draw_legend(chart) + Markup('<div class="frame">') + top + svg + Markup("</div>") + axis,
-    )
+    frame = Markup('<div class="frame">') + top + svg + Markup("</div>")
+    return _wrap_figure(chart.title, chart.meaning, _draw_legend(chart) + frame + axis)
 
 
 def draw_ranking(
-    title: str, rows: Sequence[RankedBar], empty_text: str = "Nothing in this range yet."
+    title: str,
+    rows: Sequence[RankedBar],
+    empty_text: str = "Nothing in this range yet.",
+    meaning: str = "",
 ) -> Markup:
     """Draw named bars with their values, the largest first."""
     if not rows:
-        return _wrap_figure(title, Markup("<p class='nothing'>{}</p>").format(empty_text))
+        return _wrap_figure(title, meaning, Markup("<p class='nothing'>{}</p>").format(empty_text))
     maximum = max(row.value for row in rows) or 1
     lines = Markup("").join(_draw_ranked_bar(row, maximum) for row in rows)
-    return _wrap_figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
+    return _wrap_figure(title, meaning, Markup('<dl class="ranking">{}</dl>').format(lines))
 
 
 def draw_share_bar(part: float, total: float, label: str) -> Markup:
@@ -198,20 +198,21 @@ def _draw_lines(chart: Chart, max_value: float) -> Markup:
 
 def _draw_line(form: str, series: Series, chart: Chart, max_value: float) -> Markup:
     step = WIDTH / max(len(chart.labels) - 1, 1)
-    points: list[str] = []
+    path, points = "", Markup("")
     pen = "M"
     for index, value in enumerate(series.values):
         if value is None:
             pen = "M"
             continue
-        points.append(f"{pen}{index * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
-        # A single value is drawn as a dot: a line without length and with round ends.
-        if pen == "M":
-            points.append("h0.01")
+        at = f"{index * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}"
+        path += f"{pen}{at}h0.01" if pen == "M" else f"{pen}{at}"
         pen = "L"
-    return Markup('<path class="stroke {}" d="{}"><title>{}</title></path>').format(
-        form, "".join(points), _describe_series(series, chart)
-    )
+        title = f"{chart.labels[index]}: {series.name} {chart.format_value(value)}"
+        # A line without length and with round ends is a dot.
+        points += Markup('<path class="point {}" d="M{}h0.01"><title>{}</title></path>').format(
+            form, at, title
+        )
+    return Markup('<path class="stroke {}" d="{}"/>{}').format(form, path, points)
 
 
 def _draw_legend(chart: Chart) -> Markup:
@@ -228,15 +229,14 @@ def _draw_legend(chart: Chart) -> Markup:
 
 def _draw_ranked_bar(row: RankedBar, max_value: float) -> Markup:
     bar = draw_share_bar(row.value, max_value, f"{row.name}: {row.shown}")
-    hint = Markup(' title="{}"').format(row.hint) if row.hint else Markup("")
-    return Markup("<dt{}>{}</dt><dd>{}<span>{}</span></dd>").format(
-        hint, escape(row.name), bar, row.shown
+    return Markup('<dt title="{}">{}</dt><dd>{}<span>{}</span></dd>').format(
+        row.hint or f"{row.name}: {row.shown}", row.name, bar, row.shown
     )
 
 
-def _wrap_figure(title: str, body: Markup) -> Markup:
-    return Markup('<figure class="chart"><figcaption>{}</figcaption>{}</figure>').format(
-        title, body
+def _wrap_figure(title: str, meaning: str, body: Markup) -> Markup:
+    return Markup('<figure class="chart"><figcaption title="{}">{}</figcaption>{}</figure>').format(
+        meaning, title, body
     )
 
 

@@ -19,6 +19,7 @@ from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
 from kedge.text.json_text import encode_indented
+from kedge.tools.call_runner import OUTCOME_KEY
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -44,6 +45,7 @@ from kedge.web.views import Attachment, Excerpt, ExchangeView, MessageView
 
 HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
+_OUTCOME_TAGS = {"ok": (), "refused": ("refused",), "cancelled": ("cancelled",)}
 BlockRange = tuple[Node, int, int]
 """The blocks that a node added: node, start index, end index."""
 IMAGE_PREFIXES = tuple(f"data:{name};" for name in IMAGE_TYPES)
@@ -237,15 +239,15 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
             )
         case ToolResultBlock():
             name = names.get(block.call_id, block.call_id)
-            images = tuple(_render_parts(block, block.parts))
-            text = indent_json(block.text)
+            outcome = str(block.metadata.get(OUTCOME_KEY, "ok"))
             return MessageView(
                 block.id,
                 "tool_result",
                 name,
-                text=text,
+                text=indent_json(block.text),
                 hint=summarize_text(block.text),
-                images=images,
+                images=tuple(_render_parts(block, block.parts)),
+                tags=_OUTCOME_TAGS.get(outcome, ("failed",)),
             )
         case OpaqueBlock():
             text = encode_indented(thaw(block.item))

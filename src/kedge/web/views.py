@@ -212,9 +212,11 @@ class Branch:
     """One branch of the tree, for selecting and comparing."""
 
     tip: int
+    position: int
+    """The number of its last response in the list of responses."""
     label: str
-    sums: Totals
-    is_head: bool = False
+    created_at: float
+    is_head: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,8 @@ class Tile:
 
     name: str
     value: str
-    hint: str = ""
+    hint: str
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, expect
 
+from kedge.conversation import Conversation
+from kedge.turns import assistant
+from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab, open_context
 from web.conftest import PageServer, serve_page
 
@@ -26,6 +29,14 @@ RULES = {"light": {}, "dark": {"runOnly": {"type": "rule", "values": COLOR_RULES
 """The dark scheme changes colors and one icon, at any width, so the rules about anything else are run in light."""
 
 
+async def create_code(service: ConversationService) -> str:
+    """Create a conversation with a code block, which the browser highlights."""
+    code = "# a comment\ndef area(radius: float) -> str:\n    return 'text' if radius > 1.5 else None\n"
+    conversation = Conversation(service.models.engine, store=service.store)
+    await conversation.append(assistant(f"```python\n{code}```"))
+    return conversation.id
+
+
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer, dict[str, str]]]:
     """Yield a page with a branched conversation, a failed message and a workflow, and the paths to check."""
@@ -37,6 +48,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         page.faults.set("status=400", times=1)
         page.client.post(f"{path}/turns", json={"text": "This fails"})
         page.faults.clear()
+        code = page.run(create_code)
         steps = [{"name": "sum", "prompt": "What is 1+1?"}]
         workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
         for _ in range(2):
@@ -50,6 +62,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
                 "list": "/",
                 "search": "/?q=hello",
                 "conversation": f"/conversations/{name}",
+                "code": f"/conversations/{code}",
                 "plan": f"/conversations/{name}/plans/{turn['node']}",
                 "compare": f"/conversations/{name}/compare?{compared}",
                 "dashboard": "/dashboard",
@@ -77,6 +90,8 @@ def test_axe_finds_no_violations(
             tab.locator("details").evaluate_all(script)
             if name == "conversation":
                 expect(tab.locator(".plan .facts")).to_have_count(3)
+            if name == "code":
+                expect(tab.locator(".hljs-comment")).to_be_visible()
             tab.evaluate(AXE)
             for width, scheme in VARIANTS:
                 tab.set_viewport_size({"width": width, "height": 800})

@@ -132,6 +132,7 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
+    tab.get_by_label("Your message").press("Escape")
     tab.keyboard.press("k")
     expect(tab.locator("[data-exchange]")).to_have_count(2)
     tab.keyboard.press("k")
@@ -146,6 +147,7 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     tab.get_by_role("button", name="Rename").press("Escape")
     expect(tab.get_by_role("button", name="Rename")).to_be_hidden()
     expect(tab.get_by_label("Your message")).to_have_value("A draft")
+    tab.get_by_label("Your message").press("Escape")
     tab.keyboard.press("?")
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 

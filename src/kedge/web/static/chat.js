@@ -1,6 +1,7 @@
 // Chat: send a message from the selected response, show the answer while it streams, then load the page
-// that the server renders. Text is only set as text; markup comes from the server alone.
+// that the server renders. Text is only set as text; markup comes from the server and from the syntax highlighting.
 import { hasAttachments, restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
+import { completeCode } from "./code.js";
 import { events } from "./sse.js";
 import { call, request, toast, Unreachable } from "./api.js";
 
@@ -197,12 +198,12 @@ export function stop(button) {
   call("POST", `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(followed.id)}/stop`).catch(reportError);
 }
 
-// Send a stored question again; "retry" starts at the question, "resume" after its last stored step.
+// Send a stored question again; "resume" continues after its last stored step, the others start at the question.
 export async function again(button) {
   const grid = document.querySelector("[data-conversation]");
   const exchange = button.closest("[data-exchange]");
   const text = [...exchange.querySelectorAll(".said.user .prose")].map((each) => each.textContent.trim()).join("\n");
-  const body = { node: Number(button.dataset.node), restart: button.dataset.do === "retry", stream: true };
+  const body = { node: Number(button.dataset.node), restart: button.dataset.do !== "resume", stream: true };
   addSettings(body);
   const failure = await start(grid.dataset.conversation, "resume", body, text, exchange);
   if (failure) toast(failure);
@@ -400,6 +401,7 @@ export async function visit(url, { end = false, sent = false } = {}) {
   if (models && [...models.options].some((each) => model && each.value === model)) models.value = model;
   restoreSettings(settings);
   showAttachments();
+  completeCode();
   showNewest();
   if (position !== null && document.getElementById("stream")) getScroller().scrollTop = position;
   const side = document.querySelector(".chain");
@@ -408,10 +410,10 @@ export async function visit(url, { end = false, sent = false } = {}) {
   attach();
 }
 
-// Show the newest message. On a narrow screen the graph is collapsed.
+// Show the newest message. On a narrow screen the graph and the recent conversations are collapsed.
 export function showNewest() {
   if (!document.getElementById("stream")) return;
-  if (isNarrow()) document.querySelector("[data-graph-box]")?.removeAttribute("open");
+  if (isNarrow()) for (const each of document.querySelectorAll("[data-graph-box]")) each.open = false;
   const scroller = getScroller();
   scroller.scrollTop = scroller.scrollHeight;
 }
@@ -429,7 +431,7 @@ document.addEventListener("click", (event) => {
   const below = link.closest(".omitted") ? getScroller().scrollHeight - getScroller().scrollTop : 0;
   visit(link.href).then(() => {
     const again = node && document.querySelector(`.rows a[data-node="${CSS.escape(node)}"]`);
-    if (again) again.focus({ preventScroll: true });
+    if (again && !event.detail) again.focus({ preventScroll: true }); // selected with the keyboard
     if (below) getScroller().scrollTop = getScroller().scrollHeight - below; // older messages are added above
   }, reportError);
 });

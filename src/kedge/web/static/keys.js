@@ -1,8 +1,16 @@
-// Keyboard shortcuts: j and k select the next and the previous row of the page; the help lists the others.
+// Keyboard shortcuts: j and k select the next and the previous row of the page; the help lists the others. What is
+// typed in a conversation is a message: there, shortcuts apply while the keyboard's focus is in the list of responses.
 
 export function press(event, actions) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) {
-    if (event.key === "Escape" && event.target.matches?.("input, textarea")) event.target.blur();
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (event.target.closest?.("input, textarea, select, dialog")) {
+    if (event.key === "Escape" && event.target.matches?.("input, textarea")) leave(event.target);
+    return;
+  }
+  const area = document.querySelector("[data-say]");
+  if (area && !document.querySelector(".chain :focus-visible")) {
+    const isText = event.key === "Dead" || (event.key.length === 1 && event.key !== " "); // a space presses a button
+    if (isText) area.focus();
     return;
   }
   const keys = {
@@ -18,6 +26,11 @@ export function press(event, actions) {
   if (!act) return;
   event.preventDefault();
   act();
+}
+
+function leave(field) {
+  field.blur();
+  focus(".rows [aria-current]");
 }
 
 function focus(what) {

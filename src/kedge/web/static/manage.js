@@ -15,7 +15,7 @@ export async function manage(button) {
     const text = await ask("Rename conversation", "Title", title);
     if (text !== null) await change([id], { title: text });
   } else if (action === "tag") {
-    const text = await ask("Change tags", "Tags, separated by commas", tags.join(", "));
+    const text = await ask("Change tags", "Tags, separated by commas", join(tags));
     if (text !== null) await change([id], { tags: split(text) });
   } else if (action === "delete") await remove([id], "/");
   else await change([id], { archived: action === "archive" });
@@ -39,8 +39,14 @@ export async function bulk(button) {
   } else await change(ids, { archived: action === "archive" });
 }
 
+// Tags are separated by commas; one with a comma or a quotation mark is in quotation marks.
+function join(tags) {
+  return tags.map((each) => (/[",]/.test(each) ? `"${each.replaceAll('"', '""')}"` : each)).join(", ");
+}
+
 function split(text) {
-  return text.split(",").map((each) => each.trim()).filter(Boolean);
+  const found = text.matchAll(/\s*(?:"((?:[^"]|"")*)"|([^,]*))\s*(?:,|$)/g);
+  return [...found].map(([, quoted, plain]) => (quoted?.replaceAll('""', '"') ?? plain).trim()).filter(Boolean);
 }
 
 async function change(ids, body) {

@@ -2,6 +2,7 @@
 // document, so that they also apply to elements added later.
 import "./attachments.js";
 import { again, attach, branch, edit, fork, resize, send, showNewest, showPlan, split, stop, visitNewest } from "./chat.js";
+import { completeCode } from "./code.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
@@ -12,7 +13,7 @@ import { chooseKind, followWorkflow, startWorkflow, stopWorkflow } from "./workf
 const actions = {
   theme: switchTheme,
   keys: () => document.getElementById("keys")?.showModal(),
-  copy: (button) => copy(button.dataset.text),
+  copy: (button) => copy(button.dataset.text ?? readSource(button)),
   new: startConversation,
   fork,
   edit,
@@ -25,6 +26,7 @@ const actions = {
   newest: visitNewest,
   branch,
   retry: again,
+  regenerate: again,
   resume: again,
 };
 
@@ -38,6 +40,12 @@ function switchTheme() {
   } catch {
     // Not remembered where storage is switched off.
   }
+}
+
+// The text of a code block, or the Markdown of a message.
+function readSource(button) {
+  const code = button.closest(".code")?.querySelector("pre");
+  return code?.textContent ?? document.querySelector(`template[data-source="${CSS.escape(button.dataset.block)}"]`).content.textContent;
 }
 
 async function copy(text) {
@@ -112,3 +120,4 @@ attach();
 if (document.querySelector("nav")) watchConnection();
 offerUndo();
 followWorkflow();
+completeCode();

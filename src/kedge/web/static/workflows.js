@@ -1,4 +1,5 @@
 // Workflows: start one from the form, and follow one while it runs.
+import { completeCode } from "./code.js";
 import { events } from "./sse.js";
 import { call, request, toast } from "./api.js";
 
@@ -59,6 +60,7 @@ async function refresh() {
   const open = [...main.querySelectorAll("details")].map((each) => each.open);
   main.replaceChildren(...fresh.getElementById("main").childNodes);
   main.querySelectorAll("details").forEach((each, index) => (each.open = open[index] ?? false)); // rounds are only added
+  completeCode();
 }
 
 export function stopWorkflow(button) {

@@ -1,0 +1,381 @@
+"""What a user does every day, in Chromium: type, copy, regenerate, change between conversations, read figures."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from kedge.conversation import Conversation
+from kedge.testing import TestServer
+from kedge.turns import assistant, user
+from kedge.web.service import ConversationService
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer, add, serve_page
+
+expect.set_options(timeout=120_000)
+
+TYPED = "tell me a joke about cats? / just kidding"
+CODE = "def area(radius):\n    return 3.14 * radius ** 2  # approximate\n"
+ANSWER = f"Use **this**:\n\n```python\n{CODE}```\n"
+PHONE = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.fixture
+def watched(
+    browser: Browser, page: PageServer, request: pytest.FixtureRequest
+) -> Iterator[WatchedTab]:
+    """Yield a new tab; the test fails if the tab recorded a problem."""
+    settings: dict[str, Any] = getattr(
+        request, "param", {"permissions": ["clipboard-read", "clipboard-write"]}
+    )
+    with open_context(browser, **settings) as context:
+        tab = WatchedTab(context, page.url)
+        yield tab
+    assert tab.problems == []
+
+
+def write_blocks(page: PageServer, *blocks: Any) -> str:
+    """Create a conversation with these blocks and return its id."""
+
+    async def work(service: ConversationService) -> str:
+        conversation = await Conversation.create(
+            service.models.engine, store=service.store, title="Code"
+        )
+        await conversation.append(*blocks)
+        return conversation.id
+
+    return page.run(work)
+
+
+def read_theme(tab: Page) -> str:
+    """Return the color of the page's ground."""
+    return tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+
+
+def read_color(element: Locator, name: str = "color") -> str:
+    """Return a computed color of an element."""
+    return element.evaluate(f"each => getComputedStyle(each)['{name}']")
+
+
+def resolve_color(tab: Page, name: str) -> str:
+    """Return the computed form of a color of the style sheet."""
+    script = """name => { const each = document.createElement("i"); each.style.color = `var(${name})`;
+      document.body.append(each); const color = getComputedStyle(each).color; each.remove(); return color; }"""
+    return tab.evaluate(script, name)
+
+
+def test_new_conversation_takes_what_is_typed(page: PageServer, watched: WatchedTab) -> None:
+    """The composer of a new conversation has the focus, so that a message can be typed at once."""
+    tab = watched.open("/")
+    tab.get_by_role("button", name="New conversation").first.click()
+    expect(tab.get_by_label("Your message")).to_be_focused()
+    tab.keyboard.type(TYPED)
+    expect(tab.get_by_label("Your message")).to_have_value(TYPED)
+
+
+@pytest.mark.parametrize("selector", ["", ".rows a", ".said.user .prose"])
+def test_shortcuts_never_take_typed_text(
+    page: PageServer, watched: WatchedTab, selector: str
+) -> None:
+    """Text typed in an existing conversation is a message, whatever was clicked before."""
+    tab = watched.open(f"/conversations/{page.create_conversation('First', 'Second')}")
+    tab.wait_for_load_state()
+    before = read_theme(tab)
+    if selector:
+        tab.locator(selector).first.click()
+        expect(tab.locator("[data-exchange]")).to_have_count(1 if "rows" in selector else 2)
+    tab.keyboard.type(TYPED)
+    expect(tab.get_by_label("Your message")).to_have_value(TYPED)
+    assert read_theme(tab) == before
+    expect(tab.get_by_role("dialog")).to_have_count(0)
+
+
+def test_shortcuts_apply_in_the_list_of_responses(page: PageServer, watched: WatchedTab) -> None:
+    """Escape leaves the composer for the list of responses, where keys are shortcuts; c goes back."""
+    tab = watched.open(f"/conversations/{page.create_conversation('First', 'Second')}")
+    tab.wait_for_load_state()
+    tab.get_by_label("Your message").fill("A draft")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("k")
+    expect(tab.locator("[data-exchange]")).to_have_count(1)
+    expect(tab.locator(".rows [aria-current]")).to_be_focused()
+    before = read_theme(tab)
+    tab.keyboard.press("t")
+    assert read_theme(tab) != before
+    tab.keyboard.press("c")
+    tab.keyboard.type("!")
+    expect(tab.get_by_label("Your message")).to_have_value("A draft!")
+
+
+def test_answer_is_regenerated_on_a_new_branch(page: PageServer, watched: WatchedTab) -> None:
+    """Regenerate sends the question again; the first answer remains on its branch."""
+    tab = watched.open(f"/conversations/{page.create_conversation('Hello', 'What is 6*7?')}")
+    tab.wait_for_load_state()
+    last = tab.locator("[data-exchange]").last
+    last.hover()
+    last.get_by_role("button", name="Regenerate").click()
+    expect(tab.locator(".rows li")).to_have_count(3)
+    expect(tab.locator("[data-exchange]")).to_have_count(2)
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("6*7 = 42.")
+    expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
+
+
+def test_answer_and_code_are_copied(page: PageServer, watched: WatchedTab) -> None:
+    """An answer is copied as Markdown, a code block without its fences."""
+    tab = watched.open(f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
+    tab.wait_for_load_state()
+    answer = tab.locator(".said.assistant")
+    answer.hover()
+    answer.get_by_role("button", name="Copy", exact=True).click()
+    expect(tab.get_by_text("Copied", exact=True)).to_be_visible()
+    assert tab.evaluate("navigator.clipboard.readText()") == ANSWER
+    answer.get_by_role("button", name="Copy code").click()
+    tab.wait_for_function(
+        "text => navigator.clipboard.readText().then(each => each === text)", arg=CODE
+    )
+
+
+def test_code_is_highlighted(page: PageServer, watched: WatchedTab) -> None:
+    """Keywords, strings and comments have colors of their own in both themes."""
+    tab = watched.open(f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
+    code = tab.locator(".prose pre code")
+    expect(code).to_have_text(CODE.strip(), use_inner_text=True)
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)  # pyright: ignore[reportArgumentType]
+        colors = {
+            read_color(each)
+            for each in (code, code.get_by_text("def", exact=True), code.get_by_text("# approx"))
+        }
+        assert len(colors) == 3
+
+
+def test_recent_conversations_are_beside_the_chat(empty_page: PageServer, browser: Browser) -> None:
+    """A conversation lists the recent ones, marks itself, and links to the others."""
+    other = empty_page.create_conversation("About lighthouses")
+    name = empty_page.create_conversation("About harbours", title="Harbours")
+    with open_context(browser) as context:
+        watched_tab = WatchedTab(context, empty_page.url)
+        tab = watched_tab.open(f"/conversations/{name}")
+        recent = tab.get_by_role("navigation", name="Recent conversations")
+        expect(recent.locator("[aria-current]")).to_have_text("Harbours")
+        recent.get_by_role("link", name="About lighthouses").click()
+        tab.wait_for_url(f"**/conversations/{other}")
+        expect(recent.locator("[aria-current]")).to_have_text("About lighthouses")
+        recent.get_by_role("button", name="New conversation").click()
+        expect(tab.get_by_label("Your message")).to_be_focused()
+        assert watched_tab.problems == []
+
+
+def test_requests_are_listed_with_their_message(browser: Browser, tmp_path: Path) -> None:
+    """With stored bodies the list of requests begins each row with the message."""
+    with serve_page(tmp_path, keep_bodies=True) as page, open_context(browser) as context:
+        parts = [{"role": "user", "content": [{"type": "input_text", "text": "In parts"}]}]
+        for body in ({"input": "As text"}, {"input": parts}):
+            assert page.client.post("/v1/responses", json={"model": "practice", **body}).is_success
+        chat = {"model": "practice", "messages": [{"role": "user", "content": "By chat"}]}
+        assert page.client.post("/v1/chat/completions", json=chat).is_success
+        tab = WatchedTab(context, page.url).open("/requests")
+        expect(tab.locator("[data-row] .name")).to_have_text(["By chat", "In parts", "As text"])
+
+
+async def call_tools(service: ConversationService) -> str:
+    """Create a conversation in which one tool fails and another one succeeds."""
+
+    def print_page() -> str:
+        """Print a page."""
+        raise RuntimeError("there is no paper")
+
+    tools = [print_page, add]
+    async with Conversation(
+        service.models.engine, store=service.store, tools=tools
+    ) as conversation:
+        await conversation.send("Please call print_page")
+        await conversation.send("Please call add with a=1 and b=2")
+        return conversation.id
+
+
+def test_failed_tool_results_look_failed(page: PageServer, watched: WatchedTab) -> None:
+    """A result of a tool that failed is marked in words and in the color of errors."""
+    name = page.run(call_tools)
+    tab = watched.open(f"/conversations/{name}")
+    results = tab.locator("details.tool", has_text="Result of")
+    expect(results).to_have_count(2)
+    expect(results.first.locator(".chip.failed")).to_have_text("failed")
+    expect(results.last.locator(".chip")).to_have_count(0)
+    assert read_color(results.first, "borderTopColor") == resolve_color(tab, "--bad")
+
+
+def test_compare_options_say_what_differs(page: PageServer, watched: WatchedTab) -> None:
+    """Branches with the same question have different options: position, time, first words."""
+    name = page.create_conversation("Shared", "Same question")
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    page.post(f"/api/conversations/{name}/turns", text="Same question", at=nodes[0]["node"])
+    tab = watched.open(f"/conversations/{name}")
+    options = tab.locator("[name=left] option").all_text_contents()
+    assert len(set(options)) == 2
+    assert all(
+        re.search(r"^Response [23]( \(head\))?, .*\d\d:\d\d:\d\d.*: Same question", each)
+        for each in options
+    )
+
+
+def test_dashboard_names_conversations_and_explains_figures(
+    empty_page: PageServer, browser: Browser
+) -> None:
+    """Conversations have names, single points are visible, and each figure has a tooltip."""
+    with open_context(browser) as context:
+        watched_tab = WatchedTab(context, empty_page.url)
+        tab = watched_tab.open("/")
+        tab.get_by_role("button", name="New conversation").first.click()
+        expect(tab.get_by_label("Your message")).to_be_focused()
+        tab.keyboard.type("What is 6*7?")
+        tab.keyboard.press("Enter")
+        expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
+        watched_tab.open("/dashboard")
+        expect(tab.locator(".breakdown").get_by_role("link", name="What is 6*7?")).to_be_visible()
+        point = tab.locator(".plot .point").first
+        assert float(point.evaluate("each => parseFloat(getComputedStyle(each).strokeWidth)")) >= 6
+        expect(point.locator("title")).to_have_text(re.compile(r"^\d\d:\d\d: median .*ms|s$"))
+        for selector in (".tile", ".chart figcaption", ".breakdown th", ".ranking dt"):
+            titles = tab.locator(selector).evaluate_all("all => all.map(each => each.title)")
+            assert titles
+            assert all(titles), selector
+        hints = tab.locator(".tile").evaluate_all(
+            "all => all.filter(each => each.title === each.querySelector('.hint')?.textContent).length"
+        )
+        assert hints == 0
+        assert watched_tab.problems == []
+
+
+def use_elsewhere(page: PageServer, model: str) -> str:
+    """Create a conversation with another program that uses the store of the page."""
+
+    async def work(service: ConversationService) -> str:
+        async with Conversation(model, store=service.store) as conversation:
+            await conversation.send("My name is Ada.")
+            return conversation.id
+
+    return page.run(work)
+
+
+@pytest.mark.parametrize("form", ["responses", "chat", "openai", "localhost"])
+def test_conversation_of_this_server_continues_on_it(
+    page: PageServer, watched: WatchedTab, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "test")
+    local = page.url.replace("127.0.0.1", "localhost")
+    models = {
+        "responses": f"responses:{page.url}/v1#practice",
+        "chat": f"chat:{page.url}/v1#practice",
+        "localhost": f"responses:{local}/v1#practice",
+        "openai": "openai:practice",
+    }
+    name = use_elsewhere(page, models[form])
+    monkeypatch.delenv("OPENAI_API_KEY")
+    tab = watched.open(f"/conversations/{name}")
+    tab.wait_for_load_state()
+    expect(tab.locator("[data-model-problem]")).to_have_count(0)
+    tab.get_by_label("Your message").fill("What is my name?")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
+
+
+def test_last_step_of_the_tutorial_opens_without_a_warning(
+    page: PageServer, watched: WatchedTab, kedge_server: TestServer
+) -> None:
+    """A conversation with a practice model over the Chat Completions API continues with that of the page."""
+    name = use_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
+    sent = len(kedge_server.requests)
+    tab = watched.open(f"/conversations/{name}")
+    tab.wait_for_load_state()
+    expect(tab.locator("[data-model-problem]")).to_have_count(0)
+    tab.get_by_label("Your message").fill("What is my name?")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
+    assert len(kedge_server.requests) == sent
+
+
+def test_each_thing_has_one_word(page: PageServer, watched: WatchedTab) -> None:
+    """The list counts responses, says when conversations changed, and when the provider's copy expires."""
+    page.create_conversation("Hello")
+    tab = watched.open("/")
+    headings = tab.locator("th").all_text_contents()
+    assert "Responses" in headings
+    assert "Changed" in headings
+    assert "Provider's copy expires" in headings
+    assert not {"Turns", "Active", "Expires"} & set(headings)
+    tab.locator("summary", has_text="Sort").click()
+    expect(tab.get_by_role("link", name="Most responses")).to_be_visible()
+
+
+def test_amber_is_for_problems_only(page: PageServer, watched: WatchedTab) -> None:
+    """Nothing of a conversation with branches, edits and stopped answers is amber, unless something failed."""
+    name = page.create_conversation("First", "Second")
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
+    tab = watched.open(f"/conversations/{name}?at={nodes[0]['node']}")
+    expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
+    amber = {resolve_color(tab, "--warn"), resolve_color(tab, "--warn-ground")}
+    script = """(amber) => [...document.querySelectorAll("main *")].filter((each) => {
+      const style = getComputedStyle(each);
+      return each.checkVisibility() && amber.some(
+        (color) => [style.color, style.backgroundColor, style.stroke].includes(color)); }).map(
+      (each) => each.outerHTML.slice(0, 120))"""
+    tab.locator(".legend-box").evaluate("each => { each.open = true }")
+    assert tab.evaluate(script, list(amber)) == []
+    watched.open("/?q=first")
+    assert tab.evaluate(script, list(amber)) == []
+
+
+@pytest.mark.parametrize("watched", [{}, PHONE], indirect=True, ids=["desktop", "phone"])
+def test_toast_does_not_cover_the_composer(page: PageServer, watched: WatchedTab) -> None:
+    """A notification leaves the composer visible."""
+    tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
+    tab.wait_for_load_state()
+    files = [{"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"}]
+    tab.locator("[data-attach]").set_input_files(files)  # pyright: ignore[reportArgumentType]
+    toast, composer = tab.locator("#toast"), tab.locator("[data-composer]")
+    expect(toast).to_contain_text("cannot be attached")
+    shown, below = toast.bounding_box(), composer.bounding_box()
+    assert shown
+    assert below
+    assert shown["y"] + shown["height"] <= below["y"]
+
+
+@pytest.mark.parametrize("watched", [PHONE], indirect=True)
+def test_disclosures_have_marks_on_phones(page: PageServer, watched: WatchedTab) -> None:
+    """Each summary that can be opened on a phone shows a mark at the end of its line."""
+    name = page.create_conversation("Please call add with a=2 and b=3")
+    tab = watched.open(f"/conversations/{name}")
+    script = """all => all.filter((each) => each.checkVisibility() && !each.querySelector(".icon, .sr")).filter(
+      (each) => { const mark = getComputedStyle(each, "::after"), own = getComputedStyle(each);
+      const isNative = own.display === "list-item" && own.listStyleType !== "none";
+      return !isNative && (mark.content === "none" || mark.display === "none"); }).map(
+      (each) => each.textContent.trim())"""
+    for path in (f"/conversations/{name}", "/", "/workflows"):
+        watched.open(path)
+        tab.wait_for_load_state()
+        assert tab.locator("summary").evaluate_all(script) == []
+
+
+def test_tags_with_a_comma_are_kept(empty_page: PageServer, browser: Browser) -> None:
+    """A tag with a comma is one tag: it is quoted in the dialog, and can be added in quotes."""
+    name = empty_page.create_conversation("Hello")
+    empty_page.client.patch(f"/api/conversations/{name}", json={"tags": ["Paris, France", 'a "b"']})
+    with open_context(browser) as context:
+        tab = WatchedTab(context, empty_page.url).open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        tab.locator("summary", has_text="Manage").click()
+        tab.get_by_role("button", name="Change tags").click()
+        field = tab.get_by_role("dialog").get_by_label("Tags, separated by commas")
+        expect(field).to_have_value('"Paris, France", "a ""b"""')
+        field.fill(f'{field.input_value()}, plain, "Rome, Italy"')
+        tab.get_by_role("button", name="Save").click()
+        expect(tab.locator(".talk-head a.chip")).to_have_text(
+            ["Paris, France", "Rome, Italy", 'a "b"', "plain"]
+        )
