@@ -294,7 +294,7 @@ def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) ->
     status = "completed" if ending in ("completed", "refused") else "incomplete"
     if status == "completed":
         found += state.calls.resolve_open()
-    state.end(found, (status, code, ""), state.message, read_usage(state.usage), {})
+    state.end(found, (status, code, ""), state.message, {"usage": read_usage(state.usage)})
 
 
 def _read_error(_: _MessageState, message: JsonObject, found: EventList) -> None:

@@ -24,7 +24,13 @@ from typing import Any, ClassVar, Literal, cast
 from msgspec import structs
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
+from kedge.events.decoder import (
+    DecoderState,
+    EventList,
+    FinalStatus,
+    StreamDecoder,
+    build_delta,
+)
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.items import ToolCall
 from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
@@ -42,7 +48,7 @@ log = logging.getLogger(__name__)
 
 TextKind = Literal["text", "refusal", "reasoning"]
 
-FINISH_REASONS: dict[str, tuple[Literal["completed", "incomplete", "failed"], str]] = {
+FINISH_REASONS: dict[str, tuple[FinalStatus, str]] = {
     "stop": ("completed", ""),
     "tool_calls": ("completed", ""),
     "function_call": ("completed", ""),
@@ -259,7 +265,8 @@ class ChatDecoder(StreamDecoder):
             _add_empty_arguments(state)
             found += state.calls.resolve_open()
         _emit_items(state, found, completed=status == "completed")
-        state.end(found, (status, code, ""), _response(state), state.usage, {"status": status})
+        more = {"status": status, "usage": state.usage}
+        state.end(found, (status, code, ""), _response(state), more)
 
     def _expects_json(self, event: str) -> bool:
         return event in ("", "error", "message")

@@ -33,7 +33,6 @@ from kedge.events.types import (
     ResponseIncomplete,
     StreamEvent,
     TextDelta,
-    Usage,
 )
 from kedge.text.json_text import decode
 
@@ -41,7 +40,8 @@ log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
 EventList = list[StreamEvent]
-Ending = tuple[Literal["completed", "incomplete", "failed"], str, str]
+FinalStatus = Literal["completed", "incomplete", "failed"]
+Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
 
 
@@ -77,24 +77,17 @@ class DecoderState:
         taken, self.logprobs = self.logprobs, ()
         return taken
 
-    def end(
-        self,
-        found: EventList,
-        ending: Ending,
-        response: JsonObject,
-        usage: Usage | None,
-        more: JsonObject,
-    ) -> None:
-        """Emit the end of the response; ``more`` are further fields of the event."""
+    def end(self, found: EventList, ending: Ending, response: JsonObject, more: JsonObject) -> None:
+        """Emit the end of the response; ``more`` are fields of the event that are not in its object."""
         self.ended = True
-        facts = {**read_facts(response), "usage": usage, **more}
-        match ending:
-            case "completed", *_:
-                found.append(ResponseCompleted(**facts))
-            case "incomplete", reason, *_:
-                found.append(ResponseIncomplete(**facts, reason=reason))
-            case "failed", code, message:
-                found.append(ResponseFailed(**facts, code=code, message=message))
+        status, code, message = ending
+        facts = {**read_facts(response), **more}
+        if status == "completed":
+            found.append(ResponseCompleted(**facts))
+        elif status == "incomplete":
+            found.append(ResponseIncomplete(**facts, reason=code))
+        else:
+            found.append(ResponseFailed(**facts, code=code, message=message))
         self.calls.log_summary()
 
 

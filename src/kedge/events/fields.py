@@ -205,7 +205,7 @@ def get_count(counts: object, name: str) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-_TYPE_NAMES = {
+_TYPE_NAMES: dict[type, str] = {
     type(None): "missing",
     bool: "a boolean",
     int: "a number",

@@ -7,10 +7,16 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
+from kedge.events.decoder import (
+    DecoderState,
+    EventList,
+    FinalStatus,
+    StreamDecoder,
+    build_delta,
+)
 from kedge.events.fields import (
     CALL_ARGUMENTS,
     JsonObject,
@@ -39,7 +45,6 @@ from kedge.events.types import (
 from kedge.turns.frozen_json import copy_read_only_object
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
-FinalStatus = Literal["completed", "incomplete", "failed"]
 ITEM_TYPES: dict[PartKind, str] = {
     "text": "message",
     "refusal": "message",
@@ -262,14 +267,15 @@ def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
             found.append(AnomalyNoted("replaced_text", detail))
         status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
+        more: JsonObject = {"usage": fields.read_usage(response)}
+        reason, failure = get_text(_get_object(response, "incomplete_details"), "reason"), ""
         if status == "failed":
-            more, cause = {}, _read_failure(response, code)
+            reason, failure = _read_failure(response, code)
         else:
-            more = _read_output(state, response, found)
-            cause = get_text(_get_object(response, "incomplete_details"), "reason"), ""
+            more |= _read_output(state, response, found)
         if status == "completed":
             found += state.calls.resolve_open()
-        state.end(found, (status, *cause), response, fields.read_usage(response), more)
+        state.end(found, (status, reason, failure), response, more)
 
     return read
 
