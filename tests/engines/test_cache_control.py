@@ -197,19 +197,19 @@ def test_hints_are_logged_once_and_counted(
 ) -> None:
     """Each hint is logged once per conversation, and the number of remembered conversations is bounded."""
     monkeypatch.setattr(prompt_monitor, "MAX_REMEMBERED_CHAINS", 2)
-    monitor, turn = PromptMonitor(), Turn([user("Hi")])
+    monitor, turn, head = PromptMonitor(), Turn([user("Hi")]), PromptHead("m", "", ())
     plan = plan_request(turn, scope="s", mode="stateless", now=0)
     hinted = structs.replace(plan, cache=CachePlan("a", hints=("clock",), lost_tokens=2000))
     with caplog.at_level(logging.WARNING, "kedge"):
         for _ in range(2):
-            monitor.record(hinted, model="m", tools=())
+            monitor.record(hinted, head)
     assert [record.getMessage()[:31] for record in caplog.records] == [
         "prompt caching is prevented: th"
     ]
     assert "prompt_cache_hints_total" in samples()
     for key in "bcd":
-        monitor.record(structs.replace(plan, cache=CachePlan(key)), model="m", tools=())
-    monitor.record(plan, model="m", tools=())
+        monitor.record(structs.replace(plan, cache=CachePlan(key)), head)
+    monitor.record(plan, head)
     assert len(monitor._chains) == 2
 
 

@@ -18,7 +18,7 @@ from engines.fake_server import (
     serve_handler,
     sse_response,
 )
-from kedge.engines import ResponsesEngine, responses
+from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import RefusalDelta, TextDelta
 from kedge.events.responses import ResponsesDecoder
@@ -259,7 +259,7 @@ async def test_too_large_stream_error_has_the_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error has the provider, the Turn and the plan, like other engine errors."""
-    monkeypatch.setattr(responses, "ResponsesDecoder", partial(ResponsesDecoder, max_line=100))
+    monkeypatch.setattr(ResponsesEngine, "decoder_type", partial(ResponsesDecoder, max_line=100))
     ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
     with serve_handler(make_handler(lambda: sse_response(ending))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:

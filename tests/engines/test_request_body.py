@@ -8,9 +8,8 @@ import pytest
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
-from kedge.engines.request_body import PLANNED_PARAMS, SendOptions, build_request_body
+from kedge.engines.request_body import PLANNED_PARAMS
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
-from kedge.planning import plan_request
 from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
@@ -82,19 +81,14 @@ async def test_resend_limit_is_an_option_and_not_a_body_member(
     assert "resend_limit" not in request_bodies(server)[-1]
 
 
-def test_constructed_request_cannot_override_the_plan() -> None:
-    """The parameters of a `Request` object are checked when the body is built."""
-    plan = plan_request(TURN, scope="s", now=0.0)
+async def test_constructed_request_cannot_override_the_plan(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The parameters of a `Request` object are checked before anything is sent."""
     request = Request(params={"previous_response_id": "resp_x"})
     with pytest.raises(UnsupportedParameter, match="previous_response_id"):
-        build_request_body(
-            plan,
-            SendOptions("chained"),
-            model="m",
-            tools=(),
-            streaming=False,
-            params=request.params,
-        )
+        await anext(engine.events(TURN, request))
+    assert not server.requests
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ time of a turn, and to import one of them takes longer than the first answer. An
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from kedge.engines.http_errors import ErrorBuilder, parse_retry_after
+from kedge.engines.response import RawResponse
 from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
 
 DEFAULT_MAX_RETRIES = 2
@@ -44,33 +45,6 @@ class Timeouts:
 DEFAULT_TIMEOUTS = Timeouts()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """A response of aiohttp."""
-
-    response: aiohttp.ClientResponse
-
-    @property
-    def status_code(self) -> int:
-        """The HTTP status."""
-        return self.response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, whose names are case-insensitive."""
-        return self.response.headers
-
-    async def aiter_bytes(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it arrives."""
-        with _report_closed_client():
-            async for chunk in self.response.content.iter_any():
-                yield chunk
-
-    async def aclose(self) -> None:
-        """Release the connection, which is closed if the body has not arrived completely."""
-        self.response.release()
-
-
 class HttpClient:
     """Sends requests to one server; it belongs to one event loop.
 
@@ -83,7 +57,8 @@ class HttpClient:
         max_response_bytes: The maximum size of a response; None for the default.
     """
 
-    read_errors: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError)
+    # The session raises a RuntimeError if it was closed while it was used.
+    read_errors: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, RuntimeError)
 
     def __init__(
         self,
@@ -121,7 +96,7 @@ class HttpClient:
         headers: Mapping[str, str],
         query: Mapping[str, Any] | None = None,
         retry: bool = True,
-    ) -> HttpReply:
+    ) -> RawResponse:
         """Send a request and return the response, which has a status of success.
 
         Raises:
@@ -133,22 +108,28 @@ class HttpClient:
         while True:
             delay = None
             try:
-                with _report_closed_client():
-                    response = await self._session.request(
-                        method,
-                        url,
-                        data=content,
-                        headers=headers,
-                        params=query,
-                        allow_redirects=False,
-                        proxy=self._proxy,
-                    )
+                response = await self._session.request(
+                    method,
+                    url,
+                    data=content,
+                    headers=headers,
+                    params=query,
+                    allow_redirects=False,
+                    proxy=self._proxy,
+                )
             except self.read_errors as exc:
                 if not retries or self._session.closed or isinstance(exc, aiohttp.InvalidURL):
                     raise self.errors.build_unreachable(exc) from self.errors.find_cause(exc)
             else:
                 if response.status < 300:
-                    return HttpReply(response)
+                    return RawResponse(
+                        response.content.iter_any(),
+                        response.release,  # which closes the connection if the body has not arrived completely
+                        self.errors,
+                        self.max_response_bytes,
+                        response.headers,
+                        read_errors=self.read_errors,
+                    )
                 if not retries or not _may_retry(response):
                     text = await _read_text(response)
                     raise self.errors.build_error(response.status, text, response.headers)
@@ -162,15 +143,6 @@ class HttpClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
-
-
-@contextmanager
-def _report_closed_client() -> Generator[None]:
-    """Raise an error of the connection for the RuntimeError of a client that was closed while it was used."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise aiohttp.ClientConnectionError("the client was closed") from error
 
 
 def _may_retry(response: aiohttp.ClientResponse) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.engines.request_body import build_settings
 from kedge.engines.tool_definitions import to_definition
 from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger
@@ -74,26 +73,20 @@ class PromptMonitor:
         turn: Turn,
         plan: RequestPlan,
         rules: CacheRules,
-        *,
-        model: str,
-        tools: tuple[Mapping[str, Any], ...],
-        params: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        head: PromptHead,
     ) -> RequestPlan:
         """Return the plan with a prediction for the provider's cache, and hints about what prevents caching."""
-        settings = hash_settings(build_settings(plan, model=model, tools=tools, params=params))
-        cache = plan_cache(turn, plan, rules=rules, settings=settings)
-        chain = self._chains.get(cache.key)
-        if chain:
-            head = PromptHead.of(model, plan.instructions, tools)
+        cache = plan_cache(turn, plan, rules=rules, settings=hash_settings(settings))
+        if chain := self._chains.get(cache.key):
             cache = replace(cache, hints=tuple(head.compare(chain.head)))
         return replace(plan, cache=cache)
 
-    def record(self, plan: RequestPlan, *, model: str, tools: Sequence[Mapping[str, Any]]) -> None:
+    def record(self, plan: RequestPlan, head: PromptHead) -> None:
         """Record a request that is sent; log each hint once per conversation."""
         cache = plan.cache
         if cache is None:
             return
-        head = PromptHead.of(model, plan.instructions, tools)
         chain = self._chains[cache.key] = self._chains.get(cache.key) or _Chain(head)
         chain.head = head
         for hint in cache.hints:

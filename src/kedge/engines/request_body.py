@@ -115,11 +115,6 @@ def split_extra_body(params: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping
     return {name: params[name] for name in params if name != EXTRA_BODY}, get_extra_body(params)
 
 
-def flatten_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the members of ``extra_body`` among them, as in a body."""
-    return {**params, **get_extra_body(params)}
-
-
 def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the mapping given as ``extra_body``, or an empty one."""
     extra = params.get(EXTRA_BODY)
@@ -195,9 +190,8 @@ def build_request_body(
 ) -> dict[str, Any]:
     """Build the body of a request.
 
-    ``params`` override what is set here, except for the members that the plan decides.
+    ``params``, which are checked already, override what is set here.
     """
-    params, extra = split_extra_body(params)
     body: dict[str, Any] = {"model": model, "input": build_input(plan), "stream": streaming}
     if plan.instructions is not None:
         body["instructions"] = plan.instructions
@@ -209,29 +203,12 @@ def build_request_body(
         body["tools"] = list(tools)
     if options.mode == "stateless":
         body["store"] = False
-    body |= {**params, **extra}
+    body |= params
     if plan.cache and plan.cache.key:
         body.setdefault("prompt_cache_key", plan.cache.key)
     if options.include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
     return body
-
-
-def build_settings(
-    plan: RequestPlan,
-    *,
-    model: str,
-    tools: tuple[Mapping[str, Any], ...],
-    params: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Build the members of a body that change how many tokens a server counts for its input."""
-    params, extra = split_extra_body(params)
-    settings: dict[str, Any] = {"model": model}
-    if plan.instructions is not None:
-        settings["instructions"] = plan.instructions
-    if tools:
-        settings["tools"] = list(tools)
-    return {**settings, **params, **extra}
 
 
 def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:

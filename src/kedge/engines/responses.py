@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints
-from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit, audit_blocks
-from kedge.engines.background import ContinuedStream, fetch_response, stream_response
+from kedge.engines.background import continue_stream, fetch_response, stream_response
 from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
@@ -33,20 +32,20 @@ from kedge.engines.heal_rules import (
     is_server_error,
     lost_context,
 )
+from kedge.engines.outcome import record_outcome
 from kedge.engines.request_body import (
     SendOptions,
     build_request_body,
-    build_settings,
-    flatten_params,
     summarize_request,
 )
+from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_lost_context, record_plan
 from kedge.engines.request_options import to_resend_limit
-from kedge.engines.response_reader import attach_context, record_outcome
+from kedge.engines.response import RawResponse
 from kedge.engines.responses_endpoints import identify_server
-from kedge.engines.transport import RawResponse, Transport
+from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
-from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
+from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
 from kedge.events.fields import read_conversation_id, read_usage
 from kedge.events.responses import ResponsesDecoder
@@ -88,20 +87,20 @@ RETENTIONS = {"24h": 86_400.0}
 
 
 @dataclass(slots=True)
-class ResponsesAttempt(Attempt):
-    """An attempt with the check of the server's memory."""
+class ResponsesSession(Session):
+    """A session with the check of the server's memory.
 
-    check: MemoryCheck = field(kw_only=True)
-    owned: str = field(default="", kw_only=True)
-    """The conversation object whose end was known when the request claimed it."""
-    judgment: Judgment = field(default=Judgment(), init=False)
+    Attributes:
+        check: The decisions about the current request and its answer.
+        is_live: Whether the request is sent over the connection that may remember responses.
+        owned: The conversation object whose end was known when the request claimed it.
+        is_at_end: Whether the answer is the end of its conversation object, if it has one.
+    """
+
+    check: MemoryCheck = field(init=False)
+    is_live: bool = field(default=True, init=False)
+    owned: str = field(default="", init=False)
     is_at_end: bool = field(default=True, init=False)
-    """Whether the answer is the end of its conversation object, if it has one."""
-
-    @property
-    def forgot(self) -> bool:
-        """Whether the server answered from another context than the request continues."""
-        return self.judgment.reason in ("forgot", "conversation")
 
     @property
     def object_id(self) -> str:
@@ -114,7 +113,7 @@ class ResponsesAttempt(Attempt):
         return summarize_request(self.body, self.options)
 
 
-class ResponsesEngine(RequestEngine[ResponsesAttempt]):
+class ResponsesEngine(RequestEngine[ResponsesSession]):
     """An engine for any server of the Responses API.
 
     Args:
@@ -143,6 +142,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     Raises:
         InvalidSetting: A setting is invalid.
     """
+
+    decoder_type = ResponsesDecoder
 
     def __init__(
         self,
@@ -197,37 +198,17 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self._known_server = known_server
         self._chained_count = 0
 
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan for sending the Turn now, without sending it.
-
-        Args:
-            turn: The Turn.
-            **options: The options of ``Request.of``. Evidence about a server applies to streams or to other requests;
-                ``streaming`` is by default as in the last request, and at first as in ``run``.
-
-        Returns:
-            The plan. If it is ``conditional``, the request first makes a probe, which may change it.
-        """
-        request = self._plan_options(options)
-        check = self._open_check(turn, request)
-        send_options, _ = self._resolve_options(turn, request, check)
-        plan = self._build_plan(turn, request, send_options, check)
-        return self._measure(ResponsesAttempt(turn, request, send_options, plan, check=check))
-
     async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
-        request, turn = self._plan_options(options), plan.source
-        if isinstance(turn, Turn):
-            check = await self._load_check(turn, request)
-            send_options, _ = self._resolve_options(turn, request, check)
-            await self._plan_with_probe(turn, request, send_options, check)
+        if isinstance(plan.source, Turn):
+            session = await self._start(plan.source, self._plan_options(options))
+            await self._plan_with_probe(session)
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
-        request = Request()
-        check = self._open_check(turn, request)
-        plan = self._plan_anchor(turn, request, self._get_mode(turn, request), check)
-        return await self._audit(turn, plan, check)
+        session = self._create(turn, Request())
+        session.plan = self._plan_anchor(session, session.requested_mode)
+        return await self._audit(session)
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
@@ -253,406 +234,386 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             return await self.run(turn)
         return _end_running(turn, running, "cancelled")
 
-    async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        return self._resolve_options(turn, request, await self._load_check(turn, request))
+    def _open(self, turn: Turn, request: Request) -> ResponsesSession:
+        session = self._create(turn, request)
+        session.options = self._choose_options(session)
+        return session
 
-    def _resolve_options(
-        self, turn: Turn, request: Request, check: MemoryCheck
-    ) -> tuple[SendOptions, Mode]:
-        """Return the options of the first attempt, and the mode that was requested."""
-        mode, requested, reason = self._resolve_mode(turn, request, check)
-        include = self._should_include(request, mode, check)
-        return SendOptions(mode, include=include, reason=reason), requested
+    async def _start(self, turn: Turn, request: Request) -> ResponsesSession:
+        session = self._create(turn, request)
+        await self.memory.load(session.check)
+        session.options = self._choose_options(session)
+        return session
 
-    def _should_include(self, request: Request, mode: Mode, check: MemoryCheck) -> bool:
-        """Return whether to request encrypted reasoning with the answer."""
-        params = flatten_params(request.resolve_params(self.params))
-        unstored = params.get("store", mode != "stateless") is False
-        return request.keep_reasoning and check.reasoning.should_request(
-            known=self._known_server is not None, unstored=unstored, heal=request.heal
-        )
+    def _create(self, turn: Turn, request: Request) -> ResponsesSession:
+        session = self._resolve(ResponsesSession, turn, request)
+        session.check = self._open_check(session)
+        return session
 
-    async def _load_check(self, turn: Turn, request: Request) -> MemoryCheck:
-        check = self._open_check(turn, request)
-        await self.memory.load(check)
-        return check
-
-    async def _prepare(
-        self, turn: Turn, request: Request, options: SendOptions
-    ) -> ResponsesAttempt:
-        check = self._open_check(turn, request)
-        running = find_running(turn, self.scope)
-        if running is not None:  # a second answer would be paid for, too
-            plan = self._build_plan(turn, request, options, check)
-            check.way = "direct"
-            return ResponsesAttempt(
-                turn, request, options, plan, shown=True, running=running, check=check
-            )
-        plan = await self._plan_with_probe(turn, request, options, check)
-        claim = "owned"
-        if plan.conversation_id and not plan.problems:
-            claim = await self.objects.claim(plan)
-        is_shown = claim == "owned" and check.way == "direct" and self._is_streaming(request)
-        if is_shown and await self.objects.is_changed(plan, self._clock()):
-            claim = "taken"
-        if claim == "taken":
-            plan = self._build_plan(turn, request, options, check)
-        await self._audit_periodically(turn, plan, check)
-        # The answer of a server that has not shown that it remembers, or in an object that others may continue,
-        # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
-        is_held = check.way == "held" or claim == "unknown"
-        held: list[Event] | None = [] if is_held else None
-        owned = plan.conversation_id if claim == "owned" else ""
-        return ResponsesAttempt(turn, request, options, plan, held=held, check=check, owned=owned)
-
-    async def _plan_with_probe(
-        self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
-    ) -> RequestPlan:
-        """Return the plan, after the probes that it depends on.
-
-        The server may identify itself as a known one in its first response. Otherwise the items that it lists make
-        its token counts a better proof.
-        """
-        plan = self._build_plan(turn, request, options, check)
-        if check.way != "direct" and self.transport.identity is None:
-            await identify_server(self.transport)
-            self.memory.identify(check, self.transport.identity or "")
-            plan = self._build_plan(turn, request, options, check)
-        if check.way == "probe":
-            record = plan.rejected[-1].record
-            found = await audit_blocks(
-                self.transport, turn.body, record, lists_items=check.evidence.audits
-            )
-            check.record_probe(found.agrees)
-            plan = self._build_plan(turn, request, options, check)
-        return plan
-
-    async def _encode(self, attempt: ResponsesAttempt) -> None:
-        """Set the body of an attempt; in conversation mode, create the object if there is none."""
-        conversation_id = attempt.plan.conversation_id
-        if attempt.running is not None:
-            conversation_id = get_conversation_id(attempt.running.scope)
-        elif attempt.options.mode == "conversation" and not conversation_id:
-            conversation_id = await self.objects.create()
-        self._assemble_body(attempt, conversation_id)
-        attempt.check.describe(attempt.plan, attempt.body)
-
-    def _assemble_body(self, attempt: ResponsesAttempt, conversation_id: str = "") -> None:
-        plan, request, options = attempt.plan, attempt.request, attempt.options
-        attempt.body = build_request_body(
-            plan,
-            options,
-            conversation_id=conversation_id,
-            model=request.model or self.model,
-            tools=request.tools,
-            streaming=request.streaming,
-            params=request.resolve_params(self.params),
-        )
-        attempt.content = self.transport.serialize(attempt.body)
-
-    def _make_decoder(self) -> ResponsesDecoder:
-        return ResponsesDecoder()
-
-    async def _post(self, attempt: ResponsesAttempt, decoder: StreamDecoder) -> RawResponse:
-        decoder = cast("ResponsesDecoder", decoder)
-        in_background = attempt.body.get("background") is True
-        if attempt.running is not None:
-            response_id = attempt.running.response_id
-            if attempt.request.streaming and not in_background:
-                return await stream_response(self.transport, response_id, decoder)
-            return await fetch_response(self.transport, response_id, wait=not in_background)
-        retry = attempt.plan.mode != "conversation"  # the object may contain the first attempt
-        send = partial(
-            self.transport.create_response,
-            attempt.content,
-            attempt.body,
-            retry=retry,
-            tap=attempt.request.tap,
-        )
-        try:
-            reply = await self.objects.send(send)
-        except RequestRefused:
-            if attempt.owned and attempt.plan.anchor:  # nothing was added to the object
-                await self.objects.release(attempt.owned, attempt.plan.anchor.response_id)
-            raise
-        return ContinuedStream(self.transport, reply, decoder) if in_background else reply
-
-    def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
-        if attempt.running is not None:
-            if error.status in (404, 410):
-                error.message = (
-                    f"the server no longer has {attempt.running.response_id}, which it generated in the "
-                    "background; send the Turn of this error to request another answer"
-                )
-                error.turn = _end_running(attempt.turn, attempt.running, "lost")
-            return error
-        is_refused = isinstance(error, RequestRefused)
-        if is_refused and (failure := as_healable(error, attempt.summary)):
-            return failure
-        if self._may_reject_include(attempt, error):
-            return HealableError("include", error)
-        if is_refused:
-            return error
-        if attempt.plan.anchor and is_server_error(error.status):
-            attempt.check.record_error()
-        return error
-
-    def _may_reject_include(self, attempt: ResponsesAttempt, error: EngineError) -> bool:
-        """Return whether the first request for encrypted reasoning may have failed because of it."""
-        if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
-            return False  # another member was rejected
-        is_first = attempt.options.include and attempt.check.reasoning.accepted is None
-        # After a server error the conversation object may contain the request already.
-        is_safe = attempt.plan.mode != "conversation" or not is_server_error(error.status)
-        return is_first and is_safe and error.status in REJECTION_STATUSES
-
-    def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:
-        if isinstance(event, ResponseFacts):
-            named = read_conversation_id(event.response)
-            check = attempt.check
-            if check.names_another(event, named):
-                check.record_forgotten()
-                # A complete response has its token counts, and a stream is left before it has any.
-                usage = read_usage(event.response)
-                raise lost_context("forgot", self.name, event.response_id, usage)
-            is_start = isinstance(event, ResponseStarted) or not self._is_streaming(attempt.request)
-            if is_start and named and named == attempt.body.get("conversation"):
-                check.evidence.names_conversations = True
-        if isinstance(event, StreamFailed):
-            failure = as_healable(error_from_event(event, self.name), attempt.summary)
-            if failure is not None:
-                raise failure
-
-    async def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
-        if self.transport.identity:
-            self.memory.identify(attempt.check, self.transport.identity)
-        judgment = attempt.check.judge(outcome)
-        is_finished = outcome.status in ("completed", "incomplete")
-        if attempt.object_id and is_finished and not judgment.reason:
-            judgment = await self._check_object(attempt, outcome, judgment)
-        attempt.judgment = judgment
-        if judgment.reason and judgment.resend and not attempt.shown:
-            raise lost_context(judgment.reason, self.name, outcome.response_id, outcome.usage)
-        if attempt.forgot:
-            record_lost_context(outcome.response_id)
-            return [ServerForgot(outcome.response_id)]
-        return attempt.held if attempt.held and is_finished else []
-
-    async def _check_object(
-        self, attempt: ResponsesAttempt, outcome: Outcome, judgment: Judgment
-    ) -> Judgment:
-        """Check that the conversation object of an answer has the items of its line of history, and no others."""
-        plan, is_stored = attempt.plan, _is_stored(attempt.body, outcome)
-        # Where the token count cannot show that items are missing, all of them are compared.
-        base, counted = plan.anchor and plan.anchor.counted, judgment.counted
-        is_comparable = base and counted and base.settings == counted.settings
-        is_counted = plan.barrier is not None or is_comparable
-        complete = plan.anchor is None or not is_counted
-        found = await self.objects.check_end(
-            attempt.object_id,
-            list_earlier(plan, complete=complete),
-            attempt.body["input"] if is_stored else (),
-            outcome.blocks if is_stored else (),
-            complete=complete,
-        )
-        attempt.is_at_end = found is True
-        if plan.anchor is None or (found is None and attempt.held is None):
-            return judgment
-        return judgment if found else Judgment("conversation", resend=True)
-
-    def _check_finished(self, attempt: ResponsesAttempt, outcome: Outcome, finished: Turn) -> None:
-        if attempt.forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
-            reason = "conversation" if attempt.judgment.reason == "conversation" else "forgot"
-            raise lost_context(reason, self.name, outcome.response_id, outcome.usage, finished)
-
-    async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
-        """Record an answer in the Turn and in the evidence."""
-        turn, plan, body, check = attempt.turn, attempt.plan, attempt.body, attempt.check
-        if attempt.running is not None and outcome.status == "failed":
-            return _end_running(turn, attempt.running, "failed")
-        stored = _is_stored(body, outcome)
-        if attempt.running is not None:  # what it was requested with may not be known now
-            stored = stored and attempt.running.stored
-        record = partial(
-            record_outcome,
-            plan=plan,
-            now=self._clock(),
-            stored=stored,
-            retention=self.retention,
-            conversation_id=attempt.object_id,
-        )
-        if outcome.status == "running":
-            return record(turn, outcome)
-        known = attempt.running is None and (
-            get_state(turn).anchor(outcome.response_id, plan.scope) is not None
-        )
-        reused = self.memory.record_issued(check, outcome.response_id, known=known)
-        if reused:
-            turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
-        if attempt.forgot and not attempt.judgment.resend:
-            lost = find_lost(get_state(turn), plan, all_older=True)
-            turn = set_state(turn, get_state(turn).mark_lost(lost, plan.scope))
-        if attempt.forgot:
-            # The model made these calls without the context, so they are not run.
-            texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
-            if len(texts) < len(outcome.blocks) and outcome.completed:
-                outcome = replace(outcome, blocks=texts, response_id="")
-        finished = record(
-            turn,
-            outcome,
-            lost=attempt.forgot or not attempt.is_at_end,
-            reused=reused,
-            counted=attempt.judgment.counted,
-        )
-        if attempt.object_id:
-            finished = await self._end_object(attempt, finished, outcome.response_id)
-        check.reasoning.record(
-            outcome,
-            requested=attempt.options.include,
-            rejected=attempt.options.include_rejected,
-            stored=body.get("store", True) is not False,
-        )
-        await self.memory.save(check)
-        return finished
-
-    async def _end_object(
-        self, attempt: ResponsesAttempt, finished: Turn, response_id: str
-    ) -> Turn:
-        """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
-        state = get_state(finished)
-        if not response_id or state.previous_response_id != response_id:
-            return set_state(finished, replace(state, conversation_id=""))
-        await self.objects.release(attempt.object_id, response_id)
-        return finished
-
-    def _heal(
-        self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
-    ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
-        check = self._open_check(turn, request)
-        reason, lost = failure.reason, ()
-        state = get_state(turn)
-        plan = failure.error.plan
-        match reason:
-            case "gone" | "unsupported" | "forgot" | "audit":
-                lost = find_lost(state, plan, all_older=reason == "gone")
-                turn = set_state(turn, state.mark_lost(lost, plan.scope if plan else None))
-                if plan is not None and plan.conversation_id:
-                    turn = set_state(turn, replace(get_state(turn), conversation_id=""))
-                options = options.without_anchor(plan, "lost")
-                if reason == "unsupported" or not is_live_only(state, plan):
-                    now = self._clock()
-                    created_at = plan.anchor.created_at if plan and plan.anchor else now
-                    check.record_rejection(reason, created_at, now)
-                if reason in ("unsupported", "forgot") and (doubt := check.doubt):
-                    options = replace(options, mode="stateless", reason=doubt)
-                    options = replace(
-                        options, include=self._should_include(request, "stateless", check)
-                    )
-            case "unproven":
-                options = options.without_anchor(plan, "untrusted")
-            case "empty_input":
-                options = options.without_anchor(plan, "empty_input")
-            case "conversation":
-                turn = set_state(turn, replace(state, conversation_id=""))
-                is_used = bool(failure.error.response_id) or failure.error.code == OBJECT_LOCKED
-                options = options.without_anchor(plan, "taken" if is_used else "lost")
-            case "reasoning":
-                options = replace(options, reasoning=False)
-            case "include":
-                options = replace(options, include=False, include_rejected=True)
-        return turn, options, lost
-
-    async def _before_resend(
-        self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
-    ) -> None:
-        """Save the evidence; raise if healing would send more than the request allows."""
-        check = self._open_check(turn, request)
-        await self.memory.save(check)
-        if options.full and request.resend_limit is not None:
-            plan = self._build_plan(turn, request, options, check)
-            if to_resend_limit(request.resend_limit).is_exceeded(plan):
-                message = (
-                    "the server no longer has the context, and a full send is about "
-                    f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
-                )
-                error = ResendTooLong(message, provider=self.name)
-                error.response_id, error.usage = failure.error.response_id, failure.error.usage
-                raise attach_context(error, turn, plan) from failure.error
-
-    def _resolve_mode(
-        self, turn: Turn, request: Request, check: MemoryCheck
-    ) -> tuple[Mode, Mode, str]:
-        """Return the mode to send in, the requested one, and why they differ."""
-        requested = self._get_mode(turn, request)
-        enabled = is_chaining_enabled()
-        measure("responses_chained_mode_enabled", int(enabled))
-        if not enabled:
-            return "stateless", requested, "switched_off"
-        if requested == "stateless":
-            return requested, requested, ""
-        if not check.reasoning.stores:
-            return "stateless", requested, "never_stores"
-        if self.memory.trust == "never":
-            return "stateless", requested, "never"
-        if doubt := check.doubt:
-            return "stateless", requested, doubt
-        return requested, requested, ""
-
-    def _get_mode(self, turn: Turn, request: Request) -> Mode:
-        """Return the mode that is requested: of the request, the conversation or the engine."""
-        return request.mode or get_state(turn).mode or self.mode
-
-    def _open_check(self, turn: Turn, request: Request) -> MemoryCheck:
+    def _open_check(self, session: ResponsesSession) -> MemoryCheck:
         return self.memory.check(
             self.scope,
-            request.model or self.model,
-            streaming=self._is_streaming(request),
-            objects=self._get_mode(turn, request) == "conversation",
-            conversation=prefix_digest(turn, 1),
+            session.model,
+            streaming=session.streaming,
+            objects=session.requested_mode == "conversation",
+            conversation=prefix_digest(session.turn, 1),
             known=self._known_server,
         )
 
     async def attach_evidence(self, store: EvidenceStore) -> None:
         """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
         requests = (Request(streaming=True), Request(streaming=False))
-        await self.memory.attach(store, *(self._open_check(Turn(), each) for each in requests))
+        checks = (self._create(Turn(), each).check for each in requests)
+        await self.memory.attach(store, *checks)
 
-    def _is_streaming(self, request: Request) -> bool:
-        return request.streaming or self.transport.always_streams
+    def _choose_options(self, session: ResponsesSession) -> SendOptions:
+        """Return the options of the first request: the mode, and why it is not the requested one."""
+        mode, reason = session.requested_mode, self._find_mode_problem(session)
+        if reason:
+            mode = "stateless"
+        return SendOptions(mode, include=self._should_include(session, mode), reason=reason)
+
+    def _find_mode_problem(self, session: ResponsesSession) -> str:
+        """Return why a request cannot be sent in the requested mode; empty if it can."""
+        enabled = is_chaining_enabled()
+        measure("responses_chained_mode_enabled", int(enabled))
+        if not enabled:
+            return "switched_off"
+        if session.requested_mode == "stateless":
+            return ""
+        if not session.check.reasoning.stores:
+            return "never_stores"
+        return "never" if self.memory.trust == "never" else session.check.doubt
+
+    def _should_include(self, session: ResponsesSession, mode: Mode) -> bool:
+        """Return whether to request encrypted reasoning with the answer."""
+        unstored = session.members.get("store", mode != "stateless") is False
+        return session.request.keep_reasoning and session.check.reasoning.should_request(
+            known=self._known_server is not None, unstored=unstored, heal=session.request.heal
+        )
+
+    async def _prepare(self, session: ResponsesSession) -> None:
+        check = session.check
+        session.running = find_running(session.turn, self.scope)
+        session.shown, session.held = session.running is not None, None
+        session.failure, session.owned, session.is_at_end = None, "", True
+        if session.running is not None:  # a second answer would be paid for, too
+            session.plan = self._build_plan(session)
+            check.way = "direct"
+            return
+        plan = await self._plan_with_probe(session)
+        claim = "owned"
+        if plan.conversation_id and not plan.problems:
+            claim = await self.objects.claim(plan)
+        is_shown = claim == "owned" and check.way == "direct" and session.streaming
+        if is_shown and await self.objects.is_changed(plan, self._clock()):
+            claim = "taken"
+        session.plan = self._build_plan(session) if claim == "taken" else plan
+        await self._audit_periodically(session)
+        # The answer of a server that has not shown that it remembers, or in an object that others may continue,
+        # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
+        session.held = [] if check.way == "held" or claim == "unknown" else None
+        session.owned = session.plan.conversation_id if claim == "owned" else ""
+
+    async def _plan_with_probe(self, session: ResponsesSession) -> RequestPlan:
+        """Return the plan, after the probes that it depends on.
+
+        The server may identify itself as a known one in its first response. Otherwise the items that it lists make
+        its token counts a better proof.
+        """
+        check = session.check
+        plan = self._build_plan(session)
+        if check.way != "direct" and self.transport.identity is None:
+            await identify_server(self.transport)
+            self.memory.identify(check, self.transport.identity or "")
+            plan = self._build_plan(session)
+        if check.way == "probe":
+            record = plan.rejected[-1].record
+            found = await audit_blocks(
+                self.transport, session.turn.body, record, lists_items=check.evidence.audits
+            )
+            check.record_probe(found.agrees)
+            plan = self._build_plan(session)
+        return plan
+
+    async def _render(self, session: ResponsesSession) -> None:
+        """Set the body of a request; in conversation mode, create the object if there is none."""
+        conversation_id = session.plan.conversation_id
+        if session.running is not None:
+            conversation_id = get_conversation_id(session.running.scope)
+        elif session.options.mode == "conversation" and not conversation_id:
+            conversation_id = await self.objects.create()
+        self._assemble_body(session, conversation_id)
+        session.check.describe(session.plan, session.body)
+
+    def _assemble_body(self, session: ResponsesSession, conversation_id: str = "") -> None:
+        session.body = build_request_body(
+            session.plan,
+            session.options,
+            conversation_id=conversation_id,
+            model=session.model,
+            tools=session.request.tools,
+            streaming=session.request.streaming,
+            params=session.members,
+        )
+        session.content = self.transport.serialize(session.body)
+
+    async def post(self, session: ResponsesSession, decoder: StreamDecoder) -> RawResponse:
+        """Send the request, or fetch the response that answers the Turn already."""
+        decoder = cast("ResponsesDecoder", decoder)
+        in_background = session.body.get("background") is True
+        if session.running is not None:
+            response_id = session.running.response_id
+            if session.request.streaming and not in_background:
+                return await stream_response(self.transport, response_id, decoder)
+            return await fetch_response(self.transport, response_id, wait=not in_background)
+        send = partial(
+            self.transport.create_response,
+            session.content,
+            session.body,
+            retry=session.plan.mode != "conversation",  # the object may contain the first attempt
+            tap=session.request.tap,
+        )
+        try:
+            reply = await (self.objects.send(send) if session.object_id else send())
+        except RequestRefused:
+            if session.owned and session.plan.anchor:  # nothing was added to the object
+                await self.objects.release(session.owned, session.plan.anchor.response_id)
+            raise
+        return continue_stream(self.transport, reply, decoder) if in_background else reply
+
+    def translate_error(self, session: ResponsesSession, error: EngineError) -> Exception:
+        """Return the error, or one that can be healed; see ``HEAL_RULES``."""
+        if session.running is not None:
+            if error.status in (404, 410):
+                error.message = (
+                    f"the server no longer has {session.running.response_id}, which it generated in the "
+                    "background; send the Turn of this error to request another answer"
+                )
+                error.turn = _end_running(session.turn, session.running, "lost")
+            return error
+        is_refused = isinstance(error, RequestRefused)
+        if is_refused and (failure := as_healable(error, session.summary)):
+            return failure
+        if self._may_reject_include(session, error):
+            return HealableError("include", error)
+        if is_refused:
+            return error
+        if session.plan.anchor and is_server_error(error.status):
+            session.check.record_error()
+        return error
+
+    def _may_reject_include(self, session: ResponsesSession, error: EngineError) -> bool:
+        """Return whether the first request for encrypted reasoning may have failed because of it."""
+        if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
+            return False  # another member was rejected
+        is_first = session.options.include and session.check.reasoning.accepted is None
+        # After a server error the conversation object may contain the request already.
+        is_safe = session.plan.mode != "conversation" or not is_server_error(error.status)
+        return is_first and is_safe and error.status in REJECTION_STATUSES
+
+    def check_event(self, session: ResponsesSession, event: StreamEvent) -> None:
+        """Raise if the server names another context, or rejects the one of the request."""
+        if isinstance(event, ResponseFacts):
+            named = read_conversation_id(event.response)
+            check = session.check
+            if check.names_another(event, named):
+                check.record_forgotten()
+                # A complete response has its token counts, and a stream is left before it has any.
+                usage = read_usage(event.response)
+                raise lost_context("forgot", self.name, event.response_id, usage)
+            is_start = isinstance(event, ResponseStarted) or not session.streaming
+            if is_start and named and named == session.object_id:
+                check.evidence.names_conversations = True
+        if isinstance(event, StreamFailed):
+            failure = as_healable(error_from_event(event, self.name), session.summary)
+            if failure is not None:
+                raise failure
+
+    async def _settle(self, session: ResponsesSession, outcome: Outcome) -> Turn:
+        if self.transport.identity:
+            self.memory.identify(session.check, self.transport.identity)
+        judgment = session.check.judge(outcome)
+        is_finished = outcome.status in ("completed", "incomplete")
+        if session.object_id and is_finished and not judgment.reason:
+            judgment = await self._check_object(session, outcome, judgment)
+        lost = partial(lost_context, judgment.reason or "forgot", self.name, outcome.response_id)
+        if judgment.reason and judgment.resend and not session.shown:
+            raise lost(outcome.usage)
+        session.notices = session.held if session.held and is_finished else []
+        is_forgotten = judgment.reason in ("forgot", "conversation")
+        if is_forgotten:
+            record_lost_context(outcome.response_id)
+            session.notices = [ServerForgot(outcome.response_id)]
+        finished = await self._record(session, outcome, judgment)
+        if is_forgotten and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
+            session.failure = lost(outcome.usage, finished)
+        return finished
+
+    async def _check_object(
+        self, session: ResponsesSession, outcome: Outcome, judgment: Judgment
+    ) -> Judgment:
+        """Check that the conversation object of an answer has the items of its line of history, and no others."""
+        plan, is_stored = session.plan, _is_stored(session.body, outcome)
+        # Where the token count cannot show that items are missing, all of them are compared.
+        base, counted = plan.anchor and plan.anchor.counted, judgment.counted
+        is_comparable = base and counted and base.settings == counted.settings
+        is_counted = plan.barrier is not None or is_comparable
+        complete = plan.anchor is None or not is_counted
+        found = await self.objects.check_end(
+            session.object_id,
+            list_earlier(plan, complete=complete),
+            session.body["input"] if is_stored else (),
+            outcome.blocks if is_stored else (),
+            complete=complete,
+        )
+        session.is_at_end = found is True
+        if plan.anchor is None or (found is None and session.held is None):
+            return judgment
+        return judgment if found else Judgment("conversation", resend=True)
+
+    async def _record(
+        self, session: ResponsesSession, outcome: Outcome, judgment: Judgment
+    ) -> Turn:
+        """Record an answer in the Turn and in the evidence."""
+        turn, plan, body, check = session.turn, session.plan, session.body, session.check
+        running = session.running
+        if running is not None and outcome.status == "failed":
+            return _end_running(turn, running, "failed")
+        stored = _is_stored(body, outcome)
+        if running is not None:  # what it was requested with may not be known now
+            stored = stored and running.stored
+        record = partial(
+            record_outcome,
+            plan=plan,
+            now=self._clock(),
+            stored=stored,
+            retention=self.retention,
+            conversation_id=session.object_id,
+        )
+        if outcome.status == "running":
+            return record(turn, outcome)
+        state = get_state(turn)
+        known = running is None and state.anchor(outcome.response_id, plan.scope) is not None
+        reused = self.memory.record_issued(check, outcome.response_id, known=known)
+        if reused:
+            state = state.mark_lost({outcome.response_id}, plan.scope)
+        is_forgotten = judgment.reason in ("forgot", "conversation")
+        if is_forgotten and not judgment.resend:
+            state = state.mark_lost(find_lost(state, plan, all_older=True), plan.scope)
+        if is_forgotten:
+            # The model made these calls without the context, so they are not run.
+            texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
+            if len(texts) < len(outcome.blocks) and outcome.completed:
+                outcome = replace(outcome, blocks=texts, response_id="")
+        finished = record(
+            turn if state is get_state(turn) else set_state(turn, state),
+            outcome,
+            lost=is_forgotten or not session.is_at_end,
+            reused=reused,
+            counted=judgment.counted,
+        )
+        if session.object_id:
+            finished = await self._end_object(session, finished, outcome.response_id)
+        check.reasoning.record(
+            outcome,
+            requested=session.options.include,
+            rejected=session.options.include_rejected,
+            stored=body.get("store", True) is not False,
+        )
+        await self.memory.save(check)
+        return finished
+
+    async def _end_object(
+        self, session: ResponsesSession, finished: Turn, response_id: str
+    ) -> Turn:
+        """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
+        state = get_state(finished)
+        if not response_id or state.previous_response_id != response_id:
+            return set_state(finished, replace(state, conversation_id=""))
+        await self.objects.release(session.object_id, response_id)
+        return finished
+
+    async def _heal(self, session: ResponsesSession, failure: HealableError) -> tuple[str, ...]:
+        check = session.check = self._open_check(session)
+        reason, error, options = failure.reason, failure.error, session.options
+        state, plan, lost = get_state(session.turn), failure.error.plan, tuple[str, ...]()
+        match reason:
+            case "gone" | "unsupported" | "forgot" | "audit":
+                lost = find_lost(state, plan, all_older=reason == "gone")
+                if reason == "unsupported" or not is_live_only(state, plan):
+                    now = self._clock()
+                    created_at = plan.anchor.created_at if plan and plan.anchor else now
+                    check.record_rejection(reason, created_at, now)
+                state = state.mark_lost(lost, plan.scope if plan else None)
+                if plan is not None and plan.conversation_id:
+                    state = replace(state, conversation_id="")
+                options = options.without_anchor(plan, "lost")
+                if reason in ("unsupported", "forgot") and (doubt := check.doubt):
+                    include = self._should_include(session, "stateless")
+                    options = replace(options, mode="stateless", reason=doubt, include=include)
+            case "unproven":
+                options = options.without_anchor(plan, "untrusted")
+            case "empty_input":
+                options = options.without_anchor(plan, "empty_input")
+            case "conversation":
+                state = replace(state, conversation_id="")
+                is_used = bool(error.response_id) or error.code == OBJECT_LOCKED
+                options = options.without_anchor(plan, "taken" if is_used else "lost")
+            case "reasoning":
+                options = replace(options, reasoning=False)
+            case "include":
+                options = replace(options, include=False, include_rejected=True)
+        session.options = options
+        if state is not get_state(session.turn):
+            session.turn = set_state(session.turn, state)
+        await self.memory.save(check)
+        self._check_resend(session, error)
+        return lost
+
+    def _check_resend(self, session: ResponsesSession, error: EngineError) -> None:
+        """Raise if healing would send more than the request allows."""
+        limit = session.request.resend_limit
+        if not session.options.full or limit is None:
+            return
+        plan = self._build_plan(session)
+        if to_resend_limit(limit).is_exceeded(plan):
+            message = (
+                "the server no longer has the context, and a full send is about "
+                f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
+            )
+            problem = ResendTooLong(message, provider=self.name)
+            problem.response_id, problem.usage = error.response_id, error.usage
+            problem.turn, problem.plan = session.turn, plan
+            raise problem from error
 
     def _build_plan(
-        self,
-        turn: Turn,
-        request: Request,
-        options: SendOptions,
-        check: MemoryCheck,
-        *,
-        out_of_band: bool = False,
+        self, session: ResponsesSession, options: SendOptions | None = None
     ) -> RequestPlan:
         """Plan a request: on a proved anchor, if the server may be relied on."""
         start = time.perf_counter()
-        if options.full or options.mode == "stateless":
-            plan = self._plan_mode(turn, request, "stateless", check)
-            plan = replace(
-                plan,
-                mode=options.mode,
-                mode_reason=options.reason,
-                rejected=options.rejected if options.full else plan.rejected,
-            )
-            check.way = "direct"
-        elif has_hidden_context(flatten_params(request.resolve_params(self.params))):
-            plan = self._plan_mode(turn, request, "stateless", check)
-            plan = replace(plan, mode_reason="prompt")
+        options, check = options or session.options, session.check
+        is_hidden = has_hidden_context(session.members)
+        if options.full or options.mode == "stateless" or is_hidden:
+            plan = self._plan_mode(session, "stateless")
+            if options.full or options.mode == "stateless":
+                plan = replace(
+                    plan,
+                    mode=options.mode,
+                    mode_reason=options.reason,
+                    rejected=options.rejected if options.full else plan.rejected,
+                )
+            else:
+                plan = replace(plan, mode_reason="prompt")
             check.way = "direct"
         else:
-            plan = self._plan_anchor(turn, request, options.mode, check, out_of_band=out_of_band)
-            if self._is_taken(turn, plan):
-                unused = options.without_anchor(plan, "taken")
-                return self._build_plan(turn, request, unused, check)
-            plan = self._apply_evidence(turn, request, plan, check)
+            plan = self._plan_anchor(session, options.mode)
+            if self._is_taken(session.turn, plan):
+                return self._build_plan(session, options.without_anchor(plan, "taken"))
+            plan = self._apply_evidence(session, plan)
         if not options.reasoning:
             plan = plan.without_reasoning()
-        plan = self._plan_cache(turn, plan, request)
+        plan = self._plan_cache(session, plan)
         record_plan(plan, time.perf_counter() - start)
         return plan
 
@@ -662,23 +623,19 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return replace(self.cache_rules, lifetime=lifetime)
 
     def _plan_mode(
-        self,
-        turn: Turn,
-        request: Request,
-        mode: Mode,
-        check: MemoryCheck,
-        extra: tuple[AnchorRecord, ...] = (),
+        self, session: ResponsesSession, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
     ) -> RequestPlan:
+        evidence = session.check.evidence
         plan = plan_request(
-            turn,
+            session.turn,
             scope=self.scope,
             mode=mode,
             now=self._clock(),
             extra=extra,
-            max_depth=limit_depth(self.max_depth, check.evidence.max_depth),
-            not_before=check.evidence.not_before,
+            max_depth=limit_depth(self.max_depth, evidence.max_depth),
+            not_before=evidence.not_before,
         )
-        return request.add_ephemeral(plan)
+        return session.request.add_ephemeral(plan)
 
     def _is_taken(self, turn: Turn, plan: RequestPlan) -> bool:
         """Return whether a plan continues a conversation object that another line of history continues."""
@@ -686,35 +643,23 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             return False
         return self.objects.is_taken(plan)
 
-    def _plan_anchor(
-        self,
-        turn: Turn,
-        request: Request,
-        mode: Mode,
-        check: MemoryCheck,
-        *,
-        out_of_band: bool = False,
-    ) -> RequestPlan:
+    def _plan_anchor(self, session: ResponsesSession, mode: Mode) -> RequestPlan:
         """Plan a request on a response or a conversation object, whatever the evidence."""
         if mode == "conversation":
-            return self._plan_mode(turn, request, mode, check)
+            return self._plan_mode(session, mode)
+        records = reversed(get_state(session.turn).anchors)
         # Responses that only a connection remembers are not known to requests outside of it.
-        live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
-        return self._plan_mode(turn, request, "chained", check, (*request.candidates, *live))
+        live = self.transport.live_anchors(records) if session.is_live else ()
+        return self._plan_mode(session, "chained", (*session.request.candidates, *live))
 
-    def _apply_evidence(
-        self, turn: Turn, request: Request, plan: RequestPlan, check: MemoryCheck
-    ) -> RequestPlan:
+    def _apply_evidence(self, session: ResponsesSession, plan: RequestPlan) -> RequestPlan:
         """Return the plan, or a full one if the server's answer to it could not be judged."""
-        params = request.resolve_params(self.params)
-        model = request.model or self.model
-        settings = build_settings(plan, model=model, tools=request.tools, params=params)
-        way = check.decide(plan, settings)
+        way = session.check.decide(plan, session.build_settings(plan))
         if way in ("direct", "held") or plan.anchor is None:
             return plan
         untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
         return replace(
-            self._plan_mode(turn, request, "stateless", check),
+            self._plan_mode(session, "stateless"),
             mode=plan.mode,
             rejected=(*plan.rejected, untrusted),
             conditional=way == "probe" or self.transport.identity is None,
@@ -722,33 +667,30 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""
-        request = Request()
-        check = self._open_check(turn, request)
-        is_chained = self._resolve_mode(turn, request, check)[0] == "chained"
-        mode: Mode = "chained" if is_chained else "stateless"
+        session = self._open(turn, Request())
+        session.is_live = False
+        mode: Mode = "chained" if session.options.mode == "chained" else "stateless"
         attempts = (SendOptions(mode), SendOptions(mode, full=True))
-        plans = tuple(
-            self._build_plan(turn, request, each, check, out_of_band=True) for each in attempts
-        )
+        plans = tuple(self._build_plan(session, each) for each in attempts)
         return plans if plans[0].anchor else plans[1:]
 
-    async def _audit_periodically(self, turn: Turn, plan: RequestPlan, check: MemoryCheck) -> None:
-        if not plan.anchor:
+    async def _audit_periodically(self, session: ResponsesSession) -> None:
+        if not session.plan.anchor:
             return
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:
             return
-        result = await self._audit(turn, plan, check)
+        result = await self._audit(session)
         if result.agrees is False:
-            log.warning("an audit found a difference", response_id=plan.anchor_id)
-            failure = lost_context("audit", self.name)
-            attach_context(failure.error, turn, plan)
-            raise failure
+            log.warning("an audit found a difference", response_id=session.plan.anchor_id)
+            raise lost_context("audit", self.name)
 
-    async def _audit(self, turn: Turn, plan: RequestPlan, check: MemoryCheck) -> Audit:
+    async def _audit(self, session: ResponsesSession) -> Audit:
         """Audit a plan's anchor, and record whether the server lists what it stores."""
-        evidence = check.evidence
-        result = await audit(self.transport, turn, plan, lists_items=evidence.audits)
+        evidence = session.check.evidence
+        result = await audit(
+            self.transport, session.turn, session.plan, lists_items=evidence.audits
+        )
         evidence.audits = evidence.audits or result.checked > 0
         return result
 

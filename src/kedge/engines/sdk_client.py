@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
+from kedge.engines.response import RawResponse
 from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
 from kedge.errors import EngineError
 from kedge.security.urls import parse_base_url
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from httpx2 import Response
     from openai import APIStatusError, AsyncOpenAI
-
-    from kedge.engines.transport import ClientReply
 
 Sdk = Literal["openai", "anthropic"]
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
@@ -78,7 +77,7 @@ class SdkClient:
         headers: Mapping[str, str],
         query: Mapping[str, Any] | None = None,
         retry: bool = True,
-    ) -> "ClientReply":
+    ) -> RawResponse:
         """Send a request and return the response, which has a status of success.
 
         Raises:
@@ -115,7 +114,21 @@ class SdkClient:
             if error is None:
                 raise
             raise error from self.errors.find_cause(exc)
-        return cast("ClientReply", response)
+        source = response.aiter_bytes()
+
+        async def release() -> None:
+            await source.aclose()
+            await response.aclose()
+
+        return RawResponse(
+            source,
+            release,
+            errors,
+            self.max_response_bytes,
+            response.headers,
+            read_errors=self.read_errors,
+            status=response.status_code,
+        )
 
     async def close(self) -> None:
         """Close the connections."""

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
 
-from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.base import Request
 from kedge.engines.cache_control import count_prompt
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.request_body import SendOptions, split_extra_body
+from kedge.engines.outcome import record_outcome
+from kedge.engines.request_body import SendOptions
+from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_plan
-from kedge.engines.response_reader import record_outcome
-from kedge.engines.transport import RawResponse, Transport, encode_body
+from kedge.engines.response import RawResponse
+from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.events.decoder import StreamDecoder
-from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, get_state, plan_request
+from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, plan_request
 from kedge.turns import ReasoningBlock, Turn
 
 if TYPE_CHECKING:
@@ -100,57 +101,38 @@ class StatelessEngine(RequestEngine):
         """Return whether the server rejected a request because reasoning of earlier responses is missing."""
         return False
 
-    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
-        return self.cache_rules
-
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         """Add the members to a body that make the provider cache it."""
 
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan for sending the Turn now, which always sends everything."""
-        request = self._plan_options(options)
-        send_options = self._resolve_options(turn, request)[0]
-        plan = self._build_plan(turn, request, send_options)
-        return self._measure(Attempt(turn, request, send_options, plan))
+    def _open(self, turn: Turn, request: Request) -> Session:
+        session = self._resolve(Session, turn, request)
+        reason = "" if session.requested_mode == "stateless" else MODE_CHANGE_REASON
+        session.options = SendOptions("stateless", reason=reason)
+        return session
 
-    def _build_plan(self, turn: Turn, request: Request, options: SendOptions) -> RequestPlan:
+    def _build_plan(self, session: Session) -> RequestPlan:
         start = time.perf_counter()
         plan = plan_request(
-            turn,
+            session.turn,
             scope=self.scope,
             mode="stateless",
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
-        plan = replace(request.add_ephemeral(plan), mode_reason=options.reason)
-        if not options.reasoning:
+        plan = replace(session.request.add_ephemeral(plan), mode_reason=session.options.reason)
+        if not session.options.reasoning:
             plan = plan.without_reasoning()
-        plan = self._plan_cache(turn, plan, request)
+        plan = self._plan_cache(session, plan)
         record_plan(plan, time.perf_counter() - start)
         return plan
 
-    async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        return self._resolve_options(turn, request)
-
-    def _resolve_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        requested = request.mode or get_state(turn).mode or self.mode
-        reason = "" if requested == "stateless" else MODE_CHANGE_REASON
-        return SendOptions("stateless", reason=reason), requested
-
-    async def _prepare(self, turn: Turn, request: Request, options: SendOptions) -> Attempt:
-        return Attempt(turn, request, options, self._build_plan(turn, request, options))
-
-    async def _encode(self, attempt: Attempt) -> None:
-        self._assemble_body(attempt)
-
-    def _assemble_body(self, attempt: Attempt, conversation_id: str = "") -> None:
-        plan, request = attempt.plan, attempt.request
-        params, extra = split_extra_body(request.resolve_params(self.params))
-        body = {**self._build_body(plan, request, params), **extra}
+    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
+        plan = session.plan
+        body = {**self._build_body(plan, session.request, session.params), **session.extra}
         if plan.cache:
             self._request_caching(body, plan, plan.cache)
-        attempt.body = {k: v for k, v in body.items() if v is not None}
-        attempt.content = encode_body(attempt.body)
+        session.body = {k: v for k, v in body.items() if v is not None}
+        session.content = encode_body(session.body)
 
     def find_unsupported(self, plan: RequestPlan) -> str:
         """Return the id of the first block of a plan that this API cannot express; empty if there is none."""
@@ -162,16 +144,17 @@ class StatelessEngine(RequestEngine):
             return ""  # the request itself reports it
         return ""
 
-    async def _post(self, attempt: Attempt, decoder: StreamDecoder) -> RawResponse:
-        request = attempt.request
-        return await self.transport.post(
-            self.path, attempt.content, streaming=request.streaming, tap=request.tap
+    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
+        """Send the request."""
+        request = session.request
+        return await self.transport.send(
+            self.path, session.content, streaming=request.streaming, tap=request.tap
         )
 
-    async def _record(self, attempt: Attempt, outcome: Outcome) -> Turn:
-        plan = attempt.plan
+    async def _settle(self, session: Session, outcome: Outcome) -> Turn:
+        plan = session.plan
         return record_outcome(
-            attempt.turn,
+            session.turn,
             outcome,
             plan,
             now=self._clock(),
@@ -181,25 +164,24 @@ class StatelessEngine(RequestEngine):
             counted=count_prompt(outcome, plan.cache) if plan.cache else None,
         )
 
-    def _translate_error(self, attempt: Attempt, error: EngineError) -> Exception:
+    def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error with advice, or one that can be healed by sending more or less reasoning."""
         error = self._add_advice(error)
         if not isinstance(error, RequestRefused):
             return error
-        if self._is_reasoning_rejected(error) and _has_reasoning(attempt.plan):
+        if self._is_reasoning_rejected(error) and _has_reasoning(session.plan):
             return HealableError("reasoning", error)
         if self._is_reasoning_missing(error) and not self._replay_reasoning:
             return _ReasoningMissingError("reasoning", error)
         return error
 
-    def _heal(
-        self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
-    ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
+    async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
         """Send the reasoning of earlier responses from now on if it is missing, or else omit it."""
         if isinstance(failure, _ReasoningMissingError):
             self._replay_reasoning = True
-            return turn, options, ()
-        return turn, replace(options, reasoning=False), ()
+        else:
+            session.options = replace(session.options, reasoning=False)
+        return ()
 
     def _add_advice(self, error: EngineError) -> EngineError:
         """Return the error with advice added to its message."""

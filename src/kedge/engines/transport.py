@@ -1,13 +1,11 @@
 """HTTP transport: sends bodies as bytes through a client, and returns responses whose bodies are not read yet."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from kedge.engines.http_errors import get_request_id, parse_object
+from kedge.engines.http_errors import parse_object
 from kedge.engines.request_body import encode_param
-from kedge.engines.response_limit import SizeLimit
+from kedge.engines.response import EVENT_STREAM, RawResponse
 from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
@@ -26,125 +24,10 @@ if TYPE_CHECKING:
     Client: TypeAlias = HttpClient | SdkClient
     AnyClient: TypeAlias = Client | AsyncOpenAI | AsyncAnthropic
 
-EVENT_STREAM = "text/event-stream"
 _ITEM_LISTS = frozenset({"input", "messages"})
 """The body members that are rendered from blocks."""
 _JSON_HEADERS = {"Content-Type": "application/json"}
 _STREAM_HEADERS = {**_JSON_HEADERS, "Accept": EVENT_STREAM}
-
-
-class ClientReply(Protocol):
-    """A response whose body is not read yet; it must be closed."""
-
-    @property
-    def status_code(self) -> int:
-        """The HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, whose names are case-insensitive."""
-        ...
-
-    def aiter_bytes(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it arrives."""
-        ...
-
-    async def aclose(self) -> None:
-        """Release the connection."""
-        ...
-
-
-class RawResponse(Protocol):
-    """A response whose body is not read yet, over any transport; it must be closed."""
-
-    @property
-    def provider(self) -> str:
-        """The provider of the response."""
-        ...
-
-    @property
-    def request_id(self) -> str:
-        """The server's id of the request."""
-        ...
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body is a stream of events."""
-        ...
-
-    def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it arrives."""
-        ...
-
-    async def body(self) -> bytes:
-        """Return the complete body."""
-        ...
-
-    async def aclose(self) -> None:
-        """Release the connection."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """A response whose body is not read yet; it must be closed."""
-
-    reply: ClientReply
-    client: "Client"
-    streaming: bool
-    """Whether a stream was requested."""
-    request_body: bytes = b""
-    tap: "WireTap | None" = None
-
-    @property
-    def provider(self) -> str:
-        """The provider of the response."""
-        return self.client.errors.provider
-
-    @property
-    def request_id(self) -> str:
-        """The server's id of the request."""
-        return get_request_id(self.reply.headers)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body is a stream of events.
-
-        Some servers send the stream that was requested without a content type, or as plain text.
-        """
-        media_type = self.reply.headers.get("content-type", "").partition(";")[0].strip()
-        return self.streaming if media_type in ("", "text/plain") else media_type == EVENT_STREAM
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it arrives."""
-        received: list[bytes] = []
-        limit = SizeLimit(self.client.max_response_bytes)
-        try:
-            async with aclosing(self.reply.aiter_bytes()) as chunks:
-                async for chunk in chunks:
-                    limit.add(chunk)
-                    if self.tap:
-                        received.append(chunk)
-                    yield chunk
-        except self.client.read_errors as exc:
-            errors = self.client.errors
-            raise errors.build_cut(exc) from errors.find_cause(exc)
-        finally:
-            self._notify_tap(b"".join(received))
-
-    async def body(self) -> bytes:
-        """Return the complete body."""
-        return b"".join([chunk async for chunk in self.chunks()])
-
-    def _notify_tap(self, body: bytes) -> None:
-        if self.tap:
-            text = self.client.errors.redact(body.decode("utf-8", "replace"))
-            self.tap(self.request_body, text.encode(), self.reply.status_code)
-
-    async def aclose(self) -> None:
-        """Release the connection."""
-        await self.reply.aclose()
 
 
 class Transport:
@@ -196,44 +79,39 @@ class Transport:
     ) -> RawResponse:
         """Send a request for a response; the reply must be closed."""
         streaming: bool = body["stream"]
-        return await self.post("/responses", content, streaming=streaming, retry=retry, tap=tap)
+        return await self.send("/responses", content, streaming=streaming, retry=retry, tap=tap)
 
-    async def post(
+    async def send(
         self,
         path: str,
-        body: bytes,
+        body: bytes | None = None,
         *,
-        streaming: bool,
+        method: str = "POST",
+        streaming: bool = False,
         retry: bool = True,
         tap: "WireTap | None" = None,
-    ) -> HttpResponse:
+        query: Mapping[str, Any] | None = None,
+    ) -> RawResponse:
         """Send a request; the reply must be closed. ``tap`` receives what was sent and received."""
-        client = self.client
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
-        with tap_request(tap, body):
-            reply = await client.send("POST", path, body, headers=headers, retry=retry)
+        try:
+            reply = await self.client.send(
+                method, path, body, headers=headers, query=query, retry=retry
+            )
+        except EngineError as error:
+            report_failure(tap, body or b"", error)
+            raise
         self.identity = read_identity(reply.headers)
-        return HttpResponse(reply, client, streaming, body, tap)
-
-    async def get_stream(self, path: str, **query: Any) -> HttpResponse:
-        """Request a stream of events that the server has already; the reply must be closed."""
-        client = self.client
-        reply = await client.send("GET", path, None, headers=_STREAM_HEADERS, query=query)
-        self.identity = read_identity(reply.headers)
-        return HttpResponse(reply, client, streaming=True)
+        reply.streaming, reply.tap, reply.request_body = streaming, tap, body or b""
+        return reply
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response; ``json`` is its body."""
         body = query.pop("json", None)
         content = None if body is None else encode_body(body)
-        client = self.client
-        reply = await client.send(method, path, content, headers=_JSON_HEADERS, query=query)
-        self.identity = read_identity(reply.headers)
-        response = HttpResponse(reply, client, streaming=False)
-        try:
-            found = parse_object(await response.body())
-        finally:
-            await response.aclose()
+        found = parse_object(
+            await (await self.send(path, content, method=method, query=query)).read()
+        )
         if not found:
             message = "the server did not answer with a JSON object"
             raise ServerFailed(message, provider=self.provider, retryable=True)
@@ -256,15 +134,10 @@ def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
     return SdkClient(cast("AsyncOpenAI | AsyncAnthropic", client), provider, sdk)
 
 
-@contextmanager
-def tap_request(tap: "WireTap | None", request_body: bytes) -> Generator[None]:
+def report_failure(tap: "WireTap | None", request_body: bytes, error: EngineError) -> None:
     """Report a request without a reply, with the message of the error."""
-    try:
-        yield
-    except EngineError as error:
-        if tap:
-            tap(request_body, error.message.encode(), error.status)
-        raise
+    if tap:
+        tap(request_body, error.message.encode(), error.status)
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:

@@ -231,6 +231,7 @@ class AnthropicEngine(StatelessEngine):
         **settings: ``mode``, ``params`` and ``clock``.
     """
 
+    decoder_type = AnthropicDecoder
     path = "/v1/messages"
     sdk: ClassVar["Sdk"] = "anthropic"
 
@@ -269,9 +270,6 @@ class AnthropicEngine(StatelessEngine):
         if not isinstance(tokens, int):
             raise ServerFailed("the server did not return a token count", provider=self.name)
         return tokens
-
-    def _make_decoder(self) -> AnthropicDecoder:
-        return AnthropicDecoder()
 
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]

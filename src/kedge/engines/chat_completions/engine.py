@@ -162,6 +162,7 @@ class ChatCompletionsEngine(StatelessEngine):
             ``cache_rules``: how the provider caches prompts.
     """
 
+    decoder_type = ChatDecoder
     path = "/chat/completions"
     text_only_results = True
 
@@ -183,9 +184,6 @@ class ChatCompletionsEngine(StatelessEngine):
         self._max_call_id = max_call_id
         self._replay_reasoning = replay_reasoning
         self._cache_control = cache_control
-
-    def _make_decoder(self) -> ChatDecoder:
-        return ChatDecoder()
 
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]

@@ -9,16 +9,15 @@ everything.
 import json
 from asyncio import sleep, timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
 from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
-from kedge.engines.response_limit import SizeLimit
+from kedge.engines.response import RawResponse
 from kedge.engines.sdk_client import SdkClient, no_telemetry_headers
-from kedge.engines.transport import Transport, tap_request
+from kedge.engines.transport import Transport, report_failure
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,
     Lane,
@@ -49,55 +48,6 @@ MAX_ROTATIONS = 3
 """The number of times a request is moved to a new connection because the old one reached its maximum age."""
 MIN_OPEN_SECONDS = 10.0
 """The time in which a connection must open, unless the connect timeout of the client is longer."""
-
-
-@dataclass(slots=True)
-class SocketResponse:
-    """A response on a lane; it must be closed."""
-
-    pool: ConnectionPool
-    connection: SocketConnection
-    lane: Lane
-    provider: str
-    read_timeout: float | None
-    max_response_bytes: int
-    first_message: SocketMessage
-    on_body: "Callable[[bytes], None] | None"
-    request_id: str = ""
-    is_stream: bool = True
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the messages as they arrive, up to the last, each as a server-sent event."""
-        message, received = self.first_message, list[bytes]()
-        limit = SizeLimit(self.max_response_bytes)
-        try:
-            while True:
-                limit.add(message.data)
-                if self.on_body:
-                    received.append(message.data)
-                yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
-                if message.is_last:
-                    return
-                message = await self._next_message()
-        finally:
-            if self.on_body:
-                self.on_body(b"\n".join(received))
-
-    async def body(self) -> bytes:
-        """Return nothing: responses are always streamed."""
-        return b""
-
-    async def aclose(self) -> None:
-        """Release the lane."""
-        self.pool.release(self.connection, self.lane)
-
-    async def _next_message(self) -> SocketMessage:
-        try:
-            async with timeout(self.read_timeout):
-                return await self.lane.next_message()
-        except (LaneFailed, TimeoutError) as error:
-            message = f"the response was cut: {str(error) or 'no message arrived in time'}"
-            raise StreamCut(message, provider=self.provider, retryable=True) from None
 
 
 class HandshakeRefused(Exception):
@@ -180,19 +130,24 @@ class SocketTransport(Transport):
         *,
         retry: bool = True,
         tap: "WireTap | None" = None,
-    ) -> SocketResponse:
+    ) -> RawResponse:
         """Send a request for a response; the reply must be closed."""
-        with tap_request(tap, content):
-            return await self._send_with_retries(content, body, retry=retry, tap=tap)
+        try:
+            reply = await self._send_with_retries(content, body, retry=retry)
+        except EngineError as error:
+            report_failure(tap, content, error)
+            raise
+        reply.tap, reply.request_body = tap, content
+        return reply
 
     async def _send_with_retries(
-        self, content: bytes, body: dict[str, Any], *, retry: bool, tap: "WireTap | None"
-    ) -> SocketResponse:
+        self, content: bytes, body: dict[str, Any], *, retry: bool
+    ) -> RawResponse:
         retries_left = self._sdk_client.max_retries if retry else 0
         rotations, pause = MAX_ROTATIONS, INITIAL_BACKOFF
         while True:
             try:
-                return await self._send(content, body.get("previous_response_id") or "", tap)
+                return await self._send(content, body.get("previous_response_id") or "")
             except EngineError as error:
                 if error.code == CONNECTION_LIMIT_CODE and rotations:
                     rotations -= 1
@@ -206,7 +161,7 @@ class SocketTransport(Transport):
                 else:
                     raise
 
-    async def _send(self, content: bytes, parent_id: str, tap: "WireTap | None") -> SocketResponse:
+    async def _send(self, content: bytes, parent_id: str) -> RawResponse:
         pool = self._pools.get()
         connection, lane = await pool.acquire(parent_id)
         try:
@@ -217,16 +172,26 @@ class SocketTransport(Transport):
         if first.is_rejection:
             pool.release(connection, lane)
             raise self._error_from_message(first)
-
-        def report(received: bytes) -> None:
-            if tap:
-                tap(content, self.redact(received.decode("utf-8", "replace")).encode(), 200)
-
-        on_end = report if tap else None
-        max_bytes = self.client.max_response_bytes
-        return SocketResponse(
-            pool, connection, lane, self.provider, self._read_timeout(), max_bytes, first, on_end
+        return RawResponse(
+            self._read_messages(lane, first),
+            partial(pool.release, connection, lane),
+            self.client.errors,
+            self.client.max_response_bytes,
+            streaming=True,
         )
+
+    async def _read_messages(self, lane: Lane, message: SocketMessage) -> AsyncGenerator[bytes]:
+        """Yield the messages of a response as they arrive, up to the last, each as a server-sent event."""
+        while True:
+            yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
+            if message.is_last:
+                return
+            try:
+                async with timeout(self._read_timeout()):
+                    message = await lane.next_message()
+            except (LaneFailed, TimeoutError) as error:
+                reason = f"the response was cut: {str(error) or 'no message arrived in time'}"
+                raise StreamCut(reason, provider=self.provider, retryable=True) from None
 
     async def _send_on_lane(
         self, connection: SocketConnection, lane: Lane, content: bytes

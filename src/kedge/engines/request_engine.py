@@ -1,0 +1,424 @@
+"""The path of a request, the same for every API.
+
+    session = open(turn, request)                    the model, parameters, mode and evidence, once for each run
+    loop: prepare -> render -> post -> read -> settle -> record
+          a failure that can be healed changes the session, and the loop runs again
+
+One generator, ``RequestEngine.events``, sends, reads, judges and yields. A request is healed at most once for each
+reason, and only while the caller has seen no output, because output that a user has read cannot be withdrawn.
+`ResponsesEngine` and `StatelessEngine` define the differences: the plan, the body, when a response can be trusted,
+and how to heal.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic
+
+from msgspec.structs import replace
+from typing_extensions import TypeVar
+
+from kedge.engines.base import Engine, Events, Request
+from kedge.engines.heal_rules import HealableError
+from kedge.engines.outcome import raise_for_outcome
+from kedge.engines.prompt_monitor import PromptHead, PromptMonitor
+from kedge.engines.request_body import SendOptions, check_params, split_extra_body
+from kedge.engines.request_metrics import (
+    log_sending,
+    record_calls,
+    record_error,
+    record_healing,
+    record_mode_change,
+)
+from kedge.engines.response import RawResponse, ResponseReader
+from kedge.engines.tool_name_inference import infer_tool_name
+from kedge.engines.transport import Transport
+from kedge.errors import EngineError, KedgeError, StreamCut
+from kedge.events import Event, Outcome, StreamEvent
+from kedge.events.assembler import Assembler
+from kedge.events.decoder import StreamDecoder
+from kedge.events.run import (
+    VISIBLE_EVENTS,
+    AnswerFinished,
+    FellBack,
+    Healed,
+    ModeChanged,
+    RequestPlanned,
+    RequestSent,
+    ResendReason,
+    TurnFinished,
+)
+from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan, get_state
+from kedge.planning.render import measure_full_body
+from kedge.planning.state import validate_mode
+from kedge.turns import Turn
+
+
+@dataclass(slots=True)
+class Session:
+    """What a run has resolved before its first request, and the state of the current request.
+
+    Attributes:
+        turn: The Turn to send; healing changes the records in it.
+        request: The request.
+        model: The model.
+        params: The parameters of the engine and of the request, with the format of a typed answer.
+        extra: The members of ``extra_body``.
+        members: Both, as they are in a body.
+        requested_mode: The mode of the request, the conversation or the engine.
+        streaming: Whether the answer arrives as a stream.
+        options: The form in which the request is sent; healing changes it.
+        plan: The plan of the current request.
+        head: The part of its prompt before the history.
+        body: Its body.
+        content: The bytes of its body.
+        shown: Whether the caller has seen output of the response.
+        held: The events that are held back until the response is judged; None if they are passed on.
+        running: The response in the background that answers the Turn already, so that nothing is sent.
+        notices: The events to pass on before the answer, when it is settled.
+        failure: Why the recorded answer must be replaced by another one.
+    """
+
+    turn: Turn
+    request: Request
+    model: str
+    params: Mapping[str, Any]
+    extra: Mapping[str, Any]
+    requested_mode: Mode
+    streaming: bool
+    members: dict[str, Any] = field(init=False)
+    options: SendOptions = field(init=False)
+    plan: RequestPlan = field(init=False)
+    head: PromptHead = field(init=False)
+    body: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
+    content: bytes = field(default=b"", init=False)
+    shown: bool = field(default=False, init=False)
+    held: list[Event] | None = field(default=None, init=False)
+    running: AnchorRecord | None = field(default=None, init=False)
+    notices: list[Event] = field(default_factory=list[Event], init=False)
+    failure: HealableError | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.members = {**self.params, **self.extra}
+
+    def build_settings(self, plan: RequestPlan) -> dict[str, Any]:
+        """Return the members of a body that change how many tokens a server counts for its input."""
+        settings: dict[str, Any] = {"model": self.model}
+        if plan.instructions is not None:
+            settings["instructions"] = plan.instructions
+        if self.request.tools:
+            settings["tools"] = list(self.request.tools)
+        return settings | self.members
+
+    def report_mode(self, before: Mode, reason: str) -> list[Event]:
+        """Return the event of a mode that differs from another one, which was requested or used before."""
+        mode = self.options.mode
+        if mode == before:
+            return []
+        record_mode_change(mode, before, reason)
+        return [ModeChanged(mode, before, reason)]
+
+    def report_plan(self) -> list[Event]:
+        """Return the events of a plan that can be sent, or raise ``Unsendable``."""
+        self.plan.check()
+        running = self.running.response_id if self.running else ""
+        fallback = None if running else self.plan.fallback
+        return [RequestPlanned(self.plan, running), *([FellBack(fallback)] if fallback else ())]
+
+    def attach_context(self, error: EngineError) -> EngineError:
+        """Return the error with the plan and the Turn to continue from, unless it has them already."""
+        error.plan = error.plan or getattr(self, "plan", None)
+        error.turn = error.turn or self.turn
+        return error
+
+
+SessionT = TypeVar("SessionT", bound=Session, default=Session)
+
+
+class Answer(Generic[SessionT]):
+    """The answer to one request while it is read: decoded, checked, held back or passed on.
+
+    Args:
+        engine: The engine that sends the request.
+        session: The session with the request.
+    """
+
+    def __init__(self, engine: "RequestEngine[SessionT]", session: SessionT) -> None:
+        self.is_open = True
+        """Whether more of the answer may arrive."""
+        self._engine, self._session = engine, session
+        self._decoder = decoder = engine.decoder_type()
+        decoder.calls.infer_name = partial(infer_tool_name, session.request.tools)
+        self._assembler = Assembler(native_api=decoder.NATIVE_API)
+        self._reply: RawResponse | None = None
+        self._reader: ResponseReader | None = None
+        self._cut: StreamCut | None = None
+        self._failure: Exception | None = None
+
+    async def receive(self) -> list[Event]:
+        """Send the request, or read the next part of its answer; return the events to pass on."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._pass(await self._read())
+        except StreamCut as error:  # relevant only if the answer had not ended
+            self._cut, self.is_open = error, False
+            return self._pass(self._reader.close(is_cut=True)) if self._reader else []
+        except EngineError as error:
+            error.provider = error.provider or self._engine.name
+            error.request_id = error.request_id or (self._reply.request_id if self._reply else "")
+            record_error(error)
+            raise self._engine.translate_error(self._session, error) from error.__cause__
+
+    async def _read(self) -> list[StreamEvent]:
+        reply, reader = self._reply, self._reader
+        if reply is None or reader is None:
+            self._reply = reply = await self._engine.post(self._session, self._decoder)
+            self._reader = reader = ResponseReader(
+                self._decoder,
+                reply.errors.redact,
+                is_stream=reply.is_stream,
+                max_bytes=reply.max_bytes,
+            )
+        chunk = await (reply.drain() if reader.ended else reply.next_chunk())
+        self.is_open = bool(chunk)
+        return reader.feed(chunk) if chunk else reader.close()
+
+    def _pass(self, events: list[StreamEvent]) -> list[Event]:
+        """Check and assemble events; return those that are not held back, up to one that ends the request."""
+        session, feed = self._session, self._assembler.feed
+        passed: list[Event] = [] if session.held is None else session.held
+        for event in events:
+            if not session.shown:
+                try:
+                    self._engine.check_event(session, event)
+                except HealableError as failure:
+                    self._failure, self.is_open = failure, True
+                    break
+            feed(event)
+            passed.append(event)
+            if session.held is None and not session.shown and session.request.streaming:
+                session.shown = isinstance(event, VISIBLE_EVENTS)
+        return passed if session.held is None else []
+
+    def finish(self) -> Outcome:
+        """Return the outcome of an answer that was read."""
+        record_calls(self._decoder.calls)
+        return self._assembler.finish()
+
+    def list_notices(self) -> list[Event]:
+        """Return the events between those of a stream and its end, when the answer is settled."""
+        rest = self._assembler.unstreamed_text() if self._session.request.streaming else ()
+        return [*self._session.notices, *rest]
+
+    def check(self, outcome: Outcome, finished: Turn) -> None:
+        """Raise unless the answer, which is recorded in a Turn, can be used."""
+        if self._session.failure is not None:
+            raise self._session.failure
+        raise_for_outcome(outcome, self._engine.name, finished, self._cut)
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        if self._reply is not None:
+            await self._reply.aclose()
+
+
+class RequestEngine(Engine, Generic[SessionT]):
+    """The base of engines that send requests to a provider; a subclass implements one API."""
+
+    decoder_type: ClassVar[type[StreamDecoder]]
+    """The decoder of a response."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        transport: Transport,
+        scope: str,
+        mode: Mode,
+        params: Mapping[str, Any] | None,
+        prompt_cache: bool,
+        cache_rules: CacheRules | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = transport.provider
+        self.model = model
+        self.scope = scope
+        validate_mode(mode)
+        self.mode: Mode = mode
+        self.params = dict(params or {})
+        check_params(self.params)
+        self.transport = transport
+        self.prompt_cache = prompt_cache
+        self.cache_rules = cache_rules or CacheRules()
+        self._prompts = PromptMonitor()
+        self._clock = clock
+        self._last_streaming = False
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self.transport.aclose()
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Send the Turn and yield its events; a request that can be healed is sent again."""
+        self._last_streaming = request.streaming
+        if request.before_send is not None:
+            await request.before_send(turn)
+        session = await self._start(turn, request)
+        notices = session.report_mode(session.requested_mode, session.options.reason)
+        healed: set[ResendReason] = set()
+        while True:
+            for event in notices:
+                yield event
+            try:
+                await self._prepare(session)
+                for event in session.report_plan():
+                    yield event
+                await self._render(session)
+                for event in self._report_request(session):
+                    yield event
+                async with aclosing(Answer(self, session)) as answer:
+                    while answer.is_open:
+                        for event in await answer.receive():
+                            yield event
+                outcome = answer.finish()
+                finished = await self._settle(session, outcome)
+                for event in answer.list_notices():
+                    yield event
+                answer.check(outcome, finished)
+                yield AnswerFinished(outcome, finished, session.plan)
+                yield TurnFinished(finished)
+                break
+            except HealableError as failure:
+                notices = await self._prepare_resend(session, failure, healed)
+            except EngineError as error:
+                session.attach_context(error)
+                raise
+
+    def _report_request(self, session: SessionT) -> list[Event]:
+        """Record a request that is about to be sent, and return its event; none if nothing is sent."""
+        if session.running is not None:
+            return []
+        self._prompts.record(session.plan, session.head)
+        size = len(session.content)
+        sent = RequestSent(size, measure_full_body(session.plan, size))
+        log_sending(session.plan, sent)
+        return [sent]
+
+    async def _prepare_resend(
+        self, session: SessionT, failure: HealableError, healed: set[ResendReason]
+    ) -> list[Event]:
+        """Heal a session, and return the events of that; raise if it must not be healed."""
+        error, mode = session.attach_context(failure.error), session.options.mode
+        if failure.reason in healed or not session.request.heal:
+            raise error from error.__cause__
+        healed.add(failure.reason)
+        session.turn = failure.turn or session.turn
+        lost = await self._heal(session, failure)
+        record_healing(failure.reason, "".join(lost))
+        event = Healed(failure.reason, lost, error.response_id, error.usage, error.status)
+        return [event, *session.report_mode(mode, failure.reason)]
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Return the plan for sending the Turn now, without sending it.
+
+        Args:
+            turn: The Turn.
+            **options: The options of ``Request.of``. Evidence about a server applies to streams or to other requests;
+                ``streaming`` is by default as in the last request, and at first as in ``run``.
+
+        Returns:
+            The plan. If it is ``conditional``, the request first makes a probe, which may change it.
+        """
+        session = self._open(turn, self._plan_options(options))
+        session.plan = plan = self._build_plan(session)
+        with suppress(KedgeError):  # it cannot be sent
+            self._assemble_body(session, plan.conversation_id)
+        return replace(plan, body_bytes=len(session.content))
+
+    def _plan_options(self, options: dict[str, Any]) -> Request:
+        """Return the request of a dry run: it streams as the last request did, and at first as ``run`` does not."""
+        options.setdefault("streaming", self._last_streaming)
+        return Request.of(**options)
+
+    def _resolve(self, kind: type[SessionT], turn: Turn, request: Request) -> SessionT:
+        """Return a session with everything that does not depend on evidence."""
+        params, extra = split_extra_body(request.resolve_params(self.params))
+        return kind(
+            turn,
+            request,
+            model=request.model or self.model,
+            params=params,
+            extra=extra,
+            requested_mode=request.mode or get_state(turn).mode or self.mode,
+            streaming=request.streaming or self.transport.always_streams,
+        )
+
+    def _plan_cache(self, session: SessionT, plan: RequestPlan) -> RequestPlan:
+        """Return the plan with a prediction for the provider's prompt cache, if that is used."""
+        session.head = PromptHead.of(session.model, plan.instructions, session.request.tools)
+        if not self.prompt_cache:
+            return plan
+        rules = self._cache_rules(session.model, session.params)
+        settings = session.build_settings(plan)
+        return self._prompts.plan(session.turn, plan, rules, settings, session.head)
+
+    @abstractmethod
+    def _open(self, turn: Turn, request: Request) -> SessionT:
+        """Return a session with the options of its first request."""
+
+    async def _start(self, turn: Turn, request: Request) -> SessionT:
+        """Return the session of a run."""
+        return self._open(turn, request)
+
+    @abstractmethod
+    def _build_plan(self, session: SessionT) -> RequestPlan:
+        """Return a plan for the Turn and the options of a session."""
+
+    async def _prepare(self, session: SessionT) -> None:
+        """Set the plan of the next request."""
+        session.plan = self._build_plan(session)
+
+    @abstractmethod
+    def _assemble_body(self, session: SessionT, conversation_id: str = "") -> None:
+        """Set the body of a request, in a conversation object, and its bytes."""
+
+    async def _render(self, session: SessionT) -> None:
+        """Set the body of a request that is sent."""
+        self._assemble_body(session)
+
+    @abstractmethod
+    async def post(self, session: SessionT, decoder: StreamDecoder) -> RawResponse:
+        """Send the request; the reply, which the decoder will read, is closed by the caller."""
+
+    def check_event(self, session: SessionT, event: StreamEvent) -> None:
+        """Raise if an event shows, before any output, that the request has to be sent again."""
+
+    @abstractmethod
+    async def _settle(self, session: SessionT, outcome: Outcome) -> Turn:
+        """Judge a response; return the Turn with its blocks, and with its anchor if the response can be one.
+
+        Raises:
+            HealableError: The request has to be sent again.
+        """
+
+    @abstractmethod
+    async def _heal(self, session: SessionT, failure: HealableError) -> tuple[str, ...]:
+        """Change a session after a failure so that its next request can succeed.
+
+        Returns:
+            The lost responses.
+
+        Raises:
+            EngineError: The request must not be sent again.
+        """
+
+    def translate_error(self, session: SessionT, error: EngineError) -> Exception:
+        """Return the error to raise for a failed request: the given one, or one that can be healed."""
+        return error
+
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
+        """Return the rules of the provider's prompt cache."""
+        return self.cache_rules

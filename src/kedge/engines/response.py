@@ -1,0 +1,223 @@
+"""Responses whose bodies are not read yet, over any transport, and the reader that turns a body into events.
+
+Every transport returns a ``RawResponse``: HTTP with Kedge's own client or one of a package, WebSocket, and a response
+that is fetched or continued later. A ``ResponseReader`` does no I/O, so that chained clients, which see a body as it
+passes, read it by the same rules.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from anyio import CancelScope, current_time
+from msgspec.structs import replace
+
+from kedge.engines.http_errors import ErrorBuilder, get_request_id
+from kedge.engines.response_limit import SizeLimit
+from kedge.errors import ServerFailed
+from kedge.events import ResponseFailed, StreamEvent, StreamFailed
+from kedge.events.sse import BYTE_ORDER_MARK
+from kedge.text.json_text import decode
+
+if TYPE_CHECKING:
+    from kedge.engines.request_options import WireTap
+    from kedge.events.decoder import StreamDecoder
+
+EVENT_STREAM = "text/event-stream"
+DRAIN_SECONDS = 0.1
+"""Seconds in which a server must close its stream after the last event; then the connection is dropped."""
+_UNLABELED = ("", "text/plain", "application/octet-stream")
+"""Content types with which some servers send the stream that was requested."""
+
+
+def is_event_stream(headers: Mapping[str, str], *, requested: bool) -> bool:
+    """Return whether a body is a stream of events.
+
+    Args:
+        headers: The headers of the response.
+        requested: Whether a stream was requested.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return requested if media_type in _UNLABELED else media_type == EVENT_STREAM
+
+
+@dataclass(slots=True)
+class RawResponse:
+    """A response whose body is not read yet; it must be closed.
+
+    Attributes:
+        source: The body as it arrives, decompressed.
+        release: Releases the connection.
+        errors: Builds the error of a connection that breaks.
+        max_bytes: The maximum size of the body.
+        headers: The headers, whose names are case-insensitive.
+        streaming: Whether a stream was requested.
+        read_errors: The errors of a connection that breaks.
+        tap: Called with the request, the body and the status when the response is closed.
+        request_body: The request, for ``tap``.
+        status: The HTTP status.
+    """
+
+    source: AsyncIterator[bytes]
+    release: Callable[[], Awaitable[object] | None]
+    errors: ErrorBuilder
+    max_bytes: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    streaming: bool = False
+    read_errors: tuple[type[Exception], ...] = ()
+    tap: "WireTap | None" = None
+    request_body: bytes = b""
+    status: int = 200
+    _received: list[bytes] = field(default_factory=list[bytes], init=False)
+    _drained_at: float = field(default=0.0, init=False)
+
+    @property
+    def request_id(self) -> str:
+        """The server's id of the request."""
+        return get_request_id(self.headers)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of events."""
+        return is_event_stream(self.headers, requested=self.streaming)
+
+    async def next_chunk(self) -> bytes:
+        """Return the next bytes of the body; empty at its end.
+
+        Raises:
+            StreamCut: The connection broke.
+        """
+        try:
+            chunk = await anext(self.source, b"")
+        except self.read_errors as exc:
+            raise self.errors.build_cut(exc) from self.errors.find_cause(exc)
+        if self.tap:
+            self._received.append(chunk)
+        return chunk
+
+    async def drain(self) -> bytes:
+        """Return the next bytes after the end of a response, if they arrive within a short time."""
+        self._drained_at = self._drained_at or current_time() + DRAIN_SECONDS
+        with CancelScope(deadline=self._drained_at):
+            return await self.next_chunk()
+        return b""
+
+    async def read(self) -> bytes:
+        """Return the complete body, and close the response.
+
+        Raises:
+            StreamTooLarge: It is larger than the maximum.
+        """
+        body, limit = bytearray(), SizeLimit(self.max_bytes)
+        try:
+            while chunk := await self.next_chunk():
+                body += limit.add(chunk)
+        finally:
+            await self.aclose()
+        return bytes(body)
+
+    async def aclose(self) -> None:
+        """Release the connection, and report what was received."""
+        released = self.release()
+        if released is not None:
+            await released
+        if self.tap:
+            text = self.errors.redact(b"".join(self._received).decode("utf-8", "replace"))
+            self.tap(self.request_body, text.encode(), self.status)
+            self.tap = None
+
+
+class ResponseReader:
+    """Reads the body of one response into events: a stream, or one JSON object.
+
+    Args:
+        decoder: The decoder of the API.
+        redact: Removes credentials, which some servers repeat, from the texts of errors.
+        is_stream: Whether the body is a stream of events.
+        max_bytes: The maximum size of the body.
+    """
+
+    def __init__(
+        self,
+        decoder: "StreamDecoder",
+        redact: Callable[[str], str],
+        *,
+        is_stream: bool,
+        max_bytes: int,
+    ) -> None:
+        self.is_stream = is_stream
+        """Whether the body is read as a stream: not if it begins as an object."""
+        self.ended = False
+        """Whether the response has ended or failed, so that no more is needed."""
+        self._decoder, self._redact = decoder, redact
+        self._limit = SizeLimit(max_bytes)
+        self._is_first = True
+        self._body = bytearray()
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        """Return the events that are complete with a chunk.
+
+        Raises:
+            StreamTooLarge: The body is larger than the maximum.
+        """
+        self._limit.add(chunk)
+        if self._is_first and self.is_stream and (start := chunk.lstrip()):
+            self._is_first = False
+            # No event starts like this: the server ignored `stream` without setting the content type.
+            self.is_stream = not start.startswith(b"{")
+        if not self.is_stream:
+            self._body += chunk
+            return []
+        found = self._pass(self._decoder.feed(chunk))
+        self.ended = self.ended or self._decoder.ended
+        return found
+
+    def close(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        """Return the events at the end of the body.
+
+        Args:
+            is_cut: Whether the connection broke, so that an object is not complete.
+
+        Raises:
+            ServerFailed: The body is not a response.
+        """
+        if self.is_stream:
+            return self._pass(self._decoder.close())
+        return [] if is_cut else self._pass(self._decode_body())
+
+    def _pass(self, found: list[StreamEvent]) -> list[StreamEvent]:
+        for index, event in enumerate(found):
+            if isinstance(event, StreamFailed | ResponseFailed):
+                message, code = self._redact(event.message), self._redact(event.code)
+                found[index] = replace(event, message=message, code=code)
+                self.ended = self.ended or isinstance(event, StreamFailed)
+        return found
+
+    def _decode_body(self) -> list[StreamEvent]:
+        """Return the events of a response that arrived as one body: JSON, or a stream under another label."""
+        decoder = self._decoder
+        body = bytes(self._body).removeprefix(BYTE_ORDER_MARK).lstrip()
+        if body.startswith((b"data:", b"event:", b":")):
+            return [*decoder.feed(body), *decoder.close()]
+        try:
+            parsed: object = decode(body)
+        except (ValueError, RecursionError):
+            parsed = None
+        response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+        if response.keys() & decoder.RESPONSE_FIELDS:
+            # Only an escape can contain half a character; searching for one is cheaper than a walk over the response.
+            return decoder.feed_whole(response, repair=b"\\u" in body)
+        # An object without any member of a response is not an empty response: some gateways report
+        # errors with status 200, in the usual form or in an object of another form.
+        if not response.get("error"):
+            raise ServerFailed("the server returned a body that is not a response", retryable=True)
+        return [*decoder.feed_message(response), *decoder.close()]
+
+
+def make_response(content: bytes, errors: ErrorBuilder) -> RawResponse:
+    """Return a response that was read already."""
+
+    async def source() -> AsyncIterator[bytes]:
+        yield content
+
+    return RawResponse(source(), lambda: None, errors, len(content))
