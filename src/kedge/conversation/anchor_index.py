@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from kedge.engines import Engine, Request, unwrap
-from kedge.middleware.compose import InnermostMiddleware
+from kedge.middleware.compose import StackLayer
 from kedge.planning import AnchorRecord, covered_count, get_state
 from kedge.planning.anchors import matches_prefix
 from kedge.planning.digests import get_prefix_index
@@ -22,7 +22,7 @@ from kedge.turns import Turn
 
 def with_stored_anchors(
     store: Store, get_retention: Callable[[], float | None] = lambda: None
-) -> Callable[[Engine], InnermostMiddleware]:
+) -> Callable[[Engine], StackLayer]:
     """Find anchors by content, in the index of a store.
 
     Args:
@@ -35,9 +35,7 @@ def with_stored_anchors(
     return lambda engine: _StoredAnchors(engine, store, get_retention)
 
 
-class _StoredAnchors(InnermostMiddleware):
-    name = "recall"
-
+class _StoredAnchors(StackLayer):
     def __init__(
         self, inner: Engine, store: Store, get_retention: Callable[[], float | None]
     ) -> None:

@@ -127,11 +127,11 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
     def _result(self) -> Reply[OutputT]:
         return self.reply
 
-    async def _next_event(self) -> Event:
-        event = await self._opened_source().__anext__()
+    async def __anext__(self) -> Event:
+        event = await super().__anext__()
         while isinstance(event, Reply):
             self._reply = cast("Reply[Any]", event)
-            event = await self._opened_source().__anext__()
+            event = await super().__anext__()
         return event
 
 

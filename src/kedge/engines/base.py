@@ -19,7 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -52,7 +52,6 @@ from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter, describe_type
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
-from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan, find_running
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
@@ -67,8 +66,6 @@ class TurnProbe:
     """The last state of a Turn inside a middleware; see ``with_middleware``."""
 
     turn: Turn
-    edits: list[TurnEdited] = field(default_factory=list[TurnEdited])
-    """Changes to the Turn before it was sent that are not reported as events yet."""
 
 
 class Request(msgspec.Struct, frozen=True):

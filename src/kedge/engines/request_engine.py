@@ -26,7 +26,6 @@ from kedge.engines.outcome import raise_for_outcome
 from kedge.engines.prompt_monitor import PromptHead, PromptMonitor
 from kedge.engines.request_body import SendOptions, check_params, split_extra_body
 from kedge.engines.request_metrics import (
-    log_sending,
     record_calls,
     record_error,
     record_healing,
@@ -50,10 +49,13 @@ from kedge.events.run import (
     ResendReason,
     TurnFinished,
 )
+from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan, get_state
 from kedge.planning.render import measure_full_body
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
+
+log = get_logger("kedge.engines")
 
 
 @dataclass(slots=True)
@@ -125,7 +127,10 @@ class Session:
         self.plan.check()
         running = self.running.response_id if self.running else ""
         fallback = None if running else self.plan.fallback
-        return [RequestPlanned(self.plan, running), *([FellBack(fallback)] if fallback else ())]
+        if not fallback:
+            return [RequestPlanned(self.plan, running)]
+        log.warning("no valid anchor (%s); sending everything", fallback)
+        return [RequestPlanned(self.plan), FellBack(fallback)]
 
     def attach_context(self, error: EngineError) -> EngineError:
         """Return the error with the plan and the Turn to continue from, unless it has them already."""
@@ -304,7 +309,7 @@ class RequestEngine(Engine, Generic[SessionT]):
         self._prompts.record(session.plan, session.head)
         size = len(session.content)
         sent = RequestSent(size, measure_full_body(session.plan, size))
-        log_sending(session.plan, sent)
+        log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
         return [sent]
 
     async def _prepare_resend(

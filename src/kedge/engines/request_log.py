@@ -72,6 +72,8 @@ class RequestLog:
         """The ids of the run, for log records."""
         self.running: RequestRecord | None = None
         """The stored record of the response in the background that the run waits for, if it does."""
+        self.has_output = False
+        """Whether the first output of the current answer is recorded."""
         self._open: RequestRecord | None = None
         self._is_sent_earlier = False
         self._healed: HealReason | None = None
@@ -95,7 +97,7 @@ class RequestLog:
             case AnswerFinished():
                 if self._open is None:  # an engine that reports no plan
                     self._open = self._start(event.plan)
-                self._end(self.complete(event.outcome, event.turn), event.outcome.usage)
+                self._end(self.complete(event.outcome, event.turn))
                 measure("responses_duration_seconds", self.records[-1].seconds)
             case AttemptFailed():
                 self._fail(
@@ -114,9 +116,9 @@ class RequestLog:
                 self._open = replace(
                     self._open, provider_response_id=event.response_id, status=status
                 )
-            case _ if self._open and isinstance(event, VISIBLE_EVENTS):
-                if self._open.first_token_seconds is None and not self._is_sent_earlier:
-                    seconds = time.perf_counter() - self._started_at
+            case _ if self._open and isinstance(event, VISIBLE_EVENTS) and not self.has_output:
+                self.has_output, seconds = True, time.perf_counter() - self._started_at
+                if not self._is_sent_earlier:
                     self._open = replace(self._open, first_token_seconds=seconds)
                     measure("responses_first_output_seconds", seconds)
             case _:
@@ -166,11 +168,11 @@ class RequestLog:
         return replace(started, provider_response_id=response_id, status="running")
 
     def _start(self, plan: RequestPlan) -> RequestRecord:
-        self._started_at = time.perf_counter()
+        self._started_at, self.has_output = time.perf_counter(), False
         self._is_sent_earlier = False
         healed, self._healed = self._healed, None
         unmatched, self._unmatched = self._unmatched, 0
-        matches = plan.count_results()
+        matches, sent_blocks = plan.count_results(), plan.delta_blocks
         return RequestRecord(
             provider=self.provider,
             scope=plan.scope,
@@ -181,8 +183,8 @@ class RequestLog:
             anchor=plan.anchor_id,
             reason=plan.reason,
             healed=healed or "",
-            sent_blocks=plan.delta_blocks,
-            saved_blocks=plan.full_blocks - plan.delta_blocks,
+            sent_blocks=sent_blocks,
+            saved_blocks=plan.full_blocks - sent_blocks,
             predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
             settings=self._encode_settings(),
             results_by_id=matches["id"],
@@ -209,10 +211,9 @@ class RequestLog:
             record = replace(
                 self._open, status=status, error=error, provider_response_id=response_id
             )
-            self._end(record, usage)
+            self._end(self._finish(record, usage))
 
-    def _end(self, record: RequestRecord, usage: Usage | None) -> None:
-        record = self._finish(record, usage)
+    def _end(self, record: RequestRecord) -> None:
         self.records.append(record)
         self._open = None
         if not record.sent_bytes and not self._is_sent_earlier:

@@ -1,8 +1,9 @@
 """Log records and metrics of an engine's requests."""
 
+import logging
+
 from kedge.errors import EngineError
 from kedge.events.request_record import RequestRecord
-from kedge.events.run import RequestSent
 from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
@@ -44,6 +45,8 @@ _LOGGED_MEMBERS = (
 def record_plan(plan: RequestPlan, seconds: float) -> None:
     """Record a plan."""
     measure("responses_anchor_detection_duration_seconds", seconds)
+    if not log.isEnabledFor(logging.DEBUG):
+        return
     for each in plan.rejected:
         log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
     log.debug(
@@ -53,13 +56,6 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
         plan.full_blocks,
         response_id=plan.anchor_id,
     )
-
-
-def log_sending(plan: RequestPlan, sent: RequestSent) -> None:
-    """Log a request that is about to be sent."""
-    if plan.fallback:
-        log.warning("no valid anchor (%s); sending everything", plan.fallback)
-    log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
 
 
 def count_request(record: RequestRecord, chain_depth: int) -> None:
@@ -80,10 +76,11 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
 
 def record_request(record: RequestRecord) -> None:
     """Count the tokens of a request that has ended, and write its log record with all figures."""
-    if record.usage:
-        count("tokens_total", record.usage.input_tokens, kind="input")
-        count("tokens_total", record.usage.cached_tokens, kind="cached")
-        count("tokens_total", record.usage.output_tokens, kind="output")
+    usage = record.usage
+    if usage:
+        count("tokens_total", usage.input_tokens, kind="input")
+        count("tokens_total", usage.cached_tokens, kind="cached")
+        count("tokens_total", usage.output_tokens, kind="output")
     log.info(
         "request %s: %s, %d of %d bytes",
         *(record.status, name_send(record.reason), record.sent_bytes, record.full_bytes),

@@ -20,6 +20,7 @@ from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events.request_record import sum_usage
 from kedge.events.run import (
+    VISIBLE_EVENTS,
     AnswerFinished,
     OutputAccepted,
     RequestPlanned,
@@ -62,6 +63,8 @@ class RunStream(AsyncResource, ABC, Generic[R]):
         self._open_source = open_source
         self._source: _EventSource | None = None
         self._closed = False
+        self._log_context: Mapping[str, str] | None = None
+        """The ids of log records that are written during a step of the run; None for those of the caller."""
         self.schema = schema
         """The schema of the answer, if it is typed."""
         self._output: Any = None
@@ -137,22 +140,25 @@ class RunStream(AsyncResource, ABC, Generic[R]):
     def _handle_error(self, error: Exception) -> None:
         """Add information to an error before it is raised."""
 
-    async def _next_event(self) -> Event:
-        return await self._opened_source().__anext__()
-
-    def _opened_source(self) -> _EventSource:
-        if self._source is None:
-            if self._closed:
-                raise StopAsyncIteration
-            self._source = self._open_source()
+    def _open(self) -> _EventSource:
+        if self._closed:
+            raise StopAsyncIteration
+        self._source = self._open_source()
         return self._source
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
+        before = BOUND_FIELDS.get()
         try:
-            event = await self._next_event()
+            source = self._open() if self._source is None else self._source
+            # Between two events, the ids of the caller are in effect.
+            BOUND_FIELDS.set(before if self._log_context is None else self._log_context)
+            try:
+                event = await source.__anext__()
+            finally:
+                BOUND_FIELDS.set(before)
             if self.schema is not None:
                 self._track_output(event)
             self._handle_event(event)
@@ -202,9 +208,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def turn(self) -> Turn:
         """The Turn with the answer; available once the stream has ended."""
-        return self._require_turn()
-
-    def _require_turn(self) -> Turn:
         if self._turn is None:
             raise KedgeError(
                 "the stream has not ended: iterate over it to the end before reading its Turn; "
@@ -259,19 +262,21 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def output(self) -> OutputT:
         """The typed value of the answer, if one was requested; available once the stream has ended."""
-        self._require_turn()
+        _ = self.turn  # raises before the end
         return self._output
 
     def _result(self) -> Turn:
         return self.turn
 
     def _handle_event(self, event: Event) -> None:
+        if self.log.has_output and isinstance(event, VISIBLE_EVENTS):
+            return
         self.log.record_event(event)
         match event:
             case TurnFinished():
                 self._turn = event.turn
             case ResponseStarted():
-                ids = {**self._log_context, "response_id": event.response_id}
+                ids = {**self.log.ids, "response_id": event.response_id}
                 self._log_context = self.log.ids = ids
                 if event.response.get("background") is True and event.response_id:
                     self._keep_running(event.response_id)
@@ -307,18 +312,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """Close the run; a request without an end is recorded as stopped."""
         await super().aclose()
         self.log.stop()
-
-    async def _next_event(self) -> Event:
-        """Return the next event; log records written meanwhile have the ids of this run.
-
-        They are bound for this step only: between two events, the ids of the caller are in effect.
-        """
-        before = BOUND_FIELDS.get()
-        BOUND_FIELDS.set(self._log_context)
-        try:
-            return await self._opened_source().__anext__()
-        finally:
-            BOUND_FIELDS.set(before)
 
 
 def _build_log_context(turn: Turn) -> dict[str, str]:

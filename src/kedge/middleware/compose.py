@@ -5,15 +5,16 @@ To attribute changes, the Turn is compared on both sides of every middleware: di
 ``TurnEdited`` events (collected in ``stream.trace``), and blocks that a middleware adds without an origin
 are marked with its name.
 
-Each middleware costs one additional generator. Before a run, comparing needs no generator: the engine
-passed to a middleware is a plain call that compares, records the edits in the probe and calls the next engine.
-After it, the generator around a middleware reports those edits, and stores its final Turn in the probe of the
-next outer middleware, which compares it with that middleware's final Turn.
+Between two middlewares, around the outermost and around the engine there is one ``StackLayer``. It compares the Turn
+that the middleware outside of it passes on with the one that this received, and the final Turn of what is inside of it
+with the final Turn that the next layer has seen. A layer is one generator; a middleware that only changes the
+Turn before it is sent has none, and its layer continues with the next one.
 
 The stack of Chat and Conversation has compaction outermost, then the caller's middleware, then tools, and
 repair next to the engine.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypedDict, cast
@@ -61,14 +62,13 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
     Raises:
         InvalidSetting: An argument is not a middleware, for example because it was not called first.
     """
-    stack = _StackFilters(find_filters(engine))
-    wrapped = engine
+    stack = StackFilters(find_filters(engine))
     for middleware in reversed(middlewares):
-        wrapped = _wrap(wrapped, middleware, stack)
-    return wrapped
+        engine = _wrap(engine, middleware, stack)
+    return engine
 
 
-class _StackFilters:
+class StackFilters:
     """The content filters of a stack, shared by its parts; complete once the stack is built."""
 
     def __init__(self, filters: tuple[ContentFilter, ...]) -> None:
@@ -79,15 +79,17 @@ class _StackFilters:
         self.filters = tuple(dict.fromkeys((*find_filters(engine), *self.filters)))
 
 
-def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engine:
-    is_wrapped = isinstance(engine, _Observed | InnermostMiddleware)
-    inside = _Inside(engine if is_wrapped else InnermostMiddleware(engine), stack)
+def _wrap(engine: Engine, middleware: Middleware, stack: StackFilters) -> Engine:
+    """Return a middleware around an engine, in a layer."""
     if not callable(middleware):
         raise InvalidSetting(
             f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
         )
-    wrapped = middleware(inside)
-    if wrapped is inside:
+    # A stack may be part of others, in which its outermost layer is inside of another middleware.
+    layer = copy.copy(engine) if isinstance(engine, StackLayer) else StackLayer(engine)
+    layer.stack = stack
+    wrapped = middleware(layer)
+    if wrapped is layer:
         return engine
     name = getattr(middleware, "__name__", "middleware")
     if not hasattr(wrapped, "events"):
@@ -95,100 +97,101 @@ def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engin
             f"the middleware {name} returned {type(wrapped).__name__} in place of an engine; "
             f"if {name} makes a middleware, call it: {name}(…)"
         )
-    inside.name = getattr(wrapped, "name", "") or name
+    layer.outside = getattr(wrapped, "name", "") or name
     stack.add(wrapped)
-    return _Observed(wrapped, inside.name, stack)
+    return StackLayer(wrapped, layer.outside, stack)
 
 
-class _Inside(BaseMiddleware):
-    """The engine passed to a middleware: compares the Turn that the middleware passes on."""
+class StackLayer(BaseMiddleware):
+    """The layer around a middleware or an engine in a stack, which reports the changes of both sides.
+
+    Args:
+        inner: The middleware, or the engine.
+        name: The name of the middleware; empty for the engine.
+        stack: The content filters of the stack.
+    """
 
     includes_inner_filters = True
 
-    def __init__(self, inner: Engine, stack: _StackFilters) -> None:
+    def __init__(self, inner: Engine, name: str = "", stack: StackFilters | None = None) -> None:
         super().__init__(inner)
-        self.stack = stack
+        self.name = name
+        self.outside = ""
+        """The name of the middleware outside of this layer; empty if there is none."""
+        self.stack = stack or StackFilters(find_filters(inner))
+        self.plain = _as_plain(inner)
+        """The middleware, if it only changes the Turn before it is sent, so that it has no generator."""
+
+    async def prepare(self, turn: Turn, request: Request) -> Request:
+        """Return the request to send; called before each one, with the Turn exactly as it is sent."""
+        return request
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
-        """The filters of the full stack, which a middleware needs for a separate run."""
+        """The filters of the full stack, even if a middleware does not expose those of its inner engine."""
         return self.stack.filters
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of the Turn after the filters of the stack."""
-        filters = ContentFilters(self.stack.filters)
-        return self.inner.plan(filters.apply_to_turn(turn, ("input",)), **options)
+        if self.outside:
+            turn = ContentFilters(self.stack.filters).apply_to_turn(turn, ("input",))
+        return self.inner.plan(turn, **options)
 
-    def events(self, turn: Turn, request: Request) -> Events:
-        """Record the changes of the middleware, and continue with the next engine."""
-        probe = request.probe
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Yield the events of what is inside, with the changes to the Turn on both ways."""
+        layer, probe, received = self, request.probe, request.probe
+        while True:
+            turn, edits = layer.compare(turn, request, probe)
+            for edit in edits:
+                yield edit
+            if layer.plain is None:
+                break
+            probe, turn = TurnProbe(turn), layer.plain.enter(turn)
+            layer = cast("StackLayer", layer.plain.inner)
+        inside = TurnProbe(turn)
+        request = request.with_probe(inside)
+        if not layer.name:
+            # All filters are applied, also those of guards inside, because only filtered content may be stored.
+            turn = request.filters.apply_to_turn(turn, ("input",))
+            request = await layer.prepare(turn, request)
+        async with aclosing(layer.inner.events(turn, request)) as events:
+            async for event in events:
+                if not isinstance(event, TurnFinished):
+                    yield event
+                    continue
+                finished = event.turn
+                if layer.name:
+                    finished, changes = _track_edits(inside.turn, finished, layer.name)
+                    if changes:
+                        yield TurnEdited(layer.name, changes, "out")
+                if received is not None:
+                    received.turn = finished
+                yield TurnFinished(finished)
+
+    def compare(
+        self, turn: Turn, request: Request, probe: TurnProbe | None
+    ) -> tuple[Turn, list[TurnEdited]]:
+        """Return the Turn to pass on, after the filters outside, and the changes since the probe's Turn."""
+        edits: list[TurnEdited] = []
+        if not self.outside:
+            return turn, edits
         if probe is not None:
-            turn, changes = _track_edits(probe.turn, turn, self.name)
+            turn, changes = _track_edits(probe.turn, turn, self.outside)
             if changes:
-                probe.edits.append(TurnEdited(self.name, changes, "in"))
+                edits.append(TurnEdited(self.outside, changes, "in"))
         filtered = request.filters.apply_to_turn(turn, ("input",), request.applied)
         if probe is not None and filtered is not turn:
-            changes = _diff_turns(turn, filtered)
-            probe.edits.append(TurnEdited(FILTERED_BY, changes, "in"))
-        return self.inner.events(filtered, request)
+            edits.append(TurnEdited(FILTERED_BY, _diff_turns(turn, filtered), "in"))
+        return filtered, edits
 
 
-class _Observed(BaseMiddleware):
-    """A middleware in a stack, with its changes reported as events."""
-
-    includes_inner_filters = True
-
-    def __init__(self, inner: Engine, name: str, stack: _StackFilters) -> None:
-        super().__init__(inner)
-        self.name = name
-        self.stack = stack
-
-    @property
-    def content_filters(self) -> tuple[ContentFilter, ...]:
-        """The filters of the stack, even if a middleware does not expose those of its inner engine."""
-        return self.stack.filters
-
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the middleware's events, and its changes before and after the run."""
-        probe = TurnProbe(turn)
-        inner = self.inner.events(turn, request.with_probe(probe))
-        async with aclosing(inner) as events:
-            try:
-                async for event in events:
-                    while probe.edits:
-                        yield probe.edits.pop(0)
-                    if not isinstance(event, TurnFinished):
-                        yield event
-                        continue
-                    finished, changes = _track_edits(probe.turn, event.turn, self.name)
-                    if changes:
-                        yield TurnEdited(self.name, changes, "out")
-                    if request.probe is not None:
-                        request.probe.turn = finished
-                    yield TurnFinished(finished)
-            except Exception:
-                while probe.edits:  # report the changes before a failure
-                    yield probe.edits.pop(0)
-                raise
-
-
-class InnermostMiddleware(BaseMiddleware):
-    """The middleware next to the engine: receives each Turn exactly as it is sent, and does not change it."""
-
-    async def prepare(self, turn: Turn, request: Request) -> Request:
-        """Return the request to send; called before each one."""
-        return request
-
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the engine's events; content that a filter of the stack rejects is not sent to it."""
-        # All filters are applied, also those of guards inside, because only filtered content may be stored.
-        turn = request.filters.apply_to_turn(turn, ("input",))
-        request = await self.prepare(turn, request)
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished) and request.probe is not None:
-                    request.probe.turn = event.turn
-                yield event
+def _as_plain(inner: Engine) -> BaseMiddleware | None:
+    """Return a middleware that only has ``enter``, around a layer; None for any other engine."""
+    if not isinstance(inner, BaseMiddleware) or not isinstance(inner.inner, StackLayer):
+        return None
+    kind = type(inner)
+    is_plain = kind.events is BaseMiddleware.events and kind.leave is BaseMiddleware.leave
+    return inner if is_plain else None
 
 
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
@@ -244,7 +247,7 @@ def with_default_middleware(
     counter: TokenCounter = DEFAULT_COUNTER,
     resend_limit: int | ResendLimit | None = None,
     repair: bool = True,
-    innermost: Callable[[Engine], InnermostMiddleware] = InnermostMiddleware,
+    innermost: Callable[[Engine], StackLayer] = StackLayer,
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
     toolbox = (
