@@ -121,12 +121,12 @@ class BackgroundJobs:
         if len(self._jobs) >= self._limits.background_running + self._limits.background_waiting:
             raise errors.BACKGROUND_QUEUE_FULL()
 
-    def start(self, run: ResponseRun, log: EventLog, *, retain_events: bool) -> None:
+    def start(self, run: ResponseRun, log: EventLog) -> None:
         """Start a queued response; its events are only retained if it is streamed."""
         id: str = run.draft.request_fields["id"]
         self._jobs[id] = run
         recorder: EventRecorder | None = None
-        if retain_events:
+        if run.is_streamed:
             self._logs[id] = log
             if run.service.claims is not None:
                 node = run.service.nodes.parse_node(run.draft.key)
@@ -161,7 +161,7 @@ class BackgroundJobs:
                 log_failure("a background response of another server cannot be continued", error)
             await service.run(_fail_claimed, view, claimed, cause)
             return
-        self.start(run, EventLog(first), retain_events=run.draft.prompt.stream)
+        self.start(run, EventLog(first))
 
     async def stop_lost(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
@@ -191,17 +191,15 @@ class BackgroundJobs:
     async def _run_job(
         self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
     ) -> None:
-        is_retained = id in self._logs
 
         async def emit(events: Sequence[StreamEvent]) -> None:
-            if is_retained:
-                frames = log.add(events)
-                if recorder is not None:
-                    recorder.add(frames)
-                self._enforce_byte_limit(log)
+            frames = log.add(events)
+            if recorder is not None:
+                recorder.add(frames)
+            self._enforce_byte_limit(log)
 
         try:
-            await run.run_queued(self._slots, emit)
+            await run.run(emit, slots=self._slots)
         finally:
             self._jobs.pop(id, None)
             log.end(self._clock())
@@ -231,7 +229,7 @@ def enqueue_run(run: ResponseRun) -> EventLog:
     """Store a response as queued, with the first events of its stream, and return the log of events."""
     log = EventLog()
     frames = log.add(run.enqueue())
-    if run.service.claims is not None and run.draft.prompt.stream:
+    if run.service.claims is not None and run.is_streamed:
         run.service.claims.add_events(run.service.nodes.parse_node(run.draft.key), 0, frames)
     return log
 

@@ -1,16 +1,23 @@
-"""The generation loop: run a model for one request, within its deadline, until it ends.
+"""Run a model for one request, within its deadline, until it ends.
 
-Stored responses (``response_run``) and stateless ones (``stateless_run``) process the output differently,
-but generate it in the same way. So all failures while a model writes are handled here, once: an error of
-the model, a bug in it, the deadline, a client that disconnects, a server that shuts down.
+Stored responses (``response_run``) and stateless ones, streams, background responses and those over a WebSocket write
+and process the output differently, but all of them are one ``Generation.run``. So all failures while a model writes are
+handled here, once: an error of the model, a bug in it, the deadline, a client that disconnects, a server that shuts
+down.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from starlette.requests import Request
 
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
+from kedge.server.http import respond_encoded
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -23,13 +30,14 @@ from kedge.server.models import (
 )
 from kedge.server.output_writer import OutputWriter, count_answer, count_usage, precount_output
 from kedge.server.request_log import log_failure
+from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
 
-
-import asyncio
+MAX_QUEUE_SECONDS = 24 * 3600.0
+"""Seconds for which a queued response waits for a slot."""
 
 T = TypeVar("T")
 
@@ -52,7 +60,10 @@ class Deadline:
         return self._is_cancelled or (self._timeout is not None and self._timeout.expired())
 
     async def run(
-        self, work: Coroutine[Any, Any, T], on_wait: Callable[[], None] | None = None
+        self,
+        work: Coroutine[Any, Any, T],
+        on_wait: Callable[[], None] | None = None,
+        seconds: float | None = None,
     ) -> T | None:
         """Run a coroutine.
 
@@ -60,13 +71,15 @@ class Deadline:
             work: The coroutine.
             on_wait: Called once if the coroutine waits, in the next turn of the loop. Most requests are answered
                 within one turn.
+            seconds: The maximum time of this coroutine, if it is another one.
 
         Returns:
             Its result, or None if the deadline ended it.
         """
         waiting = asyncio.get_running_loop().call_soon(on_wait) if on_wait is not None else None
         try:
-            async with asyncio.timeout(0 if self._is_cancelled else self._seconds) as self._timeout:
+            limit = self._seconds if seconds is None else seconds
+            async with asyncio.timeout(0 if self._is_cancelled else limit) as self._timeout:
                 return await work
         except TimeoutError:
             if not self.cancelled:
@@ -121,6 +134,8 @@ class Generation(ABC, Generic[Chunk]):
         self._writer = writer
         self._stop_status: str | None = None
         self._on_wait: OnWait | None = None
+        self.is_streamed = prompt.stream
+        self._is_started = False
         self._deadline = Deadline(service.settings.limits.answer_seconds)
         service.running.add(self)
 
@@ -144,38 +159,42 @@ class Generation(ABC, Generic[Chunk]):
         self._service.running.discard(self)
         self._on_wait = None  # its object may refer to this one
 
-    async def _generate(self, on_wait: OnWait) -> bool:
-        """Run the model without streaming.
+    async def generate(self, on_wait: OnWait) -> bytes | None:
+        """Run the model without streaming; ``on_wait`` is called the first time that this waits.
 
         Returns:
-            Whether the answer is complete; if not, there is no client left to read it.
+            The complete answer as JSON, or None if there is no client left to read it.
 
         Raises:
             ApiError: If there is a client, but no complete answer.
         """
-        self._on_wait = on_wait
-        await self._run(self._write(None))
+        await self.run(_discard, on_wait)
         if not self.is_complete and not self.is_cancelled:
             raise self.error or INTERNAL_ERROR()
-        return self.is_complete
+        return self._serialize() if self.is_complete else None
 
-    async def _stream(self, emit: Emit[Chunk], on_wait: OnWait) -> None:
-        """Run the model and emit the answer as it is written."""
+    async def run(
+        self,
+        emit: Emit[Chunk],
+        on_wait: OnWait | None = None,
+        slots: asyncio.Semaphore | None = None,
+    ) -> None:
+        """Run the model until the answer ends, and settle it.
+
+        Args:
+            emit: Called with each chunk of a stream.
+            on_wait: Called the first time that this waits.
+            slots: Run when one of these slots is free.
+        """
         self._on_wait = on_wait
-        await self._run_stream(emit, self._start)
-        if self.is_complete or not self.is_cancelled:
-            await emit(self._finish())
-
-    async def _run_stream(self, emit: Emit[Chunk], start: Callable[[], Chunk]) -> None:
-        async def work() -> None:
-            await emit(await self._service.run(start))
-            await self._write(emit)
-
-        await self._run(work())
-
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._deadline.run(work, self._handle_wait)
+            if slots is None:
+                await self._deadline.run(self._emit_all(emit), self._handle_wait)
+            elif await self._deadline.run(slots.acquire(), seconds=MAX_QUEUE_SECONDS):
+                try:
+                    await self._deadline.run(self._emit_all(emit), self._handle_wait)
+                finally:
+                    slots.release()
         except ApiError as error:
             self.error = error
         except StoreError as error:
@@ -186,65 +205,60 @@ class Generation(ABC, Generic[Chunk]):
         finally:
             self.end()
         await self._settle_tokens()
+        if self.is_streamed and self._has_reader:
+            await emit(self._finish())
 
     async def _settle_tokens(self) -> None:
         """Count the tokens of the answer, also of a partial one: leaving early must not evade a limit."""
         reservation, self.reservation = self.reservation, None
         if reservation is None or self._is_left_to_others:
             return
-        self._writer.close_open_item()
-        await precount_output(self._writer)
-        used = self._count_usage().total
-        if not self.is_complete:  # a model may have reported its usage before it wrote more
-            used = max(used, count_answer(self._writer, self._input_usage).total)
+        used = 0
+        if self._is_started:
+            self._writer.close_open_item()
+            await precount_output(self._writer)
+            used = self._count_usage().total
+            if not self.is_complete:  # a model may have reported its usage before it wrote more
+                used = max(used, count_answer(self._writer, self._input_usage).total)
         await self._service.access.settle(reservation, used)
 
-    async def _write(self, emit: Emit[Chunk] | None) -> None:
-        before = await self._prepare()
-        if emit is not None and before:
-            await emit(before)
+    async def _emit_all(self, emit: Emit[Chunk]) -> None:
+        async with aclosing(self._write()) as chunks:
+            async for chunk in chunks:
+                if self.is_streamed and chunk:
+                    await emit(chunk)
+
+    async def _write(self) -> AsyncGenerator[Chunk]:
+        """Yield the chunks of the answer as it is written, then record the answer."""
+        self._is_started = True
+        yield await self._start()
+        yield await self._prepare()
         if self._model is not None:
-            await self._write_output(self._model.answer(self._prompt), emit)
+            pieces, stops = self._model.answer(self._prompt), self._prompt.stop
+            try:
+                async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
+                    self.has_output = True
+                    if self.is_streamed:
+                        yield self._render(piece)
+                    else:
+                        self._writer.consume(piece)
+            finally:
+                if (aclose := getattr(pieces, "aclose", None)) is not None:
+                    await aclose()  # stops the model
         await precount_output(self._writer)
         if not self._deadline.cancelled:
             await self._complete()
             self.is_complete = True
-
-    async def _write_output(
-        self, pieces: AsyncIterator[OutputEvent], emit: Emit[Chunk] | None
-    ) -> None:
-        stops = self._prompt.stop
-        try:
-            async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
-                self.has_output = True
-                if emit is None:
-                    self._writer.consume(piece)
-                elif chunk := self._render(piece):
-                    await emit(chunk)
-        finally:
-            if (aclose := getattr(pieces, "aclose", None)) is not None:
-                await aclose()  # stops the model
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits."""
         if self._on_wait is not None:
             self._on_wait()
 
-    async def _prepare(self) -> Chunk | None:
-        """Prepare the generation before the model runs, and return the chunks to emit for that."""
-        return None
-
-    async def _complete(self) -> None:
-        """Record the complete answer."""
-
-    @abstractmethod
-    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
-        """Send every frame, and call ``on_wait`` the first time that this waits."""
-
     @property
-    @abstractmethod
-    def _input_usage(self) -> ModelUsage:
-        """The usage before the first token of the answer."""
+    def _has_reader(self) -> bool:
+        """Whether there is somebody to read the end of the stream."""
+        return self.is_complete or not self.is_cancelled
 
     @property
     def _is_left_to_others(self) -> bool:
@@ -255,9 +269,21 @@ class Generation(ABC, Generic[Chunk]):
         """Return the tokens of the request and of the answer."""
         return count_usage(self._writer, self._input_usage)
 
+    async def _complete(self) -> None:
+        """Record the complete answer."""
+
+    @property
     @abstractmethod
-    def _start(self) -> Chunk:
-        """Return the chunks that open the stream."""
+    def _input_usage(self) -> ModelUsage:
+        """The usage before the first token of the answer."""
+
+    @abstractmethod
+    async def _start(self) -> Chunk:
+        """Return the chunks that open a stream."""
+
+    @abstractmethod
+    async def _prepare(self) -> Chunk:
+        """Prepare the generation before the model runs, and return the chunks to emit for that."""
 
     @abstractmethod
     def _render(self, piece: OutputEvent) -> Chunk:
@@ -266,6 +292,26 @@ class Generation(ABC, Generic[Chunk]):
     @abstractmethod
     def _finish(self) -> Chunk:
         """Return the chunks that end the stream: the end of a complete answer, or the failure."""
+
+    @abstractmethod
+    def encode(self, chunk: Chunk) -> bytes:
+        """Encode a chunk as frames."""
+
+    @abstractmethod
+    def _serialize(self) -> bytes:
+        """Return the complete answer as JSON."""
+
+
+async def _discard(_: object) -> None:
+    """Emit nothing: the answer is not streamed."""
+
+
+async def respond(request: Request, run: Generation[Any], last_frame: bytes = b"") -> Any:
+    """Respond to a request with its answer: with the frames of a stream, and this one at their end, or complete."""
+    if run.is_streamed:
+        return EventStream(run, last_frame)
+    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
+        return respond_encoded(await run.generate(watcher.start) or b"")
 
 
 async def apply_stop_sequences(

@@ -4,14 +4,13 @@ A run ends in exactly one way: completed or incomplete with its output stored, o
 without output.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.encrypted_content import build_compaction_item
-from kedge.server.generation import Deadline, Emit, Generation, OnWait
+from kedge.server.generation import Generation
 from kedge.server.item_forms import Item, count_items
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent
@@ -29,9 +28,6 @@ from kedge.server.storage.context import (
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.text.json_text import encode
-
-MAX_QUEUE_SECONDS = 24 * 3600.0
-"""Seconds for which a queued response waits for a slot."""
 
 
 class ResponseRun(Generation[Sequence[StreamEvent]]):
@@ -69,32 +65,12 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self._request_json = encode(draft.request_fields)
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
-        self._response_json: bytes | None = None
+        self._response_json = b""
+        self._encoder = SSEEncoder()
         self.service = service
         self._is_lost = False
         self.before_settle: Callable[[], None] | None = None
         """Called before the result of the response is stored."""
-
-    async def generate(self, on_wait: OnWait) -> bytes | None:
-        """Return the complete response as JSON, or None if the client disconnected.
-
-        Until the client has the id it cannot request the response, so the response is stored as in
-        progress only if its model makes the server wait. ``on_wait`` is called then, too.
-
-        Raises:
-            ApiError: If the model failed or took too long.
-        """
-        await self._generate(on_wait)
-        return self._response_json
-
-    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
-        """Send the events of the response as SSE frames while it is written."""
-        encoder = SSEEncoder()
-
-        async def emit(events: Sequence[StreamEvent]) -> None:
-            await send(b"".join(map(encoder, events)))
-
-        await self._stream(emit, on_wait)
 
     def enqueue(self) -> list[StreamEvent]:
         """Store the response as queued and return the first events of its stream."""
@@ -102,29 +78,22 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self.begin()
         return [self._build_event("created"), self._build_event("queued")]
 
-    async def run_queued(self, slots: asyncio.Semaphore, emit: Emit[Sequence[StreamEvent]]) -> None:
-        """Generate a queued response when one of the slots is free."""
-        answering, self._deadline = self._deadline, Deadline(MAX_QUEUE_SECONDS)
-        if answering.cancelled:  # before it could wait
-            self._deadline.cancel()
-        if await self._deadline.run(slots.acquire()):
-            self._deadline = answering
-            try:
-                await self._run_stream(emit, self._start_queued)
-            finally:
-                slots.release()
-        self.end()
-        if self.reservation is not None and not self._is_left_to_others:  # cancelled in the queue
-            await self._service.access.settle(self.reservation, 0)
-        if not self._is_left_to_others:
-            await emit(self._finish())
-
     def resume(self) -> None:
         """Generate a response that is stored as queued, because another server did not finish it."""
         self._result_fields = response_object.QUEUED_FIELDS
         self._state = "in_progress"
 
-    def _start(self) -> list[StreamEvent]:
+    async def _start(self) -> list[StreamEvent]:
+        """Store the response before the client has its id.
+
+        Until then the client cannot request the response, so a response that is not streamed is stored as in progress
+        only if its model makes the server wait.
+        """
+        if self._result_fields is response_object.QUEUED_FIELDS:
+            return await self._service.run(self._start_queued)
+        return await self._service.run(self._start_stream) if self.is_streamed else []
+
+    def _start_stream(self) -> list[StreamEvent]:
         if self._state == "unwritten":
             self.begin()
         return [self._build_event("created"), self._build_event("in_progress")]
@@ -143,6 +112,13 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _render(self, piece: OutputEvent) -> list[StreamEvent]:
         return list(self._writer.feed(piece))
+
+    def encode(self, chunk: Sequence[StreamEvent]) -> bytes:
+        """Encode events as SSE frames."""
+        return b"".join(map(self._encoder, chunk))
+
+    def _serialize(self) -> bytes:
+        return self._response_json
 
     def _build_event(self, name: str) -> StreamEvent:
         return {"type": f"response.{name}", "response": self._build_response([])}
@@ -191,6 +167,12 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         is_left = self._stop_status == "failed" or self._is_lost
         is_background: bool = self.draft.request_fields["background"]
         return is_left and is_background and self._service.claims is not None
+
+    @property
+    def _has_reader(self) -> bool:
+        if self.draft.request_fields["background"]:
+            return not self._is_left_to_others
+        return super()._has_reader
 
     def _record_metrics(self) -> None:
         if self in self._service.running:

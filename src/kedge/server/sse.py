@@ -111,17 +111,17 @@ class EventStream:
         """Send every frame, or raise the error of a source that failed before its first output."""
         source = self._source
 
-        async def put(frames: bytes) -> None:
+        async def put(chunk: Any) -> None:
             if source.has_output and not start.released:
                 await start.release()
-            await outbox.put(frames)
+            await outbox.put(source.encode(chunk))
 
         start = DelayedStart(send, source.grace)
         try:
             await start({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             async with BufferedSender(start) as outbox:
                 with DisconnectWatcher(partial(source.stop, "cancelled"), receive) as watcher:
-                    await source.stream(put, watcher.start)
+                    await source.run(put, watcher.start)
         finally:
             source.end()
             start.close()

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
-from kedge.server.generation import Emit, Generation, OnWait
-from kedge.server.http import get_recorded_request, get_service, respond_encoded, respond_json
+from kedge.server.generation import Generation, respond
+from kedge.server.http import get_recorded_request, get_service
 from kedge.server.item_forms import (
     Item,
     count_item,
@@ -27,9 +26,9 @@ from kedge.server.prepare import (
     read_prompt_cache,
     truncate_to_window,
 )
-from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
+from kedge.text.json_text import encode
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -134,22 +133,22 @@ class StatelessRun(Generation[bytes]):
         failed = not self.is_complete and not self.is_cancelled
         return (self.error or INTERNAL_ERROR()) if failed else None
 
-    async def generate(self, on_wait: OnWait) -> Mapping[str, Any] | None:
-        """Return the complete response as JSON, or None if the client disconnected."""
-        if not await self._generate(on_wait):
-            return None
-        return self._serializer.response(self._writer, self._count_usage())
+    async def _start(self) -> bytes:
+        return self._serializer.start(self._input_usage) if self.is_streamed else b""
 
-    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
-        """Send the response as frames while it is written."""
-        await self._stream(send, on_wait)
-
-    def _start(self) -> bytes:
-        return self._serializer.start(self._input_usage)
+    async def _prepare(self) -> bytes:
+        return b""
 
     def _render(self, piece: OutputEvent) -> bytes:
         self._writer.consume(piece)
         return self._serializer.delta(piece, self._writer)
+
+    def encode(self, chunk: bytes) -> bytes:
+        """Return the frames, which the serializer has encoded."""
+        return chunk
+
+    def _serialize(self) -> bytes:
+        return encode(self._serializer.response(self._writer, self._count_usage()))
 
     def _finish(self) -> bytes:
         if self.is_complete:
@@ -161,7 +160,7 @@ class StatelessRun(Generation[bytes]):
         return self._request_usage
 
 
-async def respond(
+async def respond_stateless(
     request: Request,
     prepared: PreparedRequest,
     response_id: str,
@@ -177,8 +176,4 @@ async def respond(
     reservation = await service.reserve_tokens(prepared.usage.input, prepared.prompt.max_tokens)
     run = StatelessRun(service, prepared, writer, serializer)
     run.reservation = reservation
-    if prepared.prompt.stream:
-        return EventStream(run)
-    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watch:
-        response = await run.generate(watch.start)
-    return respond_encoded(b"") if response is None else respond_json(response)
+    return await respond(request, run)

@@ -45,7 +45,7 @@ from kedge.server.output_writer import OutputWriter
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
-from kedge.server.stateless_run import PreparedRequest, prepare, respond
+from kedge.server.stateless_run import PreparedRequest, prepare, respond_stateless
 from kedge.tokens.cache_minimums import find_min_tokens
 
 Body = Mapping[str, Any]
@@ -333,7 +333,7 @@ async def create(request: Request) -> Any:
         show_thinking=is_thinking_shown(body),
         request_id=request.scope.get(REQUEST_ID_KEY),
     )
-    return await respond(request, prepared, response_id, writer, serializer)
+    return await respond_stateless(request, prepared, response_id, writer, serializer)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -22,7 +22,7 @@ from kedge.server.stateless_run import (
     StatelessRequest,
     get_object,
     prepare,
-    respond,
+    respond_stateless,
 )
 
 DELTA_MEMBERS: Mapping[str, str] = {
@@ -207,7 +207,7 @@ async def create(request: Request) -> Any:
         include_usage=bool(get_object(body, "stream_options").get("include_usage")),
     )
     writer = OutputWriter(prepared.key, len(parsed.input))
-    return await respond(request, prepared, response_id, writer, serializer)
+    return await respond_stateless(request, prepared, response_id, writer, serializer)
 
 
 async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:

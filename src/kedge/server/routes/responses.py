@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,6 +11,7 @@ from kedge.server import errors, response_object
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
+from kedge.server.generation import respond
 from kedge.server.http import (
     check_include,
     get_background,
@@ -51,7 +51,7 @@ from kedge.server.schema.validation import (
     check_not_empty,
 )
 from kedge.server.schema.validators import Integer
-from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, SSEEncoder, replay
+from kedge.server.sse import DONE_FRAME, SSEEncoder, replay
 from kedge.server.state import ServerState
 from kedge.text.json_text import decode, encode
 
@@ -96,13 +96,9 @@ async def create(request: Request) -> Any:
         raise
     run.reservation = reservation
     if log is not None:
-        background.start(run, log, retain_events=draft.prompt.stream)
-        return replay(log.read(-1)) if draft.prompt.stream else respond_encoded(run.snapshot())
-    if draft.prompt.stream:
-        return EventStream(run, DONE_FRAME)
-    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
-        response = await run.generate(watcher.start)
-    return respond_encoded(response or b"")
+        background.start(run, log)
+        return replay(log.read(-1)) if run.is_streamed else respond_encoded(run.snapshot())
+    return await respond(request, run, DONE_FRAME)
 
 
 def _prepare_draft(
