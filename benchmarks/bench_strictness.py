@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.table import Row, compare_cpu
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence, check_request
-from kedge.server.schema.validation import check_create, parse_body
+from kedge.server.schema.requests import check_create, parse_body
 
 BASELINE = "parsing the body"
 ITEMS: list[dict[str, Any]] = [

@@ -51,7 +51,7 @@ from kedge.proxy import create_proxy_app
 from kedge.server import app as server_app
 from kedge.server import background
 from kedge.server import prompt_cache as server_cache
-from kedge.server.schema import requests, validation, validators
+from kedge.server.schema import requests, validators
 from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
 from kedge.server.storage import database as server_database
@@ -399,7 +399,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "strictness.md": [
         f"nested more than {validators.MAX_DEPTH} levels",
-        f"within {WORDS[validation.MAX_DISTANCE]} edits",
+        f"within {WORDS[requests.MAX_DISTANCE]} edits",
     ],
     "tools.md": [
         f"first retry ({default(Tool, 'retry_wait')}), doubled each time",

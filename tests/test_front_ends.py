@@ -12,7 +12,7 @@ from kedge.mcp.server import McpFrontEnd
 from kedge.proxy.access import ProxyFrontEnd
 from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
-from kedge.server.front_end import ServerFrontEnd
+from kedge.server.http import ServerFrontEnd
 from kedge.server.request_log import FrontEnd, RequestMiddleware
 from kedge.web.security import PageAuth, PageFrontEnd
 

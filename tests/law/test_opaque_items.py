@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kedge.server.schema.validation import check_create
+from kedge.server.schema.requests import check_create
 from kedge.turns import Turn, block_from_item, dumps, item_from_block, loads
 
 ITEMS: list[dict[str, Any]] = [

@@ -243,17 +243,17 @@ def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> 
 async def test_long_stream_drops_its_oldest_events() -> None:
     """A reader after the dropped events continues; a reader before them gets an error."""
     log = EventLog()
-    log.add([{"type": "a"}, {"type": "b"}])
+    log.append([b"a", b"b"])
     quick, slow = log.read(-1), log.read(-1)
-    assert b'"a"' in await anext(quick)
-    log.add([{"type": "c"}])
+    assert await anext(quick) == b"ab"
+    log.append([b"c"])
     assert log.drop_oldest()
     assert log.drop_oldest()
     assert not log.drop_oldest()
     assert not log.has_all_after(0)
     assert log.has_all_after(1)
     log.end(0.0)
-    assert b'"sequence_number":2' in await anext(quick)
+    assert await anext(quick) == b"c"
     assert [frames async for frames in quick] == []
     with pytest.raises(EventsDropped):
         await anext(slow)

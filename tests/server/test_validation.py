@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kedge.server.errors import ApiError
-from kedge.server.schema import validation
+from kedge.server.schema import requests
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 ASSISTANT = {
@@ -501,7 +501,7 @@ def test_malformed_request_gets_the_published_error(row: Row) -> None:
     """Status, param, code and message are those of the hosted API."""
     _, fragment, param, code, message = row
     with pytest.raises(ApiError) as exc_info:
-        validation.check_create(make_body(fragment))
+        requests.check_create(make_body(fragment))
     error = exc_info.value
     assert (error.message, error.param, error.code) == (message, param, code)
     assert (error.status, error.type) == (400, "invalid_request_error")
@@ -547,7 +547,7 @@ def test_order_of_checks_is_fixed(param: str, fragment: dict[str, Any]) -> None:
     backwards = dict(reversed(make_body(fragment).items()))
     for request in (make_body(fragment), backwards):
         with pytest.raises(ApiError) as exc_info:
-            validation.check_create(request)
+            requests.check_create(request)
         assert exc_info.value.param == param
 
 
@@ -612,7 +612,7 @@ ACCEPTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fragment", ACCEPTED, ids=lambda fragment: ",".join(fragment)[:40])
 def test_valid_request_is_accepted(fragment: dict[str, Any]) -> None:
     """Requests that the API accepts are accepted, including null where it is allowed."""
-    validation.check_create(make_body(fragment))
+    requests.check_create(make_body(fragment))
 
 
 @pytest.mark.parametrize(
@@ -635,19 +635,19 @@ def test_valid_request_is_accepted(fragment: dict[str, Any]) -> None:
 def test_invalid_json_is_rejected(raw: bytes) -> None:
     """A body that is not valid JSON is rejected before any other check."""
     with pytest.raises(ApiError, match="could not parse the JSON body"):
-        validation.parse_body(raw)
+        requests.parse_body(raw)
 
 
 def test_last_duplicate_key_wins() -> None:
     """Of duplicate keys the last one is used, as in other JSON parsers."""
-    assert validation.parse_body(b'{"a": 1, "a": 2}') == {"a": 2}
+    assert requests.parse_body(b'{"a": 1, "a": 2}') == {"a": 2}
 
 
 @pytest.mark.parametrize("value", [[], "x", 1, None])
 def test_a_body_must_be_an_object(value: object) -> None:
     """A JSON value that is not an object is rejected."""
     with pytest.raises(ApiError, match="expected an object") as exc_info:
-        validation.check_create(value)
+        requests.check_create(value)
     assert exc_info.value.code == "invalid_type"
 
 
@@ -666,7 +666,7 @@ def test_a_body_must_be_an_object(value: object) -> None:
 def test_values_that_cannot_be_stored_are_rejected(fragment: dict[str, Any], param: str) -> None:
     """Infinities and lone surrogates are rejected, although Python's JSON parser accepts them."""
     with pytest.raises(ApiError) as exc_info:
-        validation.check_create(make_body(fragment))
+        requests.check_create(make_body(fragment))
     assert (exc_info.value.param, exc_info.value.code) == (param, "invalid_value")
 
 
@@ -679,16 +679,16 @@ def test_nesting_of_free_form_json_is_limited() -> None:
             value = {"items": value}
         return make_body({"tools": [FUNCTION | {"parameters": value}]})
 
-    validation.check_create(nested(90))
+    requests.check_create(nested(90))
     with pytest.raises(ApiError, match="nested too deeply") as exc_info:
-        validation.check_create(nested(500))
+        requests.check_create(nested(500))
     assert exc_info.value.param == "tools[0].parameters"
 
 
 def test_conversation_and_previous_response_exclude_each_other() -> None:
     """A request with both is rejected with the hosted API's message."""
     with pytest.raises(ApiError) as exc_info:
-        validation.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
+        requests.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
     assert exc_info.value.body()["error"] == {
         "message": "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
         "'pre..._id' or 'conversation'.",
@@ -696,26 +696,26 @@ def test_conversation_and_previous_response_exclude_each_other() -> None:
         "param": None,
         "code": "mutually_exclusive_parameters",
     }
-    validation.check_exclusive({"conversation": None, "previous_response_id": "resp_1"})
-    validation.check_exclusive({"conversation": "conv_1", "previous_response_id": None})
+    requests.check_exclusive({"conversation": None, "previous_response_id": "resp_1"})
+    requests.check_exclusive({"conversation": "conv_1", "previous_response_id": None})
 
 
 def test_a_stored_prompt_is_never_found() -> None:
     """The server stores no prompts and returns the hosted API's error for an unknown one."""
     with pytest.raises(ApiError) as exc_info:
-        validation.check_prompt({"prompt": {"id": "pmpt_x"}})
+        requests.check_prompt({"prompt": {"id": "pmpt_x"}})
     assert (exc_info.value.status, exc_info.value.message) == (
         404,
         "Prompt with id 'pmpt_x' not found.",
     )
-    validation.check_prompt({"prompt": None})
+    requests.check_prompt({"prompt": None})
 
 
 @pytest.mark.parametrize("empty", [[], ""])
 def test_empty_input_requires_a_previous_response(empty: object) -> None:
     """Empty input is rejected without a previous response or conversation."""
     with pytest.raises(ApiError) as exc_info:
-        validation.check_not_empty({"input": empty, "previous_response_id": None})
+        requests.check_not_empty({"input": empty, "previous_response_id": None})
     assert exc_info.value.body()["error"] == {
         "message": "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' "
         "must be provided.",
@@ -723,31 +723,31 @@ def test_empty_input_requires_a_previous_response(empty: object) -> None:
         "param": None,
         "code": "missing_required_parameter",
     }
-    validation.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
-    validation.check_not_empty({"input": empty, "conversation": "conv_1"})
+    requests.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
+    requests.check_not_empty({"input": empty, "conversation": "conv_1"})
 
 
 OTHER_CHECKS = [
-    (validation.check_input_tokens, {}, {"modle": 1}, "modle"),
-    (validation.check_input_tokens, {"input": "x", "model": "m"}, {"input": 7}, "input"),
-    (validation.check_compact, {"model": "m", "input": []}, {"input": []}, "model"),
-    (validation.check_compact, {"model": "m"}, {"model": "m", "tools": []}, "tools"),
-    (validation.check_conversation_create, {}, {"item": []}, "item"),
-    (validation.check_conversation_create, {"items": None}, {"metadata": 1}, "metadata"),
+    (requests.check_input_tokens, {}, {"modle": 1}, "modle"),
+    (requests.check_input_tokens, {"input": "x", "model": "m"}, {"input": 7}, "input"),
+    (requests.check_compact, {"model": "m", "input": []}, {"input": []}, "model"),
+    (requests.check_compact, {"model": "m"}, {"model": "m", "tools": []}, "tools"),
+    (requests.check_conversation_create, {}, {"item": []}, "item"),
+    (requests.check_conversation_create, {"items": None}, {"metadata": 1}, "metadata"),
     (
-        validation.check_conversation_create,
+        requests.check_conversation_create,
         {"items": [{"role": "user", "content": "x"}] * 20},
         {"items": [{"role": "user", "content": "x"}] * 21},
         "items",
     ),
-    (validation.check_conversation_update, {"metadata": {"a": "b"}}, {}, "metadata"),
+    (requests.check_conversation_update, {"metadata": {"a": "b"}}, {}, "metadata"),
     (
-        validation.check_conversation_items,
+        requests.check_conversation_items,
         {"items": [{"role": "user", "content": "x"}]},
         {"items": [{"role": "user"}]},
         "items[0].content",
     ),
-    (validation.check_conversation_items, {"items": []}, {}, "items"),
+    (requests.check_conversation_items, {"items": []}, {}, "items"),
 ]
 
 

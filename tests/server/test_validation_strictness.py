@@ -25,7 +25,7 @@ from openai.types.responses import (
 from typing_extensions import get_type_hints, is_typeddict
 
 from kedge.server.errors import ApiError
-from kedge.server.schema import validation
+from kedge.server.schema import requests
 from kedge.server.schema.items import ITEM_TYPES
 from kedge.testing import serve
 from server.waiting import TIMEOUT
@@ -162,7 +162,7 @@ def test_every_item_type_is_accepted() -> None:
     errors = {
         f"{json.dumps(item)}: {error.message}"
         for item in ITEMS
-        if (error := find_error(validation.check_create, {"model": "m", "input": [item]}))
+        if (error := find_error(requests.check_create, {"model": "m", "input": [item]}))
     }
     assert errors == set()
 
@@ -190,7 +190,7 @@ def test_every_tool_type_is_accepted() -> None:
         for tool in TOOLS
         if (
             error := find_error(
-                validation.check_create, {"model": "m", "input": "x", "tools": [tool]}
+                requests.check_create, {"model": "m", "input": "x", "tools": [tool]}
             )
         )
     }
@@ -200,12 +200,12 @@ def test_every_tool_type_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("check", "shape"),
     [
-        (validation.check_create, response_create_params.ResponseCreateParamsNonStreaming),
-        (validation.check_create, response_create_params.ResponseCreateParamsStreaming),
-        (validation.check_input_tokens, input_token_count_params.InputTokenCountParams),
-        (validation.check_compact, response_compact_params.ResponseCompactParams),
-        (validation.check_conversation_create, conversation_create_params.ConversationCreateParams),
-        (validation.check_conversation_items, item_create_params.ItemCreateParams),
+        (requests.check_create, response_create_params.ResponseCreateParamsNonStreaming),
+        (requests.check_create, response_create_params.ResponseCreateParamsStreaming),
+        (requests.check_input_tokens, input_token_count_params.InputTokenCountParams),
+        (requests.check_compact, response_compact_params.ResponseCompactParams),
+        (requests.check_conversation_create, conversation_create_params.ConversationCreateParams),
+        (requests.check_conversation_items, item_create_params.ItemCreateParams),
     ],
 )
 def test_every_parameter_is_accepted(check: Any, shape: Any) -> None:
@@ -312,7 +312,7 @@ def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
 
 def test_full_body_is_valid() -> None:
     """The body that the following tests change is valid."""
-    validation.check_create(FULL_BODY)
+    requests.check_create(FULL_BODY)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_unknown_member_is_rejected_at_any_path(at: JsonPath) -> None:
     """An unknown member at any position is reported with its full path."""
     path = (*at, "zzz")
     error = find_error(
-        validation.check_create, change_at(path, lambda container, key: container.update({key: 1}))
+        requests.check_create, change_at(path, lambda container, key: container.update({key: 1}))
     )
     assert error is not None
     assert (error.param, error.code) == (format_path(path), "unknown_parameter")
@@ -338,7 +338,7 @@ def test_unknown_member_is_rejected_at_any_path(at: JsonPath) -> None:
 def test_wrong_type_is_rejected_at_any_path(at: JsonPath) -> None:
     """A value of a wrong type is reported with its path or with that of its parent."""
     error = find_error(
-        validation.check_create,
+        requests.check_create,
         change_at(at, lambda container, key: container.__setitem__(key, [[3.5]])),
     )
     assert error is not None
@@ -366,7 +366,7 @@ REQUIRED_PATHS = [
 def test_missing_member_is_rejected_at_any_path(at: JsonPath) -> None:
     """A missing member is reported with its full path, or with that of its item."""
     error = find_error(
-        validation.check_create, change_at(at, lambda container, key: container.__delitem__(key))
+        requests.check_create, change_at(at, lambda container, key: container.__delitem__(key))
     )
     assert error is not None
     assert error.code in {"missing_required_parameter", "invalid_value"}
@@ -395,12 +395,12 @@ values = st.recursive(
     max_leaves=12,
 )
 CHECKS = [
-    validation.check_create,
-    validation.check_input_tokens,
-    validation.check_compact,
-    validation.check_conversation_create,
-    validation.check_conversation_update,
-    validation.check_conversation_items,
+    requests.check_create,
+    requests.check_input_tokens,
+    requests.check_compact,
+    requests.check_conversation_create,
+    requests.check_conversation_update,
+    requests.check_conversation_items,
 ]
 
 
@@ -419,11 +419,11 @@ def test_any_changed_request_is_accepted_or_rejected(data: st.DataObject, value:
     """No replaced value in a request raises another error, and every error can be serialized."""
     at = data.draw(st.sampled_from([at for at, _ in json_paths(FULL_BODY) if at]))
     body = change_at(at, lambda container, key: container.__setitem__(key, value))
-    assert is_serializable(find_error(validation.check_create, body))
+    assert is_serializable(find_error(requests.check_create, body))
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     """No bytes raise another error when a body is parsed."""
-    error = find_error(validation.parse_body, raw)
+    error = find_error(requests.parse_body, raw)
     assert error is None or error.status == 400

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kedge.server.errors import ApiError
-from kedge.server.schema.validation import check_tool_choice
+from kedge.server.schema.requests import check_tool_choice
 
 FUNCTION = {"type": "function", "name": "f"}
 CUSTOM = {"type": "custom", "name": "f"}

@@ -20,8 +20,7 @@ from kedge.server.access import (
     parse_host_name,
     read_header,
 )
-from kedge.server.front_end import EscapedJSONResponse
-from kedge.server.request_log import FrontEnd
+from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
 

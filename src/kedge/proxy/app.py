@@ -49,8 +49,7 @@ from kedge.proxy.access import (
 )
 from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
-from kedge.server.front_end import EscapedJSONResponse
-from kedge.server.request_log import RequestMiddleware
+from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder

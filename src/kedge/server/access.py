@@ -20,6 +20,7 @@ from starlette.types import Scope
 from kedge.errors import KedgeError, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge.server import errors
 
 log = get_logger("kedge.server")
 
@@ -341,3 +342,25 @@ def parse_host_name(host: bytes) -> str:
     """Return the name in ``name:port``, or an empty text; an IPv6 address includes its brackets."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return match[1] if match else ""
+
+
+ACCESS_ERRORS: Mapping[Problem, errors.ErrorTemplate] = {
+    "headers": errors.HEADERS_TOO_LARGE,
+    "host": errors.HOST_NOT_ALLOWED,
+    "origin": errors.ORIGIN_NOT_ALLOWED,
+    "missing": errors.API_KEY_MISSING,
+    "invalid": errors.API_KEY_INVALID,
+    "scope": errors.TOKEN_SCOPE_MISSING,
+    "requests": errors.RATE_LIMITED,
+    "tokens": errors.TOKENS_LIMITED,
+    "outage": errors.DATABASE_UNAVAILABLE,
+}
+
+
+def build_access_error(rejection: Rejection, policy: AccessPolicy) -> errors.ApiError:
+    """Return a rejection as an error of the API."""
+    return ACCESS_ERRORS[rejection.problem](
+        most=policy.header_bytes,
+        scope=rejection.needed,
+        seconds=f"{rejection.seconds_left:.3g}",
+    )

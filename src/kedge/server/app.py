@@ -30,13 +30,15 @@ from kedge.server.errors import (
     ApiError,
 )
 from kedge.server.faults.middleware import FaultMiddleware
-from kedge.server.front_end import (
+from kedge.server.http import (
     ServerFrontEnd,
     build_error_response,
     format_allowed_methods,
+    get_service,
     is_anthropic,
+    respond_encoded,
+    respond_json,
 )
-from kedge.server.http import get_service, respond_encoded, respond_json
 from kedge.server.models import Model
 from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
 from kedge.server.routes import conversations, responses

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from kedge.errors import StoreError
 from kedge.server import errors
-from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import prepare_claimed
 from kedge.server.request_log import log_failure
 from kedge.server.response_object import UNFINISHED_STATUSES
@@ -74,14 +73,11 @@ class EventLog(FollowedLog[bytes]):
         super().__init__(start)
         self.size = 0
         self.ended_at: float | None = None
-        self._encoder = SSEEncoder(start)
 
-    def add(self, events: Sequence[StreamEvent]) -> list[bytes]:
-        """Append events and return their frames."""
-        frames = [self._encoder(event) for event in events]
-        self.append(frames)
-        self.size += sum(map(len, frames))
-        return frames
+    def append(self, entries: Sequence[bytes]) -> None:
+        """Append frames and wake the readers."""
+        super().append(entries)
+        self.size += sum(map(len, entries))
 
     def end(self, now: float) -> None:
         """Mark the log as complete."""
@@ -152,7 +148,8 @@ class BackgroundJobs:
         log.info("continuing the background response of another server: %s", claimed.key)
         first = await service.run(claims.count_events, claimed.node)
         try:
-            run = await service.run(_open_claimed, view, claimed)
+            draft = await service.run(prepare_claimed, view, claimed)
+            run = ResponseRun(view, draft, first_event=first)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - such as of a request to a newer version
@@ -192,8 +189,8 @@ class BackgroundJobs:
         self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
     ) -> None:
 
-        async def emit(events: Sequence[StreamEvent]) -> None:
-            frames = log.add(events)
+        async def emit(frames: Sequence[bytes]) -> None:
+            log.append(frames)
             if recorder is not None:
                 recorder.add(frames)
             self._enforce_byte_limit(log)
@@ -227,17 +224,11 @@ class BackgroundJobs:
 
 def enqueue_run(run: ResponseRun) -> EventLog:
     """Store a response as queued, with the first events of its stream, and return the log of events."""
-    log = EventLog()
-    frames = log.add(run.enqueue())
+    log, frames = EventLog(), run.enqueue()
+    log.append(frames)
     if run.service.claims is not None and run.is_streamed:
         run.service.claims.add_events(run.service.nodes.parse_node(run.draft.key), 0, frames)
     return log
-
-
-def _open_claimed(service: ServerState, claimed: ClaimedResponse) -> ResponseRun:
-    run = ResponseRun(service, prepare_claimed(service, claimed), is_locked=True)
-    run.resume()
-    return run
 
 
 def _fail_claimed(

@@ -8,26 +8,17 @@ down.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
 from kedge.server.http import respond_encoded
-from kedge.server.models import (
-    ItemClosed,
-    ItemDelta,
-    ItemOpened,
-    Model,
-    ModelUsage,
-    OutputEvent,
-    OutputTruncated,
-    Prompt,
-)
+from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, count_answer, count_usage, precount_output
 from kedge.server.request_log import log_failure
 from kedge.server.sse import DisconnectWatcher, EventStream
@@ -97,14 +88,12 @@ class Deadline:
         self._is_cancelled = True
 
 
-Chunk = TypeVar("Chunk")
-"""The type that a subclass emits while it streams: events, or encoded frames."""
-
-Emit = Callable[[Chunk], Awaitable[None]]
+Frames = list[bytes]
+Emit = Callable[[Frames], Awaitable[None]]
 OnWait = Callable[[], None]
 
 
-class Generation(ABC, Generic[Chunk]):
+class Generation(ABC):
     """One answer while a model writes it.
 
     It ends exactly once: complete, with an error, or stopped from outside.
@@ -114,10 +103,16 @@ class Generation(ABC, Generic[Chunk]):
         model: The model to run, or None to produce an answer without one.
         prompt: The request to the model.
         writer: The writer that collects the output.
+        usage: The usage before the first token of the answer.
     """
 
     def __init__(
-        self, service: ServerState, model: Model | None, prompt: Prompt, writer: OutputWriter
+        self,
+        service: ServerState,
+        model: Model | None,
+        prompt: Prompt,
+        writer: OutputWriter,
+        usage: ModelUsage,
     ) -> None:
         self.grace = 0.0 if model is None else model.grace
         """Seconds for which the start of a stream waits for the first output."""
@@ -126,15 +121,16 @@ class Generation(ABC, Generic[Chunk]):
         self.has_output = False
         """Whether the model has produced anything."""
         self.is_complete = False
+        self.is_streamed = prompt.stream
         self.reservation: TokenReservation | None = None
         """The tokens that are reserved for the answer, if its caller has a limit."""
         self._service = service
         self._model = model
         self._prompt = prompt
         self._writer = writer
+        self._input_usage = usage
         self._stop_status: str | None = None
         self._on_wait: OnWait | None = None
-        self.is_streamed = prompt.stream
         self._is_started = False
         self._deadline = Deadline(service.settings.limits.answer_seconds)
         service.running.add(self)
@@ -175,14 +171,14 @@ class Generation(ABC, Generic[Chunk]):
 
     async def run(
         self,
-        emit: Emit[Chunk],
+        emit: Emit,
         on_wait: OnWait | None = None,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
         """Run the model until the answer ends, and settle it.
 
         Args:
-            emit: Called with each chunk of a stream.
+            emit: Called with the frames of a stream.
             on_wait: Called the first time that this waits.
             slots: Run when one of these slots is free.
         """
@@ -222,14 +218,14 @@ class Generation(ABC, Generic[Chunk]):
                 used = max(used, count_answer(self._writer, self._input_usage).total)
         await self._service.access.settle(reservation, used)
 
-    async def _emit_all(self, emit: Emit[Chunk]) -> None:
-        async with aclosing(self._write()) as chunks:
-            async for chunk in chunks:
-                if self.is_streamed and chunk:
-                    await emit(chunk)
+    async def _emit_all(self, emit: Emit) -> None:
+        async with aclosing(self._write()) as written:
+            async for frames in written:
+                if frames:
+                    await emit(frames)
 
-    async def _write(self) -> AsyncGenerator[Chunk]:
-        """Yield the chunks of the answer as it is written, then record the answer."""
+    async def _write(self) -> AsyncGenerator[Frames]:
+        """Yield the frames of the answer as it is written, then record the answer."""
         self._is_started = True
         yield await self._start()
         yield await self._prepare()
@@ -248,7 +244,6 @@ class Generation(ABC, Generic[Chunk]):
         await precount_output(self._writer)
         if not self._deadline.cancelled:
             await self._complete()
-            self.is_complete = True
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits."""
@@ -271,31 +266,23 @@ class Generation(ABC, Generic[Chunk]):
 
     async def _complete(self) -> None:
         """Record the complete answer."""
+        self.is_complete = True
 
-    @property
-    @abstractmethod
-    def _input_usage(self) -> ModelUsage:
-        """The usage before the first token of the answer."""
-
-    @abstractmethod
-    async def _start(self) -> Chunk:
-        """Return the chunks that open a stream."""
+    async def _prepare(self) -> Frames:
+        """Prepare the generation before the model runs, and return the frames for that."""
+        return []
 
     @abstractmethod
-    async def _prepare(self) -> Chunk:
-        """Prepare the generation before the model runs, and return the chunks to emit for that."""
+    async def _start(self) -> Frames:
+        """Return the frames that open a stream."""
 
     @abstractmethod
-    def _render(self, piece: OutputEvent) -> Chunk:
-        """Feed a piece of output to the writer and return the chunk to emit for it, which may be empty."""
+    def _render(self, piece: OutputEvent) -> Frames:
+        """Feed a piece of output to the writer and return the frames for it."""
 
     @abstractmethod
-    def _finish(self) -> Chunk:
-        """Return the chunks that end the stream: the end of a complete answer, or the failure."""
-
-    @abstractmethod
-    def encode(self, chunk: Chunk) -> bytes:
-        """Encode a chunk as frames."""
+    def _finish(self) -> Frames:
+        """Return the frames that end the stream: the end of a complete answer, or the failure."""
 
     @abstractmethod
     def _serialize(self) -> bytes:
@@ -306,66 +293,9 @@ async def _discard(_: object) -> None:
     """Emit nothing: the answer is not streamed."""
 
 
-async def respond(request: Request, run: Generation[Any], last_frame: bytes = b"") -> Any:
+async def respond(request: Request, run: Generation, last_frame: bytes = b"") -> Any:
     """Respond to a request with its answer: with the frames of a stream, and this one at their end, or complete."""
     if run.is_streamed:
         return EventStream(run, last_frame)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
         return respond_encoded(await run.generate(watcher.start) or b"")
-
-
-async def apply_stop_sequences(
-    events: AsyncIterator[OutputEvent], stops: tuple[str, ...]
-) -> AsyncIterator[OutputEvent]:
-    """Yield the events of an answer up to the first stop sequence in its text."""
-    pending: str | None = None  # the end of the open text; None if no text is open
-    logprobs: tuple[Mapping[str, Any], ...] = ()  # of tokens that are in this end, or before it
-    before = 0  # the characters of these tokens that were sent
-    async for piece in events:
-        if isinstance(piece, ItemOpened):
-            pending, logprobs, before = "" if piece.kind == "text" else None, (), 0
-        elif pending is not None and isinstance(piece, ItemDelta):
-            pending, logprobs = pending + piece.text, logprobs + piece.logprobs
-            text, stop_sequence = _find_first_stop(pending, stops)
-            if stop_sequence:
-                yield ItemDelta(text, _take_logprobs(logprobs, before + len(text)))
-                yield ItemClosed(stop_sequence)
-                return
-            end = len(pending) - _partial_stop_length(pending, stops)
-            text, pending = pending[:end], pending[end:]
-            if text:
-                yield ItemDelta(text, () if pending else logprobs)
-                before, logprobs = (before + len(text), logprobs) if pending else (0, ())
-            continue
-        elif pending and isinstance(piece, ItemClosed | OutputTruncated):
-            yield ItemDelta(pending, logprobs)
-            pending = None
-        yield piece
-
-
-def _take_logprobs(
-    logprobs: tuple[Mapping[str, Any], ...], end: int
-) -> tuple[Mapping[str, Any], ...]:
-    """Return the log probabilities of the tokens that start before a position in their text."""
-    start = 0
-    for index, each in enumerate(logprobs):
-        if start >= end:
-            return logprobs[:index]
-        start += len(str(each.get("token")))
-    return logprobs
-
-
-def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
-    """Return the text before the first stop sequence, and that sequence."""
-    positions = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    at, stop = min(positions, default=(len(text), ""))
-    return text[:at], stop
-
-
-def _partial_stop_length(text: str, stops: tuple[str, ...]) -> int:
-    """Return the length of the end of a text that may be the beginning of a stop sequence."""
-    longest = max(len(stop) for stop in stops) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
-            return length
-    return 0

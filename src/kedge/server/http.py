@@ -1,4 +1,11 @@
-"""Read request bodies and build responses, for all endpoints."""
+"""Read credentials and bodies of requests, and build responses, for all endpoints.
+
+If there are tokens, every route except ``/healthz`` needs one. A named token gives its caller access to the
+responses of its namespace, within its limits; the server's own token gives access to the administrator's.
+
+Everything below ``/v1/messages`` is Anthropic's API, and so is a route that both APIs have if the
+request has Anthropic's version header. Everything else is OpenAI's.
+"""
 
 import asyncio
 import logging
@@ -8,13 +15,31 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from kedge.server import errors
-from kedge.server.access import CALLER_KEY, is_compressed, read_header
+from kedge.server.access import (
+    CALLER_KEY,
+    AccessPolicy,
+    Credentials,
+    Rejection,
+    build_access_error,
+    is_compressed,
+    read_bearer_token,
+    read_header,
+)
+from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.item_forms import Item
-from kedge.server.request_log import RECORD_KEY, RESPONSE_HEADERS_KEY, RecordedRequest
-from kedge.server.schema.requests import INCLUDE
-from kedge.server.schema.validation import parse_body
+from kedge.server.request_log import (
+    RECORD_KEY,
+    REQUEST_ID_KEY,
+    RESPONSE_HEADERS_KEY,
+    FrontEnd,
+    Headers,
+    RecordedRequest,
+)
+from kedge.server.schema.requests import INCLUDE, parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode
@@ -228,3 +253,84 @@ def _find_start(items: Sequence[Item], after: str | None) -> int:
     if after not in ids:
         raise errors.CURSOR_NOT_FOUND(id=after)
     return ids.index(after) + 1
+
+
+JSON_HEADERS = {"content-type": "application/json"}
+MODELS_PATHS = "/v1/models/"
+MESSAGES_PATHS = "/v1/messages/"
+"""The beginning of the paths of these routes, with a slash at their end."""
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Return whether a request uses Anthropic's API."""
+    path = f"{scope['path']}/"
+    if path.startswith(MESSAGES_PATHS):
+        return True
+    is_shared = path.startswith(MODELS_PATHS)
+    return is_shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def render_error(scope: Scope, error: errors.ApiError) -> tuple[int, Mapping[str, Any]]:
+    """Return the status and the body of an error response."""
+    if is_anthropic(scope):
+        return error_status(error), error_body(error, scope.get(REQUEST_ID_KEY))
+    return error.status, error.body()
+
+
+def build_error_response(scope: Scope, error: errors.ApiError) -> Response:
+    """Build the response for an error."""
+    status, body = render_error(scope, error)
+    return Response(encode(body), status, JSON_HEADERS | error.headers)
+
+
+def format_allowed_methods(routes: Iterable[Route], scope: Scope) -> str:
+    """Return the ``allow`` header for a path: the methods of all routes that it matches."""
+    fitting = (route for route in routes if route.matches(scope)[0] is not Match.NONE)
+    return ", ".join(sorted(set[str]().union(*(route.methods or () for route in fitting))))
+
+
+PUBLIC_PATHS = frozenset({"/healthz"})
+METRICS_PATH = "/metrics"
+IDENTITY_HEADER = (b"kedge-server", b"kedge")
+
+
+class ServerFrontEnd(FrontEnd):
+    """The front end of the server, with the errors of the API that a request uses.
+
+    Each response and WebSocket handshake has the identity header: a client that recognizes this server does not need
+    evidence that it uses stored context.
+
+    Args:
+        policy: Decides who may send requests.
+        is_hidden: Returns whether the header is omitted, so that a client does not recognize the server.
+    """
+
+    def __init__(self, policy: AccessPolicy, is_hidden: Callable[[], bool]) -> None:
+        super().__init__(policy)
+        self._is_hidden = is_hidden
+
+    def read_credentials(self, scope: Scope) -> Credentials:
+        """Read the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
+        key = read_header(scope, b"x-api-key").strip() if is_anthropic(scope) else b""
+        return Credentials(
+            key or read_bearer_token(scope),
+            needed="metrics" if scope["path"] == METRICS_PATH else "server",
+            is_public=scope["path"] in PUBLIC_PATHS,
+        )
+
+    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+        """Return the error of the API."""
+        return build_error_response(scope, build_access_error(rejection, self.policy))
+
+    def build_failure(self, scope: Scope) -> Response:
+        """Return an internal error of the API."""
+        return build_error_response(scope, errors.INTERNAL_ERROR())
+
+    def list_headers(self, scope: Scope) -> Headers:
+        """Return the id of a request, and the identity of the server."""
+        headers = super().list_headers(scope)
+        if is_anthropic(scope):
+            headers.append((b"request-id", scope[REQUEST_ID_KEY].encode()))
+        if not self._is_hidden():
+            headers.append(IDENTITY_HEADER)
+        return headers

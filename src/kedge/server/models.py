@@ -270,3 +270,60 @@ def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
         else:
             high = middle
     return text[:low], 0, True
+
+
+async def apply_stop_sequences(
+    events: AsyncIterator[OutputEvent], stops: tuple[str, ...]
+) -> AsyncIterator[OutputEvent]:
+    """Yield the events of an answer up to the first stop sequence in its text."""
+    pending: str | None = None  # the end of the open text; None if no text is open
+    logprobs: tuple[Mapping[str, Any], ...] = ()  # of tokens that are in this end, or before it
+    before = 0  # the characters of these tokens that were sent
+    async for piece in events:
+        if isinstance(piece, ItemOpened):
+            pending, logprobs, before = "" if piece.kind == "text" else None, (), 0
+        elif pending is not None and isinstance(piece, ItemDelta):
+            pending, logprobs = pending + piece.text, logprobs + piece.logprobs
+            text, stop_sequence = _find_first_stop(pending, stops)
+            if stop_sequence:
+                yield ItemDelta(text, _take_logprobs(logprobs, before + len(text)))
+                yield ItemClosed(stop_sequence)
+                return
+            end = len(pending) - _partial_stop_length(pending, stops)
+            text, pending = pending[:end], pending[end:]
+            if text:
+                yield ItemDelta(text, () if pending else logprobs)
+                before, logprobs = (before + len(text), logprobs) if pending else (0, ())
+            continue
+        elif pending and isinstance(piece, ItemClosed | OutputTruncated):
+            yield ItemDelta(pending, logprobs)
+            pending = None
+        yield piece
+
+
+def _take_logprobs(
+    logprobs: tuple[Mapping[str, Any], ...], end: int
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the log probabilities of the tokens that start before a position in their text."""
+    start = 0
+    for index, each in enumerate(logprobs):
+        if start >= end:
+            return logprobs[:index]
+        start += len(str(each.get("token")))
+    return logprobs
+
+
+def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
+    """Return the text before the first stop sequence, and that sequence."""
+    positions = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    at, stop = min(positions, default=(len(text), ""))
+    return text[:at], stop
+
+
+def _partial_stop_length(text: str, stops: tuple[str, ...]) -> int:
+    """Return the length of the end of a text that may be the beginning of a stop sequence."""
+    longest = max(len(stop) for stop in stops) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0

@@ -40,7 +40,7 @@ from kedge.server.prompt_cache import (
     hash_prompt_settings,
     iter_prefixes,
 )
-from kedge.server.schema.validation import (
+from kedge.server.schema.requests import (
     check_exclusive,
     check_not_empty,
     check_prompt,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.errors import StoreError
@@ -32,6 +32,7 @@ from kedge.server.access import (
     Rejection,
 )
 from kedge.server.item_forms import Item
+from kedge.text.json_text import encode_escaped
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks of the tokens with unfinished requests; another process may revoke them."""
@@ -226,6 +227,14 @@ Headers = list[tuple[bytes, bytes]]
 
 Listener = Callable[[RecordedRequest], None]
 FinishListener = Callable[[RecordedRequest, Scope], None]
+
+
+class EscapedJSONResponse(JSONResponse):
+    """A response with JSON that may contain recorded text: lone surrogates are escaped."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode the content."""
+        return encode_escaped(content)
 
 
 class FrontEnd(ABC):

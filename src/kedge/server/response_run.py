@@ -4,13 +4,13 @@ A run ends in exactly one way: completed or incomplete with its output stored, o
 without output.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.encrypted_content import build_compaction_item
-from kedge.server.generation import Generation
+from kedge.server.generation import Frames, Generation
 from kedge.server.item_forms import Item, count_items
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent
@@ -30,7 +30,7 @@ from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.text.json_text import encode
 
 
-class ResponseRun(Generation[Sequence[StreamEvent]]):
+class ResponseRun(Generation):
     """One response while it is written.
 
     Args:
@@ -38,7 +38,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         draft: The prepared request.
         unstored: The unstored responses of the connection, if it is a WebSocket.
         recorded_request: The record of the request, if there is a listener.
-        is_locked: Whether the conversation is already locked for this response.
+        first_event: The number of the first event, if another server did not finish the response. Its conversation is
+            already locked.
 
     Raises:
         ApiError: If the conversation is locked for another response.
@@ -50,14 +51,14 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         draft: ResponseDraft,
         unstored: LaneMemory | None = None,
         recorded_request: RecordedRequest | None = None,
-        *,
-        is_locked: bool = False,
+        first_event: int | None = None,
     ) -> None:
         self._locked = draft.history.conversation
-        if self._locked is not None and not is_locked:
+        if self._locked is not None and first_event is None:
             service.conversations.acquire(self._locked, draft.history.node)
         model = None if draft.skip_model else draft.model
-        super().__init__(service, model, draft.prompt, _build_writer(service, draft))
+        usage = ModelUsage(draft.input_tokens, 0, draft.cached_tokens)
+        super().__init__(service, model, draft.prompt, _build_writer(service, draft), usage)
         self.grace = draft.model.grace
         self.draft = draft
         self._unstored = unstored
@@ -65,25 +66,22 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self._request_json = encode(draft.request_fields)
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
+        if first_event is not None:
+            self._state, self._result_fields = "in_progress", response_object.QUEUED_FIELDS
         self._response_json = b""
-        self._encoder = SSEEncoder()
+        self._encoder = SSEEncoder(first_event or 0)
         self.service = service
         self._is_lost = False
         self.before_settle: Callable[[], None] | None = None
         """Called before the result of the response is stored."""
 
-    def enqueue(self) -> list[StreamEvent]:
-        """Store the response as queued and return the first events of its stream."""
+    def enqueue(self) -> Frames:
+        """Store the response as queued and return the first frames of its stream."""
         self._result_fields = response_object.QUEUED_FIELDS
         self.begin()
-        return [self._build_event("created"), self._build_event("queued")]
+        return self._encode_states("created", "queued")
 
-    def resume(self) -> None:
-        """Generate a response that is stored as queued, because another server did not finish it."""
-        self._result_fields = response_object.QUEUED_FIELDS
-        self._state = "in_progress"
-
-    async def _start(self) -> list[StreamEvent]:
+    async def _start(self) -> Frames:
         """Store the response before the client has its id.
 
         Until then the client cannot request the response, so a response that is not streamed is stored as in progress
@@ -93,35 +91,35 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             return await self._service.run(self._start_queued)
         return await self._service.run(self._start_stream) if self.is_streamed else []
 
-    def _start_stream(self) -> list[StreamEvent]:
+    def _start_stream(self) -> Frames:
         if self._state == "unwritten":
             self.begin()
-        return [self._build_event("created"), self._build_event("in_progress")]
+        return self._encode_states("created", "in_progress")
 
-    def _start_queued(self) -> list[StreamEvent]:
+    def _start_queued(self) -> Frames:
         self._result_fields = response_object.IN_PROGRESS_FIELDS
         self._service.responses.mark_in_progress(self._service.nodes.parse_node(self.draft.key))
-        return [self._build_event("in_progress")]
+        return self._encode_states("in_progress")
 
-    async def _prepare(self) -> list[StreamEvent]:
+    async def _prepare(self) -> Frames:
         self.draft = await add_summary(self.draft)
         self._prompt = self.draft.prompt
         if self._recorded_request is not None:
             self._recorded_request.context = tuple(self._prompt.ask.items)
-        return self._add_compaction()
+        return self._encode(self._add_compaction())
 
-    def _render(self, piece: OutputEvent) -> list[StreamEvent]:
-        return list(self._writer.feed(piece))
+    def _render(self, piece: OutputEvent) -> Frames:
+        return self._encode(self._writer.feed(piece))
 
-    def encode(self, chunk: Sequence[StreamEvent]) -> bytes:
-        """Encode events as SSE frames."""
-        return b"".join(map(self._encoder, chunk))
+    def _encode(self, events: Iterable[StreamEvent]) -> Frames:
+        return list(map(self._encoder, events)) if self.is_streamed else []
+
+    def _encode_states(self, *names: str) -> Frames:
+        response = self._build_response([])
+        return self._encode({"type": f"response.{name}", "response": response} for name in names)
 
     def _serialize(self) -> bytes:
         return self._response_json
-
-    def _build_event(self, name: str) -> StreamEvent:
-        return {"type": f"response.{name}", "response": self._build_response([])}
 
     @property
     def _failure_status(self) -> str:
@@ -228,10 +226,6 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             self._service.responses.begin(entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
-    @property
-    def _input_usage(self) -> ModelUsage:
-        return ModelUsage(self.draft.input_tokens, 0, self.draft.cached_tokens)
-
     async def _complete(self) -> None:
         draft, writer = self.draft, self._writer
         self._result_fields = response_object.build_finished_fields(
@@ -249,6 +243,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             id: str = draft.request_fields["id"]
             self._unstored.store(id, None if draft.store else self._build_context(len(output)))
         self._response_json = join_response(self._request_json, result, output)
+        await super()._complete()
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
         """Store the result, and unlock the conversation before the client can continue it."""
@@ -306,13 +301,13 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     def _build_response(self, output: list[Any]) -> dict[str, Any]:
         return {**self.draft.request_fields, **self._result_fields, "output": output}
 
-    def _finish(self) -> list[StreamEvent]:
+    def _finish(self) -> Frames:
         if self.is_complete:
-            return build_last_events(self._build_response(self._writer.items))
+            return self._encode(build_last_events(self._build_response(self._writer.items)))
         self._result_fields = response_object.build_failed_fields(
             self._failure_status, self._failure_cause
         )
-        return build_last_events(self._build_response([]))
+        return self._encode(build_last_events(self._build_response([])))
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:

@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kedge.errors import InvalidSetting
 from kedge.server.access import LOOPBACK_NAMES, CallerRegistry
-from kedge.server.faults import Faults
 from kedge.server.models import Model, PracticeModel
 from kedge.server.storage.database import IN_MEMORY
+
+if TYPE_CHECKING:
+    from kedge.server.faults import Faults
 
 DAY = 86_400.0
 
@@ -107,7 +109,7 @@ class Settings:
     purge_every: float = 3600.0
     hosts: frozenset[str] | None = LOOPBACK_NAMES
     clock: Callable[[], float] = time.time
-    faults: Faults | None = None
+    faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None
     shared: bool = False
     max_db_bytes: int | None = None

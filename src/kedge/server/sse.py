@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -103,7 +103,7 @@ class EventStream:
         last_frame: The bytes that are sent after the last of them.
     """
 
-    def __init__(self, source: "Generation[Any]", last_frame: bytes = b"") -> None:
+    def __init__(self, source: "Generation", last_frame: bytes = b"") -> None:
         self._source = source
         self._last_frame = last_frame
 
@@ -111,10 +111,10 @@ class EventStream:
         """Send every frame, or raise the error of a source that failed before its first output."""
         source = self._source
 
-        async def put(chunk: Any) -> None:
+        async def put(frames: list[bytes]) -> None:
             if source.has_output and not start.released:
                 await start.release()
-            await outbox.put(source.encode(chunk))
+            await outbox.put(b"".join(frames))
 
         start = DelayedStart(send, source.grace)
         try:
@@ -153,7 +153,7 @@ class FollowedLog(Generic[Entry]):
         """The number of the next entry."""
         return self._first + len(self._entries)
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Sequence[Entry]) -> None:
         """Append entries and wake the readers."""
         self._entries.extend(entries)
         self._wake_readers()

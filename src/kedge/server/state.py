@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.security.bounded_dict import BoundedDict
-from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection, build_access_error
 from kedge.server.encrypted_content import (
     KEY_BYTES,
     ContentCipher,
@@ -18,7 +18,6 @@ from kedge.server.encrypted_content import (
     parse_reasoning_payload,
 )
 from kedge.server.errors import MODEL_NOT_FOUND
-from kedge.server.front_end import build_access_error
 from kedge.server.item_forms import Item, NodeKeys
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
@@ -75,7 +74,7 @@ class ServerState:
         )
         self.logged_parameters: set[str] = set()
         """Ignored parameters that the log already names."""
-        self.running: set[Generation[Any]] = set()
+        self.running: set[Generation] = set()
         self.sockets: set[ServerConnection] = set()
         key = secrets.token_bytes(KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
-from kedge.server.generation import Generation, respond
+from kedge.server.generation import Frames, Generation, respond
 from kedge.server.http import get_recorded_request, get_service
 from kedge.server.item_forms import (
     Item,
@@ -113,7 +113,7 @@ class Serializer(Protocol):
         ...
 
 
-class StatelessRun(Generation[bytes]):
+class StatelessRun(Generation):
     """One stateless response while it is written. It is not stored."""
 
     def __init__(
@@ -123,8 +123,7 @@ class StatelessRun(Generation[bytes]):
         writer: OutputWriter,
         serializer: Serializer,
     ) -> None:
-        super().__init__(service, request.model, request.prompt, writer)
-        self._request_usage = request.usage
+        super().__init__(service, request.model, request.prompt, writer, request.usage)
         self._serializer = serializer
 
     @property
@@ -133,31 +132,21 @@ class StatelessRun(Generation[bytes]):
         failed = not self.is_complete and not self.is_cancelled
         return (self.error or INTERNAL_ERROR()) if failed else None
 
-    async def _start(self) -> bytes:
-        return self._serializer.start(self._input_usage) if self.is_streamed else b""
+    async def _start(self) -> Frames:
+        return [self._serializer.start(self._input_usage)] if self.is_streamed else []
 
-    async def _prepare(self) -> bytes:
-        return b""
-
-    def _render(self, piece: OutputEvent) -> bytes:
+    def _render(self, piece: OutputEvent) -> Frames:
         self._writer.consume(piece)
-        return self._serializer.delta(piece, self._writer)
+        frames = self._serializer.delta(piece, self._writer)
+        return [frames] if frames else []
 
-    def encode(self, chunk: bytes) -> bytes:
-        """Return the frames, which the serializer has encoded."""
-        return chunk
+    def _finish(self) -> Frames:
+        if self.is_complete:
+            return [self._serializer.end(self._writer, self._count_usage())]
+        return [self._serializer.error(self.error or INTERNAL_ERROR())]
 
     def _serialize(self) -> bytes:
         return encode(self._serializer.response(self._writer, self._count_usage()))
-
-    def _finish(self) -> bytes:
-        if self.is_complete:
-            return self._serializer.end(self._writer, self._count_usage())
-        return self._serializer.error(self.error or INTERNAL_ERROR())
-
-    @property
-    def _input_usage(self) -> ModelUsage:
-        return self._request_usage
 
 
 async def respond_stateless(

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
-from kedge.server.schema.validation import parse_body
+from kedge.server.schema.requests import parse_body
 from kedge.server.schema.validators import describe_json_type
 from kedge.server.sse import DONE_FRAME, FRAME_END
 from kedge.server.state import ServerState

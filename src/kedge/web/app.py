@@ -23,7 +23,7 @@ from kedge.engines import Engine
 from kedge.errors import KedgeError, NotInStore
 from kedge.providers import connect
 from kedge.server.app import create_app
-from kedge.server.front_end import format_allowed_methods
+from kedge.server.http import format_allowed_methods
 from kedge.server.request_log import RequestMiddleware
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY

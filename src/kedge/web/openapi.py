@@ -28,8 +28,8 @@ from kedge.errors import (
     StoreError,
 )
 from kedge.server.errors import ApiError
-from kedge.server.front_end import EscapedJSONResponse
 from kedge.server.http import collect_body
+from kedge.server.request_log import EscapedJSONResponse
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service

@@ -31,8 +31,7 @@ from kedge.server.access import (
     Rejection,
     read_bearer_token,
 )
-from kedge.server.front_end import EscapedJSONResponse
-from kedge.server.request_log import FrontEnd
+from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.store import AccessToken, TokenRegistry, TokenUse
 
 CONTENT_SECURITY_POLICY = "; ".join(

@@ -7,7 +7,7 @@ from kedge.server import errors
 from kedge.server.chat_completions import schema
 from kedge.server.errors import ErrorTemplate
 from kedge.server.item_forms import Item
-from kedge.server.schema.validation import RequestSchema, check_tool_choice
+from kedge.server.schema.requests import RequestSchema, check_tool_choice
 from kedge.server.schema.validators import is_ignoring_unknown
 from kedge.server.stateless_run import StatelessRequest, get_object
 

@@ -17,7 +17,7 @@ from kedge.server import errors
 from kedge.server.anthropic.errors import INVALID_SIGNATURE
 from kedge.server.anthropic.schema import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
-from kedge.server.front_end import JSON_HEADERS, build_error_response
+from kedge.server.http import JSON_HEADERS, build_error_response
 from kedge.server.request_log import RecordedRequest
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
 from kedge.text.json_text import decode, encode

@@ -28,7 +28,7 @@ from kedge.server.faults.effects import (
     translate_not_found,
 )
 from kedge.server.faults.spec import KINDS, Fault, Faults
-from kedge.server.front_end import build_error_response, render_error
+from kedge.server.http import build_error_response, render_error
 from kedge.server.request_log import RECORD_KEY
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import decode, encode_escaped

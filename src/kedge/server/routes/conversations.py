@@ -25,7 +25,7 @@ from kedge.server.http import (
 )
 from kedge.server.item_forms import Item, normalize_items
 from kedge.server.prepare import precount_request
-from kedge.server.schema.validation import (
+from kedge.server.schema.requests import (
     check_conversation_create,
     check_conversation_items,
     check_conversation_update,

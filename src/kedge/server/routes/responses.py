@@ -44,7 +44,7 @@ from kedge.server.prepare import (
 )
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events
-from kedge.server.schema.validation import (
+from kedge.server.schema.requests import (
     check_compact,
     check_create,
     check_input_tokens,

@@ -1,20 +1,35 @@
-"""The parameters of the endpoints in the order in which the live API checks them.
+"""The parameters of each endpoint, and the functions that validate requests, each raising the first ApiError.
 
-The order of parameters matters: of two wrong ones the first one is reported. It follows the observed order (moderation,
-include; input before the rest; tools, metadata, text, temperature, top_p, …, stream, stream_options, background, …,
-truncation, instructions, store, service_tier, top_logprobs, context_management). Null is accepted wherever the openai
-package or the Open Responses specification allows it.
+The checks run in the order of the live API: ``model`` is present, ``input`` is present, no parameter is unknown, and
+then every parameter in the order of its table: of two wrong ones the first one is reported. The order of the tables
+is the observed one (moderation, include; input before the rest; tools, metadata, text, temperature, top_p, …, stream,
+stream_options, background, …, truncation, instructions, store, service_tier, top_logprobs, context_management). Null is
+accepted wherever the openai package or the Open Responses specification allows it.
+
+References to stored objects are checked later, in ``prepare``; the checks of that phase that need no database are here:
+
+    check_create(body)          the schema
+    check_exclusive(body)       conversation and previous_response_id exclude each other
+    …                           the conversation is found
+    check_prompt(body)          there are no stored prompts, so none is found
+    …                           the previous response is found
+    check_not_empty(body)       there is input, or something to continue
+    …                           coherence, then what the server supports
 """
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+from kedge.server import errors
+from kedge.server.item_forms import Item
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
 from kedge.server.schema.validators import (
     Array,
     Identifier,
     Integer,
+    JsonPath,
     Map,
     Members,
     NonNull,
@@ -24,7 +39,10 @@ from kedge.server.schema.validators import (
     StringEnum,
     TypeUnion,
     Validator,
+    describe_json_type,
+    is_ignoring_unknown,
 )
+from kedge.text.json_text import decode, reject_constant
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",
@@ -154,3 +172,171 @@ CONVERSATION_UPDATE: Members = {"metadata!?": CREATE_RESPONSE["metadata?"]}
 
 CONVERSATION_ITEMS: Members = {"items!": NEW_ITEMS, "include?": INCLUDE}
 """``POST /v1/conversations/{id}/items``."""
+
+ToolParam = Mapping[str, Any]
+
+TOOL_ITEM_TYPES = frozenset({"additional_tools", "tool_search_output"})
+"""Types of items that define tools."""
+
+TOOL_NAME_KEYS = {"function": "name", "custom": "name", "mcp": "server_label"}
+"""The member by which a tool of this type is chosen; others are chosen by their type."""
+
+
+def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
+    """Reject a choice of a tool that neither the request nor an item of the context defines."""
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return
+    offered = list(_flatten_namespaces(body.get("tools") or ()))
+    if choice == "required":
+        if not offered and not list(_iter_item_tools(context)):
+            raise errors.TOOLS_MISSING()
+        return
+    chosen: Sequence[ToolParam] = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    for one in chosen:
+        if not _is_offered(one, offered) and not _is_offered(one, list(_iter_item_tools(context))):
+            raise errors.TOOL_NOT_OFFERED(choice=_tool_name(one))
+
+
+def _iter_item_tools(context: Sequence[Item]) -> Iterator[ToolParam]:
+    for item in context:
+        if item.get("type") in TOOL_ITEM_TYPES:
+            yield from _flatten_namespaces(item["tools"])
+
+
+def _flatten_namespaces(tools: Sequence[ToolParam]) -> Iterator[ToolParam]:
+    for tool in tools:
+        if tool["type"] == "namespace":
+            yield from tool["tools"]
+        else:
+            yield tool
+
+
+def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
+    key = TOOL_NAME_KEYS.get(str(tool.get("type")), "type")
+    if key == "type":
+        # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
+        kind = str(tool.get("type"))
+        return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
+    return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
+
+
+def _tool_name(tool: ToolParam) -> object:
+    return tool.get(TOOL_NAME_KEYS.get(str(tool.get("type")), "type"))
+
+
+def parse_body(raw: bytes) -> object:
+    """Parse a request body as JSON; reject NaN, invalid UTF-8 and too deep nesting.
+
+    Of two equal keys the last one is used.
+    """
+    try:
+        return decode(raw.decode(), parse_constant=reject_constant)
+    except (ValueError, RecursionError):
+        # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
+        raise errors.INVALID_JSON() from None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSchema(Object):
+    """The body of one endpoint: its parameters, and those that were moved.
+
+    ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
+    """
+
+    moved: Mapping[str, str] = field(default_factory=dict[str, str])
+    legacy: tuple[str, ...] = ()
+
+    def check_body(self, body: object) -> dict[str, Any]:
+        """Check for missing and unknown parameters, then each parameter in order."""
+        if type(body) is not dict:
+            raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
+        fields = cast("dict[str, Any]", body)
+        self.check(fields, None)
+        return fields
+
+    def missing_error(
+        self, name: str, members: Mapping[str, Any], path: JsonPath
+    ) -> errors.ApiError:
+        """Build the error of a missing parameter, which may have its old name."""
+        for old, new in self.moved.items():
+            if new == name and old in members:
+                return errors.MOVED_PARAMETER(path=old, to=new)
+        return Object.missing_error(self, name, members, path)
+
+    def check_unknown(self, members: dict[str, Any], path: JsonPath) -> None:
+        """Reject an unknown parameter, unless unknown parameters are ignored."""
+        for name in members:
+            is_ignored = is_ignoring_unknown() and name not in (*self.moved, *self.legacy)
+            if name not in self.members and not is_ignored:
+                raise self._unknown_error(name, members)
+        Object.check_unknown(self, members, path)
+
+    def _unknown_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
+        if name in self.moved:
+            return errors.MOVED_PARAMETER(path=name, to=self.moved[name])
+        near = find_similar(name, [other for other in self.members if other not in body])
+        if near:
+            suggestion = " or ".join(f"'{other}'" for other in near)
+            return errors.UNKNOWN_WITH_SUGGESTION(path=name, suggestion=suggestion)
+        return errors.UNKNOWN_PARAMETER(path=name)
+
+
+_CREATE = RequestSchema(CREATE_RESPONSE, moved=MOVED_PARAMETERS)
+_SOCKET_CREATE = RequestSchema(SOCKET_CREATE, moved=MOVED_PARAMETERS)
+check_input_tokens = RequestSchema(INPUT_TOKENS).check_body
+check_compact = RequestSchema(COMPACT_RESPONSE).check_body
+check_conversation_create = RequestSchema(CONVERSATION_CREATE).check_body
+check_conversation_update = RequestSchema(CONVERSATION_UPDATE).check_body
+check_conversation_items = RequestSchema(CONVERSATION_ITEMS).check_body
+
+
+def check_create(body: object, *, on_socket: bool = False) -> None:
+    """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
+    fields = (_SOCKET_CREATE if on_socket else _CREATE).check_body(body)
+    for entry in fields.get("context_management") or ():
+        if entry["type"] != "compaction":
+            raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
+
+
+def check_exclusive(body: Mapping[str, Any]) -> None:
+    """Reject a request with both a conversation and a previous response."""
+    if body.get("conversation") is not None and body.get("previous_response_id") is not None:
+        raise errors.MUTUALLY_EXCLUSIVE()
+
+
+def check_prompt(body: Mapping[str, Any]) -> None:
+    """Reject a request with a stored prompt: this server has none."""
+    prompt = body.get("prompt")
+    if prompt is not None:
+        raise errors.PROMPT_NOT_FOUND(id=prompt["id"])
+
+
+def check_not_empty(body: Mapping[str, Any]) -> None:
+    """Reject a request with neither input nor anything to continue."""
+    if body.get("input"):
+        return
+    if body.get("previous_response_id") is None and body.get("conversation") is None:
+        raise errors.INPUT_REQUIRED()
+
+
+MAX_DISTANCE = 2
+
+
+def find_similar(name: str, candidates: Sequence[str]) -> list[str]:
+    """Return at most two names with at most two edits from this one, the nearest first."""
+    near = ((edit_distance(name, other), other) for other in candidates)
+    ranked = sorted((pair for pair in near if pair[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
+    return [other for _, other in ranked[:2]]
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Count the insertions, deletions and substitutions between two names (up to three)."""
+    if abs(len(one) - len(other)) > MAX_DISTANCE:
+        return MAX_DISTANCE + 1
+    row = list(range(len(other) + 1))
+    for i, left in enumerate(one, start=1):
+        above, row = row, [i]
+        for j, right in enumerate(other, start=1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (left != right)))
+    return row[-1]

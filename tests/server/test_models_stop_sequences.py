@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.event_loops import run_sync
-from kedge.server.generation import apply_stop_sequences
-from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent
+from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, apply_stop_sequences
 
 
 async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
