@@ -121,10 +121,13 @@ def _select(
     tx: Tx, condition: str, values: Sequence[Any], end: str = "ORDER BY c.number"
 ) -> list[ConversationRow]:
     """Return the conversations of the namespace that meet a condition."""
-    rows = tx.rows(
-        f"SELECT {_COLUMNS} FROM conversations c WHERE c.namespace = ? AND {condition} {end}",
-        (tx.namespace, *values),
-    )
+    where = f"WHERE c.namespace = ? AND {condition} {end}"
+    return select_conversations(tx, where, (tx.namespace, *values))
+
+
+def select_conversations(tx: Tx, where: str, values: Sequence[Any]) -> list[ConversationRow]:
+    """Return the conversations of a query, from the end of its SQL; ``c`` is the table."""
+    rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c {where}", values)
     tags: dict[int, list[str]] = {}
     for chunk in split_chunks([row[2] for row in rows]):
         among = f"conversation IN ({marks(chunk)})"

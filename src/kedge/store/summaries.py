@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
-from kedge.database.transactions import Row, Tx, join_filters, marks
+from kedge.database.transactions import Tx, join_filters, marks
 from kedge.planning.anchors import limit_expiry, relied_until
-from kedge.store.conversations import HAS_TAG, check_row, select_conversation
+from kedge.store.conversations import HAS_TAG, check_row, select_conversations
 from kedge.store.methods import read
 from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
-from kedge.store.records import FAILED_SQL, ConversationRow, validate_page
+from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.telemetry import select_node_exchanges
@@ -158,11 +158,11 @@ def list_summaries(
     selected = (tx.namespace, *(ids or ()), *values)
     join, sort = _SORTS[order]
     total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
-    names = tx.rows(
-        f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
+    rows = select_conversations(
+        tx,
+        f"{join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
         (*((tx.namespace,) if join else ()), *selected, limit, offset),
     )
-    rows = [select_conversation(tx, name) for (name,) in names]
     return _build_summaries(tx, rows), total
 
 
@@ -224,42 +224,48 @@ def get_revision(tx: Tx) -> tuple[int, int]:
     return newest, incident
 
 
+class _Response(NamedTuple):
+    """What a summary needs of a response."""
+
+    status: str
+    stored: int
+    model: str
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    cost: float | None
+    seconds: float
+    created_at: float
+    expires_at: float | None
+    root_created_at: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the provider has it, as far as is known."""
+        return self.status == "completed" and bool(self.stored)
+
+
 def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[ConversationSummary]:
     if not rows:
         return []
     numbers = [row.number for row in rows]
     among = marks(numbers)
-    sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=among), numbers)}
-    times: dict[int, list[Row]] = {}
-    query = (
-        "SELECT r.conversation, seconds, r.created_at, expires_at, root_created_at, "
-        f"CASE WHEN status = 'completed' THEN stored ELSE 0 END {_FROM_RESPONSES.format(marks=among)}"
-    )
-    for number, *values in tx.rows(query, numbers):
-        times.setdefault(number, []).append(tuple(values))
+    responses: dict[int, list[_Response]] = {}
+    for number, *values in tx.rows(_SELECT_RESPONSES.format(marks=among), numbers):
+        responses.setdefault(number, []).append(_Response(*values))
     forks = dict(tx.rows(_SELECT_FORKS.format(marks=among), numbers))
     return [
-        _build_summary(
-            tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.number, 0)
-        )
+        _build_summary(tx, row, responses.get(row.number, []), forks.get(row.number, 0))
         for row in rows
     ]
 
 
 # The responses of some conversations, which are found by the index on the nodes of their trees.
-_FROM_RESPONSES = (
+_SELECT_RESPONSES = (
+    f"SELECT r.conversation, {', '.join(f'r.{name}' for name in _Response._fields)} "
     "FROM conversations c JOIN nodes n ON n.tree = c.tree JOIN responses r ON r.node = n.id "
     "WHERE c.number IN ({marks}) AND r.conversation = c.number"
 )
-_SELECT_SUMS = (
-    "SELECT r.conversation, COUNT(*), "
-    f"SUM(CASE WHEN {FAILED_SQL} THEN 1 ELSE 0 END), "
-    "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
-    "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
-    "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
-    f"{_FROM_RESPONSES} GROUP BY r.conversation"
-)
-_NO_SUMS: Row = (*(0,) * 7, None, None, "")
 _SELECT_FORKS = (
     "SELECT c.number, COUNT(*) FROM conversations c JOIN conversations f ON f.tree = c.tree "
     "AND f.namespace = c.namespace AND f.forked_from = c.id WHERE c.number IN ({marks}) GROUP BY c.number"
@@ -267,7 +273,7 @@ _SELECT_FORKS = (
 
 
 def _build_summary(
-    tx: Tx, row: ConversationRow, sums: Row | None, times: list[Row], forks: int
+    tx: Tx, row: ConversationRow, responses: Sequence[_Response], forks: int
 ) -> ConversationSummary:
     first = tx.rows(_SELECT_PATH_BLOCKS.format(where="< ?"), (row.head, FIRST_BLOCKS))
     head = select_node(tx, row.head, row.tree)
@@ -275,24 +281,24 @@ def _build_summary(
     last = tx.rows(
         _SELECT_PATH_BLOCKS.format(where=">= ?"), (row.head, max(head.length - LAST_BLOCKS, 0))
     )
-    *counts, cost, expires, model = (sums or _NO_SUMS)[1:]
-    count, failed, lost, sent, cached, output = (int(each) for each in counts)
+    costs = [each.cost for each in responses if each.cost is not None]
+    ends = [each.expires_at for each in responses if each.is_usable and each.expires_at is not None]
     return ConversationSummary(
         row,
         _first_preview([body for _, body in first], UserBlock) or _read_first_question(tx, row),
         _first_preview([body for _, body in reversed(last)], AssistantBlock),
-        count,
-        failed,
-        lost,
+        len(responses),
+        sum(has_failed(each.status) for each in responses),
+        sum(each.status == "lost" for each in responses),
         int(forks),
-        sent,
-        cached,
-        output,
-        None if cost is None else float(cost),
-        median(seconds for seconds, *_ in times) if times else None,
-        expires,
-        _compute_relied_until(row, times),
-        model,
+        sum(each.input_tokens or 0 for each in responses),
+        sum(each.cached_tokens or 0 for each in responses),
+        sum(each.output_tokens or 0 for each in responses),
+        sum(costs) if costs else None,
+        median(each.seconds for each in responses) if responses else None,
+        max(ends, default=None),
+        _compute_relied_until(row, responses),
+        max((each.model for each in responses), default=""),
         unanswered[-1].status if unanswered else "",
     )
 
@@ -303,20 +309,14 @@ def _read_first_question(tx: Tx, row: ConversationRow) -> str:
     return _first_preview(list(bodies.values()), UserBlock)
 
 
-class _Times(NamedTuple):
-    created_at: float
-    expires_at: float | None
-    root_created_at: float
-
-
-def _compute_relied_until(row: ConversationRow, times: list[Row]) -> float | None:
+def _compute_relied_until(row: ConversationRow, responses: Sequence[_Response]) -> float | None:
     """Return the time until which the last of the completed responses is relied on."""
-    ends = [
-        relied_until(_Times(created, limit_expiry(created, expires, row.retention), root or 0.0))
-        for _, created, expires, root, is_usable in times
-        if is_usable
+    usable = [
+        each._replace(expires_at=limit_expiry(each.created_at, each.expires_at, row.retention))
+        for each in responses
+        if each.is_usable
     ]
-    return max((end for end in ends if end is not None), default=None)
+    return max((end for end in map(relied_until, usable) if end is not None), default=None)
 
 
 def _first_preview(bodies: Sequence[str], kind: type[Block]) -> str:

@@ -33,24 +33,15 @@ from kedge.text.json_text import encode
 PURGE_BATCH_SIZE = 500
 
 _COLUMNS = (
-    "id, key, parent, barrier, tokens, status, expires_at, input, output, asked, became, namespace"
+    "id, key, parent, barrier, tokens, status, expires_at, input, output, asked, became, namespace, "
+    "conversation, owner, request, idempotency_key, background"
 )
-_OPTIONAL_COLUMNS = "conversation, owner, request, idempotency_key, background"
-_NO_OPTIONAL_VALUES = (None, None, None, None, False)
-
-
-def _build_insert(columns: str) -> str:
-    """Return a statement that adds a node if its parent still exists; nodes are numbered from 1."""
-    values = ", ".join("?" for _ in columns.split(","))
-    return (
-        f"INSERT INTO nodes ({columns}) SELECT {values} "
-        "WHERE 0 = ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?) "
-        "ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
-    )
-
-
-_INSERT = _build_insert(_COLUMNS)
-_INSERT_ALL = _build_insert(f"{_COLUMNS}, {_OPTIONAL_COLUMNS}")
+# Adds a node if its parent still exists; nodes are numbered from 1.
+_INSERT = (
+    f"INSERT INTO nodes ({_COLUMNS}) SELECT {', '.join('?' for _ in _COLUMNS.split(','))} "
+    "WHERE 0 = ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?) "
+    "ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+)
 _CLEAR_RESPONSE = """
 UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, request = NULL,
 idempotency_key = NULL WHERE id = ? RETURNING conversation
@@ -195,8 +186,6 @@ class ResponseRepository:
             entry.request_json,
             result.result_json,
             self._nodes.namespace,
-        )
-        optional_values = (
             entry.conversation,
             self._database.owner if is_unfinished else None,
             entry.body,
@@ -204,10 +193,7 @@ class ResponseRepository:
             entry.background,
         )
         parent = entry.parent or 0
-        if optional_values == _NO_OPTIONAL_VALUES:  # SQLite's driver binds a None slowly
-            inserted = self._execute(_INSERT, (*values, parent, parent))
-        else:
-            inserted = self._execute(_INSERT_ALL, (*values, *optional_values, parent, parent))
+        inserted = self._execute(_INSERT, (*values, parent, parent))
         if inserted.rowcount:
             return True
         if entry.idempotency_key and self.find_repeated(entry.idempotency_key):

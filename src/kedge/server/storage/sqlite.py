@@ -9,27 +9,28 @@ node numbers are reserved in the file, and an unfinished response belongs to ano
 is older than any response can be. Only locks of conversation objects are per process then.
 """
 
-import os
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.errors import CannotServe
-from kedge.server.storage.database import (
-    IN_MEMORY,
-    SCHEMA,
-    Clock,
-    ServerDatabase,
+from kedge.database.sqlite import (
+    BEGIN_WRITE,
+    MEMORY,
+    create_private_file,
+    empty_journal,
+    open_connection,
+    run_transaction,
 )
+from kedge.errors import CannotServe
+from kedge.server.storage.database import SCHEMA, Clock, ServerDatabase
 
 T = TypeVar("T")
 
-SHARED_WAIT_MS = 10_000
+SHARED_WAIT_SECONDS = 10.0
 """The maximum time that a statement waits for another process that writes to a shared database."""
 NUMBERS_PER_RESERVATION = 64
 
@@ -63,8 +64,11 @@ class SQLiteServerDatabase(ServerDatabase):
         self._locked: set[str] = set()
         # Opened in the thread that creates the app, used in the thread of its loop.
         try:
-            self._connection = sqlite3.connect(
-                _prepare_path(path), isolation_level=None, check_same_thread=False
+            self._connection = open_connection(
+                _prepare_path(path),
+                wait_seconds=SHARED_WAIT_SECONDS if shared else 0.0,
+                synchronous="NORMAL",
+                exclusive=not shared,
             )
         except (sqlite3.Error, OSError) as error:
             raise _build_open_error(path, error) from error
@@ -72,7 +76,7 @@ class SQLiteServerDatabase(ServerDatabase):
         weakref.finalize(self, self._connection.close).atexit = False
         self.execute: Callable[..., Any] = self._connection.execute
         try:
-            self._prepare()
+            self.transact(self._prepare_schema)  # acquires the lock until the connection is closed
             self.unclean_shutdown = not shared and self.get_or_add_fact("open", b"1") is not None
         except sqlite3.Error as error:
             self._connection.close()
@@ -80,16 +84,6 @@ class SQLiteServerDatabase(ServerDatabase):
         except CannotServe:
             self._connection.close()
             raise
-
-    def _prepare(self) -> None:
-        run = self.execute
-        run(f"PRAGMA busy_timeout = {SHARED_WAIT_MS if self.shared else 0}")
-        if not self.shared:
-            run("PRAGMA locking_mode = EXCLUSIVE")
-        run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = NORMAL")
-        run("PRAGMA secure_delete = ON")
-        self.transact(self._prepare_schema)  # acquires the lock until the connection is closed
 
     def _prepare_schema(self) -> None:
         run = self.execute
@@ -100,14 +94,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run statements as one transaction."""
-        self.execute("BEGIN IMMEDIATE")
-        try:
-            result = work()
-        except BaseException:
-            self.execute("ROLLBACK")
-            raise
-        self.execute("COMMIT")
-        return result
+        return run_transaction(self._connection, BEGIN_WRITE, lambda _: work())
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function that runs statements."""
@@ -146,7 +133,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def checkpoint(self) -> None:
         """Write the WAL to the file, so that deleted content is overwritten on disk."""
-        self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        empty_journal(self._connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -155,14 +142,11 @@ class SQLiteServerDatabase(ServerDatabase):
 
 
 def _prepare_path(path: str) -> str:
-    if path == IN_MEMORY:
+    if path == MEMORY:
         return path
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Conversations are private, and SQLite's other files get the mode of this one. An existing file is not
-    # opened here: closing it would release every lock that this process has on it.
-    with suppress(FileExistsError):
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    create_private_file(str(file))
     return str(file)
 
 
