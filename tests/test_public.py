@@ -25,7 +25,6 @@ from kedge.batch.results import LineResult, summarize_results
 from kedge.chat.state import build_report
 from kedge.engines import Request, to_output_schema
 from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
-from kedge.incremental.json_splice import scan_object
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec
 from kedge.tools.approval import Edit
@@ -238,7 +237,6 @@ FROZEN_VALUES = (
     ReportBuilder().build(),
     Edit(NESTED),
     spec.parse("status=429,retry_after=1"),
-    scan_object(b'{"a": 1}'),
     to_output_schema(int),
     Request(tools=(NESTED,), params=NESTED),
     Request().with_tools((NESTED,)),

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kedge.incremental.json_splice import replace_array, scan_elements, scan_object
+from kedge.incremental.json_splice import join_object, split_array, split_object
 
 Send = Callable[[list[Any], str], Awaitable[tuple[str, list[Any]]]]
 """Resends a history with a new message; returns the text, and the messages of the new turn."""
 Edit = Callable[[list[Any], str], list[Any]]
 """Returns the messages of a turn with a different user text."""
 
-ANCHOR = {"previous_response_id": f"resp_{'0' * 32}"}
+ANCHOR = {"previous_response_id": b'"resp_%b"' % (b"0" * 32)}
 _OUTPUT_TYPES = ("function_call", "message")
 _NOTE = " Here is a longer note about the rivers of the north, their bridges and their ports."
 
@@ -85,14 +85,15 @@ def sum_best_bytes(requests: Sequence[SeenRequest]) -> int:
     total = 0
     for request in requests:
         context = [describe_item(item) for item in request.context]
-        scanned = scan_object(request.raw)
-        elements = scan_elements(scanned.text, scanned.members["input"].span)
+        members = split_object(request.raw)
+        elements = split_array(members["input"])
         covered = 0
         for earlier in known:
             if context[: len(earlier)] == earlier:
                 covered = max(covered, _skip_output(request.context, len(earlier)))
         covered -= len(context) - len(elements)  # instructions are not part of the input
-        content = replace_array(scanned, "input", elements[covered:], ANCHOR)
+        delta = b"[%b]" % b",".join(elements[covered:])
+        content = join_object({**members, "input": delta, **ANCHOR})
         total += len(content) if 0 < covered < len(elements) else len(request.raw)
         known.append(context)
     return total

@@ -1,4 +1,4 @@
-"""Tests of editing members of a JSON object in place, without changing the rest of the text."""
+"""Tests of splitting a JSON object and an array into the text of their members, and of joining them again."""
 
 import json
 from typing import Any
@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.incremental.json_splice import (
-    normalize_json,
-    replace_array,
-    scan_elements,
-    scan_object,
-)
+from kedge.incremental.json_splice import join_object, normalize_json, split_array, split_object
 from strategies import json_values
 
 objects = st.dictionaries(st.text(), json_values(), max_size=6)
@@ -20,67 +15,81 @@ indents = st.sampled_from([None, 1, 4])
 
 
 @given(objects, st.lists(json_values(), max_size=5), indents, st.booleans())
-def test_scanning_matches_json_loads(
+def test_members_are_those_of_json_loads(
     members: dict[str, Any], items: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
-    """Values equal those of `json.loads`, and each span is the text of its value."""
+    """Each text has the value of its member or element, and the order is that of the object."""
     body = {**members, "input": items}
     text = json.dumps(body, indent=indent, ensure_ascii=ascii_only)
     try:
         content = text.encode()
     except UnicodeEncodeError:  # a lone surrogate outside of an escape cannot be encoded
         return
-    scanned = scan_object(content)
-    assert {name: member.value for name, member in scanned.members.items()} == json.loads(text)
-    for member in scanned.members.values():
-        part = scanned.text[member.span.start : member.span.end]
-        assert json.loads(part) == member.value
-    spans = scan_elements(scanned.text, scanned.members["input"].span)
-    assert [json.loads(scanned.text[span.start : span.end]) for span in spans] == items
+    found = split_object(content)
+    assert list(found) == list(json.loads(text))
+    assert {name: json.loads(value) for name, value in found.items()} == json.loads(text)
+    assert all(value in content for value in found.values())
+    assert [json.loads(value) for value in split_array(found["input"])] == items
 
 
-@pytest.mark.parametrize("element", [r'"\ud83d"', r'"\ude00\ud83d"', "1e400", "-0", "[[], {}]"])
-def test_lone_surrogates_and_unusual_numbers_are_elements(element: str) -> None:
-    """Elements that the standard library must parse are found at the same positions, also after another."""
-    text = f'{{"input":[{element} ,{element}]}}'
-    scanned = scan_object(text.encode())
-    array = scanned.members["input"].span
-    spans = scan_elements(text, array)
-    assert [text[span.start : span.end] for span in spans] == [element, element]
-    assert scan_elements(text, array, spans[0].end) == spans[1:]
-    assert scan_elements(text, array, spans[1].end) == []
+@pytest.mark.parametrize(
+    "element",
+    [
+        r'"\ud83d"',
+        r'"\uDE00\ud83d"',
+        r'"\ud83d\ude00"',
+        r'"\\ud83d"',
+        "1e400",
+        "-0",
+        "[[], {}]",
+        r'{"\"a\ud800": "]}"}',
+    ],
+)
+def test_surrogates_and_unusual_numbers_are_copied(element: str) -> None:
+    """Half of a surrogate pair, a large number and every escape are returned as they are written."""
+    text = f'{{ "a\\ud800":{element},"input":[{element} , {element}]\n}}'
+    members = split_object(text.encode())
+    assert members == {"a\ud800": element.encode(), "input": members["input"]}
+    assert split_array(members["input"]) == (element.encode(), element.encode())
+    assert split_object(join_object(members)) == members
 
 
-@given(objects, st.lists(json_values(), min_size=1, max_size=5), indents, st.data())
-def test_slice_retains_rest_of_body(
-    members: dict[str, Any], items: list[Any], indent: int | None, data: st.DataObject
-) -> None:
-    """Only the array and the new member change; the order and text of the other members do not."""
-    members.pop("previous_response_id", None)
-    body = {"model": "m", "input": items, **{k: v for k, v in members.items() if k != "input"}}
-    if data.draw(st.booleans()):  # an existing member gets the new value
-        first = data.draw(st.booleans())
-        null = {"previous_response_id": None}
-        body = {**null, **body} if first else {**body, **null}
-    text = json.dumps(body, indent=indent)
-    scanned = scan_object(text.encode())
-    start = data.draw(st.integers(0, len(items)))
-    spans = scan_elements(scanned.text, scanned.members["input"].span)[start:]
-    content = replace_array(scanned, "input", spans, {"previous_response_id": "r"})
-    edited = {name: member.value for name, member in scan_object(content).members.items()}
-    assert edited == {**body, "input": items[start:], "previous_response_id": "r"}
-    names = [name for name in edited if name in body]
-    assert names == list(body)
+@given(objects, json_values())
+def test_a_joined_object_has_its_members(members: dict[str, Any], value: Any) -> None:
+    """A replaced member has the new text, and the order and text of the others do not change."""
+    found = split_object(json.dumps(members, indent=1).encode())
+    changed = {**found, "input": json.dumps(value).encode()}
+    joined = split_object(join_object(changed))
+    assert joined == changed
+    assert list(joined) == list(changed)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"a":1', '{"a":1}x', '{"a":1,"a":2}', '{"a":NaN}', '{"a" 1}', "{,}", "{1:2}"],
+    [
+        *("", "[]", "{", '{"a":1', '{"a":1}x', '{"a":NaN}', '{"a" 1}', "{,}", "{1:2}", "null"),
+        *('{"a":1,"a":2}', '{"a":1,"a":1}', '{"a":12,"a":1}', '{"a":1,"b":1,"a":1}'),
+        *('{"a":1,"a":1,"b":1}', '{"a":{},"\\u0061":{}}', '{"a":"x","a":"x,"}'),
+    ],
 )
 def test_text_that_is_not_one_object_is_rejected(text: str) -> None:
-    """Text that is not exactly one JSON object raises a ``ValueError``."""
+    """Text that is not exactly one JSON object, or has a member twice, raises a ``ValueError``."""
     with pytest.raises(ValueError, match=r"."):
-        scan_object(text.encode())
+        split_object(text.encode())
+
+
+@pytest.mark.parametrize("content", [b'{"a":"\xff"}', b'{"\xff":1}', b"\xef\xbb\xbf{}"])
+def test_only_utf_8_is_accepted(content: bytes) -> None:
+    """Other bytes, also inside of values, and a byte order mark raise a ``ValueError``."""
+    with pytest.raises(ValueError, match=r"."):
+        split_object(content)
+
+
+@pytest.mark.parametrize("content", [b"{}", b" { } ", b"[]", b"[ ]"])
+def test_empty_objects_and_arrays(content: bytes) -> None:
+    """An object or an array without members is valid."""
+    split = split_array if b"[" in content else split_object
+    assert not split(content)
 
 
 @pytest.mark.parametrize(

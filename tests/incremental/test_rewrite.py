@@ -82,10 +82,9 @@ def test_a_resent_request_is_parsed_like_a_first_one(bodies: list[bytes]) -> Non
     """Items, blocks and digests depend on neither earlier nor later requests."""
     together = [read(body) for body in bodies]
     for body, request in zip(bodies, together, strict=True):
-        rewrite._recent_inputs = rewrite._RecentInputs()
+        rewrite._recent_inputs.clear()
         assert describe(request) == describe(read(body))
-        spans = [request.scanned.text[span.start : span.end] for span in request.items]
-        assert [json.loads(text) for text in spans] == json.loads(body)["input"]
+        assert [json.loads(text) for text in request.items] == json.loads(body)["input"]
         covered = request.prefixes.count(len(request.blocks))
         assert request.prefixes.digest(covered) == naive_digests(Turn(_rename(request)))[-1]
 
@@ -95,25 +94,8 @@ def _rename(request: ParsedRequest) -> list[Any]:
     return [replace(block, id=f"blk_{number}") for number, block in enumerate(request.blocks)]
 
 
-def test_an_item_with_a_known_prefix_is_parsed_again() -> None:
-    """An item that begins like one of the earlier request is not mistaken for it."""
-    padding = " " * rewrite.REPLAY_KEY_CHARS
-    first = f'{{"model":"m",{padding}"input":[{{"role":"user","content":"Hi"}},1'
-    assert parse_request(f"{first}]}}".encode()) == "input"
-    recent = rewrite._RecentInputs()
-    text = f"{padding}[10,20"
-    start = len(padding)
-    spans = (rewrite.Span(start + 1, start + 3), rewrite.Span(start + 4, start + 6))
-    recent.put(rewrite._ReadInput(start, text, spans, (), rewrite.PrefixIndex()))
-    for candidate, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[10,20", 1)):
-        match = recent.find(padding + candidate)
-        assert match is not None
-        assert match.span == (start, spans[count - 1].end)
-    assert recent.find(f"{padding}[11,20]") is None
-
-
 def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
-    """Known items are not parsed again, but everything after them is."""
+    """Known items are not read again, but the text is checked."""
     history = [{"role": "user", "content": LONG}, {"role": "user", "content": "Hi"}]
     body = json.dumps({"model": "m", "input": history, "stream": False})
     end = body.index("]")
@@ -126,26 +108,37 @@ def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
         assert parse_request(text.encode()) == "not_json", text[end - 20 :]
     new = {"role": "user", "content": "New"}
     reread = read(f"{body[:end]} , {json.dumps(new)}{body[end:]}".encode())
-    assert reread.scanned.get("input") == [new]
+    assert json.loads(reread.items[-1]) == new
     assert len(reread.items) == len(reread.blocks) == 3
 
 
 def test_recent_inputs_are_bounded() -> None:
     """The oldest inputs are dropped, and very short and very long ones are not stored."""
-    recent = rewrite._RecentInputs()
+    rewrite._recent_inputs.clear()
     for number in range(rewrite.MAX_REPLAYS + 1):
-        text = f"{number:08}" + " " * rewrite.REPLAY_KEY_CHARS
-        recent.put(_read_input(text))
-    recent.put(_read_input("short"))
-    recent.put(_read_input("x" * (rewrite.MAX_REPLAY_CHARS + 1)))
-    assert len(recent._entries) == rewrite.MAX_REPLAYS
-    assert recent.find("00000000" + " " * rewrite.REPLAY_KEY_CHARS + "]") is None
-    assert recent.find("00000001" + " " * rewrite.REPLAY_KEY_CHARS + "]") is not None
+        send_text(f"{number} {LONG}")
+    send_text("short")
+    send_text("x" * (rewrite.MAX_REPLAY_BYTES + 1))
+    kept = [json.loads(key[0])["content"] for key in rewrite._recent_inputs]
+    assert kept == [f"{number} {LONG}" for number in range(1, rewrite.MAX_REPLAYS + 1)]
 
 
-def _read_input(text: str) -> rewrite._ReadInput:
-    """Return an input with one item that spans its complete text."""
-    return rewrite._ReadInput(0, text, (rewrite.Span(0, len(text)),), (), rewrite.PrefixIndex())
+def send_text(text: str) -> ParsedRequest:
+    """Return a request with one message."""
+    return read(json.dumps({"model": "m", "input": [{"role": "user", "content": text}]}).encode())
+
+
+def test_known_items_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the items after the common beginning with the last request of the conversation are read."""
+    rewrite._recent_inputs.clear()
+    history = [{"role": "user", "content": f"{number} {LONG}"} for number in range(5)]
+    read(json.dumps({"model": "m", "input": history}).encode())
+    texts: list[bytes] = []
+    read_block = rewrite._read_block
+    monkeypatch.setattr(rewrite, "_read_block", lambda text: texts.append(text) or read_block(text))
+    history[3:] = [{"role": "user", "content": "edited"}, {"role": "user", "content": "new"}]
+    read(json.dumps({"model": "m", "input": history}).encode())
+    assert [json.loads(text)["content"] for text in texts] == ["edited", "new"]
 
 
 OUTPUT: list[dict[str, Any]] = [

@@ -16,12 +16,11 @@ A request that this module cannot interpret is passed through unchanged, with a 
 
 import hashlib
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from msgspec import structs
 
@@ -29,20 +28,17 @@ from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
 from kedge.incremental.json_splice import (
-    ScannedObject,
-    Span,
-    ends_element,
+    join_object,
     normalize_json,
-    replace_array,
-    scan_elements,
-    scan_text,
+    split_array,
+    split_object,
 )
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
 from kedge.security.bounded_dict import BoundedDict
-from kedge.text.json_text import decode, encode_sorted
+from kedge.text.json_text import decode, encode_escaped, encode_sorted
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -56,13 +52,14 @@ from kedge.turns.frozen_json import thaw
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The maximum size of bodies that are read; larger ones are passed through."""
-MAX_CACHED_CHARS = 2_048
+MAX_CACHED_BYTES = 2_048
 MAX_CACHED_ITEMS = 16_384
-"""The maximum number of cached items, each of at most ``MAX_CACHED_CHARS`` characters."""
-REPLAY_KEY_CHARS = 2_048
-MAX_REPLAY_CHARS = 262_144
+"""The maximum number of cached items, each of at most ``MAX_CACHED_BYTES`` bytes."""
+MIN_REPLAY_BYTES, MAX_REPLAY_BYTES = 2_048, 262_144
 MAX_REPLAYS = 64
-"""The maximum number of inputs that are cached with their text; the first characters of it are the key."""
+"""The maximum number of inputs that are cached with their text, and the sizes of these."""
+REPLAY_KEY_ITEMS = 3
+"""The number of items that identify a conversation: instructions, a message and its answer."""
 MAX_CANDIDATES = 1_000
 """The maximum number of prefixes of a request that are looked up, the longest first."""
 LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
@@ -129,15 +126,17 @@ class ParsedRequest:
     """The body of a `POST /responses` request, with its input as blocks.
 
     Attributes:
-        scanned: The body with the positions of its members.
-        items: The position of each input item in the text.
+        members: The text of each member of the body.
+        values: The values of the members other than the input.
+        items: The text of each input item.
         blocks: One block per input item, tool arguments normalized.
         prefixes: The digests of the blocks.
         blocked: Why the request must not be rewritten; empty if it may be.
     """
 
-    scanned: ScannedObject
-    items: tuple[Span, ...]
+    members: Mapping[str, bytes]
+    values: Mapping[str, Any]
+    items: tuple[bytes, ...]
     blocks: tuple[Block, ...]
     prefixes: PrefixIndex
     blocked: PassThroughReason | Literal[""] = ""
@@ -145,22 +144,17 @@ class ParsedRequest:
     @property
     def model(self) -> str:
         """The requested model."""
-        return str(self.scanned.get("model") or "")
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The members of the body."""
-        return {name: member.value for name, member in self.scanned.members.items()}
+        return str(self.values.get("model") or "")
 
     @property
     def streaming(self) -> bool:
         """Whether a stream is requested."""
-        return self.scanned.get("stream") is True
+        return self.values.get("stream") is True
 
     @property
     def previous_response_id(self) -> str:
         """The response that the client chains on; empty if there is none."""
-        value = self.scanned.get("previous_response_id")
+        value = self.values.get("previous_response_id")
         return value if isinstance(value, str) else ""
 
     @property
@@ -196,137 +190,90 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
     if len(content) > MAX_BODY_BYTES:
         return "too_large"
     try:
-        text = content.decode()
-        recent = _recent_inputs.find(text)
-        scanned = scan_text(text, recent and recent.span)
+        members = split_object(content)
+        values = {name: decode(text) for name, text in members.items() if name != "input"}
     except (ValueError, RecursionError):
         return "not_json"
-    input_value = scanned.get("input")
+    text = members.get("input", b"")
     try:
-        if isinstance(input_value, str):
-            blocks = (normalize_block(user(input_value)),)
-            parsed_input = _ReadInput(0, "", (), blocks, _index_blocks(blocks))
-        elif isinstance(input_value, list):
-            parsed_input = _read_input(scanned, cast("list[Any]", input_value), recent)
+        if text.startswith(b'"'):
+            items, blocks = (), (normalize_block(user(decode(text))),)
+            prefixes = extend_index(PrefixIndex(), blocks, 0)
         else:
-            return "input"
+            items = split_array(text)
+            blocks, prefixes = _read_items(items, len(text))
     except (KedgeError, ValueError, TypeError, RecursionError):
         return "input"
-    obstacle = _find_obstacle(scanned, parsed_input.blocks)
-    return ParsedRequest(
-        scanned, parsed_input.items, parsed_input.blocks, parsed_input.prefixes, obstacle
-    )
+    obstacle = _find_obstacle(values, blocks)
+    return ParsedRequest(members, values, items, blocks, prefixes, obstacle)
 
 
 class _ReadInput(NamedTuple):
-    """The parsed input of a request: the start of its array, the text up to its last item, and the items."""
+    """The items of a recent request, with their blocks and digests."""
 
-    start: int
-    text: str
-    items: tuple[Span, ...]
+    items: tuple[bytes, ...]
     blocks: tuple[Block, ...]
     prefixes: PrefixIndex
 
-    @property
-    def span(self) -> Span:
-        """The array from its bracket to the end of the last item."""
-        return Span(self.start, self.items[-1].end)
+
+_recent_inputs = BoundedDict[tuple[bytes, ...], _ReadInput](MAX_REPLAYS)
+_recent_lock = threading.Lock()
 
 
-class _RecentInputs:
-    """The inputs of recent requests, by the beginning of their text.
+def _read_items(items: tuple[bytes, ...], size: int) -> tuple[tuple[Block, ...], PrefixIndex]:
+    """Return the blocks of input items, and their digests.
 
-    The next request of a program that replays its history begins with the same text, and its items need not
-    be parsed again. Another conversation with the same beginning replaces the entry, which only costs time.
+    The next request of a program that replays its history begins with the same items, which need not
+    be read again. Another conversation with the same beginning replaces the entry, which only costs time.
     """
-
-    def __init__(self) -> None:
-        self._entries = BoundedDict[str, _ReadInput](MAX_REPLAYS)
-        self._lock = threading.Lock()
-
-    def find(self, text: str) -> _ReadInput | None:
-        """Return the first items of a recent input that this text has at the same positions, if any."""
-        with self._lock:
-            recent = self._entries.get(text[:REPLAY_KEY_CHARS])
-        if recent is None:
-            return None
-        items = recent.items
-        count = bisect_left(
-            items, True, key=lambda span: not text.startswith(recent.text[: span.end])
-        )
-        if count and not ends_element(text, items[count - 1].end):
-            count -= 1  # a number that continues
-        if not count:
-            return None
-        return recent._replace(items=items[:count], blocks=recent.blocks[:count])
-
-    def put(self, read: _ReadInput) -> None:
-        """Cache an input, if its length is within the limits."""
-        if REPLAY_KEY_CHARS < len(read.text) <= MAX_REPLAY_CHARS:
-            with self._lock:
-                self._entries[read.text[:REPLAY_KEY_CHARS]] = read
+    key = items[:REPLAY_KEY_ITEMS]
+    with _recent_lock:
+        recent = _recent_inputs.get(key, _ReadInput((), (), PrefixIndex()))
+    known = len(recent.items)
+    if items[:known] != recent.items:  # an edited history
+        pairs = enumerate(zip(items, recent.items, strict=False))
+        known = next((at for at, (new, old) in pairs if new != old), len(items))
+    blocks = recent.blocks[:known] + tuple(map(_read_block, items[known:]))
+    prefixes = extend_index(recent.prefixes, blocks, known)
+    if MIN_REPLAY_BYTES < size <= MAX_REPLAY_BYTES:
+        with _recent_lock:
+            _recent_inputs[key] = _ReadInput(items, blocks, prefixes)
+    return blocks, prefixes
 
 
-_recent_inputs = _RecentInputs()
-
-
-def _read_input(scanned: ScannedObject, new: list[Any], recent: _ReadInput | None) -> _ReadInput:
-    """Return the input of a request, which consists of the first items of a recent one and new items."""
-    text, array = scanned.text, scanned.members["input"].span
-    # The text before a recent item is the same, so it is an item of the same array.
-    _, _, items, blocks, prefixes = recent or _ReadInput(0, "", (), (), PrefixIndex())
-    spans = scan_elements(text, array, items[-1].end if items else 0)
-    known_count = len(blocks)
-    blocks += tuple(
-        _read_block(text[span.start : span.end], item)
-        for span, item in zip(spans, new, strict=True)
-    )
-    items += tuple(spans)
-    parsed_input = _ReadInput(
-        array.start,
-        text[: items[-1].end] if items else "",
-        items,
-        blocks,
-        extend_index(prefixes, blocks, known_count),
-    )
-    _recent_inputs.put(parsed_input)
-    return parsed_input
-
-
-def _read_block(text: str, item: Any) -> Block:
+def _read_block(text: bytes) -> Block:
     """Return the block of an input item, from a cache if the item is short.
 
     A program that replays its history writes the same items in every request, and parsing them is most of
     the work. A cached block also has its digest.
     """
-    if len(text) <= MAX_CACHED_CHARS:
-        return _read_cached_block(text)
-    return normalize_block(block_from_item(item))
+    read = _read_cached_block if len(text) <= MAX_CACHED_BYTES else _read_cached_block.__wrapped__
+    return read(text)
 
 
 @lru_cache(maxsize=MAX_CACHED_ITEMS)
-def _read_cached_block(text: str) -> Block:
+def _read_cached_block(text: bytes) -> Block:
     return normalize_block(block_from_item(decode(text)))
 
 
 def _find_obstacle(
-    scanned: ScannedObject, blocks: tuple[Block, ...]
+    values: Mapping[str, Any], blocks: tuple[Block, ...]
 ) -> PassThroughReason | Literal[""]:
     """Return the reason why the request must be sent as written, or an empty string."""
-    if scanned.get("conversation") is not None:
+    if values.get("conversation") is not None:
         return "conversation"
-    if has_hidden_context({"prompt": scanned.get("prompt")}):
+    if has_hidden_context({"prompt": values.get("prompt")}):
         return "prompt"
-    if scanned.get("store") is False:
+    if values.get("store") is False:
         return "not_stored"
     kinds = {block.type for block in blocks if isinstance(block, OpaqueBlock)}
     if "item_reference" in kinds:
         return "item_reference"
     if "compaction_trigger" in kinds:
         return "compaction"
-    if scanned.get("previous_response_id") is not None:
+    if values.get("previous_response_id") is not None:
         return "previous_response_id"
-    return "background" if scanned.get("background") is True else ""
+    return "background" if values.get("background") is True else ""
 
 
 def normalize_block(block: Block) -> Block:
@@ -412,14 +359,17 @@ def rewrite(
     anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
     start = prefixes.end_position(anchor.record.block_count)
     remaining = [
-        (span, block)
-        for span, block in zip(request.items[start:], request.blocks[start:], strict=True)
+        (text, block)
+        for text, block in zip(request.items[start:], request.blocks[start:], strict=True)
         if not (isinstance(block, ReasoningBlock) and block.item_id in anchor.reasoning_ids)
     ]
     if not remaining:
         return "no_anchor"
-    added = {"previous_response_id": anchor.record.response_id}
-    content = replace_array(request.scanned, "input", [span for span, _ in remaining], added)
+    changed = {
+        "previous_response_id": encode_escaped(anchor.record.response_id),
+        "input": b"[%b]" % b",".join(text for text, _ in remaining),
+    }
+    content = join_object({**request.members, **changed})
     return Rewritten(content, anchor, tuple(block for _, block in remaining))
 
 
@@ -471,7 +421,7 @@ def index_response(
         The entry for the index, or None if the context that the server stores is unknown.
     """
     # A response that is generated in the background becomes an anchor when a later GET shows its output.
-    is_cut = outcome.status == "cut" and request.scanned.get("background") is True
+    is_cut = outcome.status == "cut" and request.values.get("background") is True
     is_pending = outcome.status == "running" or is_cut
     if not (is_pending and outcome.response_id) and not _is_usable(outcome):
         return None
@@ -538,12 +488,6 @@ def _is_usable(outcome: Outcome) -> bool:
         return False
     # The server's context then starts at the compaction; the next replay starts a new chain.
     return not any(map(is_compaction, outcome.blocks))
-
-
-def _index_blocks(blocks: Sequence[Block]) -> PrefixIndex:
-    prefixes = PrefixIndex()
-    prefixes.extend(blocks)
-    return prefixes
 
 
 def _continue_digest(record: AnchorRecord) -> PrefixIndex:

@@ -22,7 +22,6 @@ Buffer = bytes | bytearray | memoryview
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
-_decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _standard_encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
@@ -124,15 +123,6 @@ def copy_value(value: Any) -> Any:
         RecursionError: If it is nested too deep.
     """
     return msgspec.to_builtins(value)
-
-
-def split_array(text: str) -> list[str]:
-    """Return the text of each element of a JSON array, as it is written.
-
-    Raises:
-        ValueError: If it is not an array, or has a lone surrogate.
-    """
-    return [bytes(element).decode() for element in _decode_raw(text)]
 
 
 def reject_constant(name: str) -> Any:
