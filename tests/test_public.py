@@ -28,7 +28,7 @@ from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec
 from kedge.tools.approval import Edit
-from kedge.turns.frozen_json import ReadOnlyDict, ReadOnlyList
+from kedge.turns.frozen_json import ReadOnlyList, ReadOnlyObject
 
 HEAVY_MODULES = (
     "anyio",
@@ -266,7 +266,7 @@ def find_mutable(value: object) -> list[object]:
     else:
         members = []
     mutable = isinstance(value, MutableMapping | MutableSequence | MutableSet)
-    is_mutable = mutable and not isinstance(value, ReadOnlyDict | ReadOnlyList)
+    is_mutable = mutable and not isinstance(value, ReadOnlyObject | ReadOnlyList)
     return [value] * is_mutable + [found for each in members for found in find_mutable(each)]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kedge.engines.cache_control import anthropic_rules
-from kedge.tokens.cache_minimums import find_min_tokens
+from kedge.tokens.items import find_min_tokens
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from kedge.turns import FrozenMap
 from kedge.turns.frozen_json import (
     MAX_DEPTH,
     MAX_INTEGER_BITS,
-    ReadOnlyDict,
-    copy_read_only,
+    ReadOnlyObject,
+    copy_read_only_object,
     freeze,
     json_equal,
     thaw,
@@ -308,7 +308,7 @@ def test_the_depth_of_a_map_counts_maps_and_lists(value: Any) -> None:
 def test_read_only_dict_cannot_be_modified() -> None:
     """Every method of a dict that changes it raises; operators and ``copy`` return plain dicts."""
     members = {"a": 1}
-    read_only = ReadOnlyDict(members)
+    read_only = ReadOnlyObject(members)
     attempts: list[Any] = [
         lambda: read_only.__setitem__("a", 2),
         lambda: read_only.__delitem__("a"),
@@ -324,4 +324,4 @@ def test_read_only_dict_cannot_be_modified() -> None:
             attempt()
     assert read_only == members
     assert type(read_only | {"b": 2}) is type(read_only.copy()) is dict
-    assert copy_read_only(read_only) is read_only
+    assert copy_read_only_object(read_only) is read_only

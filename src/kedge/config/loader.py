@@ -156,13 +156,9 @@ class Config:
 
     def __init__(self, path: Path, file: Mapping[str, Scalar], environ: Mapping[str, str]) -> None:
         self.path = path
-        self._file = file
-        self._environ = environ
-
-    @property
-    def file_values(self) -> Mapping[str, Scalar]:
+        self.file_values = file
         """The values of the file, by name."""
-        return self._file
+        self._environ = environ
 
     @property
     def unknown_variables(self) -> Mapping[str, str]:
@@ -195,8 +191,8 @@ class Config:
             return SettingValue(
                 setting, setting.parse(text, setting.env), "environment", setting.env
             )
-        if name in self._file:
-            return SettingValue(setting, self._file[name], "file", str(self.path))
+        if name in self.file_values:
+            return SettingValue(setting, self.file_values[name], "file", str(self.path))
         return SettingValue(setting, setting.default, "default")
 
     def __getitem__(self, name: str) -> Any:

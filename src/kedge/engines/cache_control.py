@@ -19,7 +19,7 @@ from kedge.planning import (
     RequestPlan,
     TokenCounts,
 )
-from kedge.tokens.cache_minimums import find_min_tokens
+from kedge.tokens.items import find_min_tokens
 
 CacheLifetime = Literal["5m", "1h"]
 LIFETIMES: Mapping[CacheLifetime, float] = {"5m": 300.0, "1h": 3600.0}

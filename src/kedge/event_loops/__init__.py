@@ -7,8 +7,15 @@ from kedge.event_loops.per_loop import (
     SharedResource,
     run_to_end,
 )
-from kedge.event_loops.sync_calls import BackgroundLoop, SyncCall, run_in_thread, run_sync
-from kedge.event_loops.sync_facades import SyncFacade, wrap_method, wrap_navigation
+from kedge.event_loops.sync_calls import (
+    BackgroundLoop,
+    SyncCall,
+    SyncFacade,
+    run_in_thread,
+    run_sync,
+    wrap_method,
+    wrap_navigation,
+)
 
 __all__ = [
     "AsyncResource",

@@ -1,18 +1,28 @@
-"""Call async code from sync code: one background loop per process, so that sync calls reuse connections."""
+"""Call async code from sync code: one background loop per process, so that sync calls reuse connections.
+
+A facade lists the methods of a class; each has the signature and the docstring of its async method:
+
+    class SyncEngine(SyncFacade["Engine"]):
+        run = wrap_method(Engine.run)
+"""
 
 import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, Self, TypeVar, cast
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from kedge.errors import KedgeError
+from kedge.event_loops.per_loop import ResourceT
 
+P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
+FacadeT = TypeVar("FacadeT", bound="SyncFacade[Any]")
 
 
 class BackgroundLoop:
@@ -209,3 +219,49 @@ def run_sync(work: Awaitable[T]) -> T:
     """
     is_coroutine = asyncio.iscoroutine(work)
     return SyncCall(cast("Coroutine[Any, Any, T]", work) if is_coroutine else _wait_for(work)).run()
+
+
+class SyncFacade(Generic[ResourceT]):
+    """The sync methods of an object; ``with`` opens and closes it.
+
+    Args:
+        target: The object with the async methods.
+    """
+
+    def __init__(self, target: ResourceT) -> None:
+        self._target = target
+
+    def __enter__(self) -> Self:
+        run_sync(self._target.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the object."""
+        run_sync(self._target.aclose())
+
+
+def wrap_method(
+    method: Callable[Concatenate[ResourceT, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncFacade[ResourceT], P], T]:
+    """Return the sync version of a coroutine method, for a facade."""
+
+    @wraps(method)
+    def call(facade: SyncFacade[ResourceT], *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_sync(method(facade._target, *args, **kwargs))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+def wrap_navigation(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]],
+) -> Callable[Concatenate[FacadeT, P], FacadeT]:
+    """Return the sync version of a coroutine method that returns its object or another one of its class."""
+
+    @wraps(method)
+    def call(facade: FacadeT, *args: P.args, **kwargs: P.kwargs) -> FacadeT:
+        return type(facade)(run_sync(method(facade._target, *args, **kwargs)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    return call

@@ -287,22 +287,20 @@ class McpConnection(ToolSource):
             asyncio.run_coroutine_threadsafe(self._call_tool(name, arguments), self._loop)
         )
 
-    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> list[Part]:
+    async def _call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, is_repeated: bool = False
+    ) -> list[Part]:
         client, notes = await self._get_client()
         try:
             return await self._send_call(client, name, arguments)
         except MCPError as error:
-            if not _has_lost_session(error, notes):
+            if is_repeated or not _has_lost_session(error, notes):
                 raise ToolFailed(await self._describe_call_error(error, client, notes)) from error
             self._disconnect(client)
             if notes.session_status != HTTPStatus.NOT_FOUND:
                 raise ToolFailed(_describe_rejection(error, notes)) from error
         # With this status the server did not run the call, so it is sent again in a new session.
-        client, notes = await self._get_client()
-        try:
-            return await self._send_call(client, name, arguments)
-        except MCPError as error:
-            raise ToolFailed(await self._describe_call_error(error, client, notes)) from error
+        return await self._call_tool(name, arguments, is_repeated=True)
 
     async def _send_call(
         self, client: Client, name: str, arguments: Mapping[str, Any]

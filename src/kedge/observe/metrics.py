@@ -219,11 +219,10 @@ def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:
     Returns:
         For each metric and each set of labels, the number of recordings and their sum (or a gauge's value).
     """
-    with _lock:
-        return {
-            name: {labels: (int(entry[0]), entry[1]) for labels, entry in series.items()}
-            for name, series in _registry.items()
-        }
+    return {
+        name: {labels: (sample.count, sample.value) for labels, sample in series.items()}
+        for name, series in samples().items()
+    }
 
 
 def samples() -> dict[str, dict[Labels, Sample]]:

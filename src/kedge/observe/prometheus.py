@@ -5,6 +5,7 @@ import it. Metrics without labels are exported from the start, as zero.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -53,26 +54,18 @@ def _zero_samples(metric: metrics.Metric) -> dict[Labels, Sample]:
 
 
 def _build_family(metric: metrics.Metric, series: dict[Labels, Sample]) -> Metric:
-    match metric.kind:
-        case "counter":
-            family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, sample in series.items():
-                family.add_metric(_label_values(labels), sample.value)
-        case "gauge":
-            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, sample in series.items():
-                family.add_metric(_label_values(labels), sample.value)
-        case "histogram":
-            family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, sample in series.items():
-                family.add_metric(
-                    _label_values(labels), _cumulative_buckets(metric, sample), sample.value
-                )
+    family: Any = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+    for labels, sample in series.items():
+        buckets = [_cumulative_buckets(metric, sample)] if metric.kind == "histogram" else []
+        family.add_metric([value for _, value in labels], *buckets, sample.value)
     return family
 
 
-def _label_values(labels: Labels) -> list[str]:
-    return [value for _, value in labels]
+_FAMILIES = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 def _cumulative_buckets(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:

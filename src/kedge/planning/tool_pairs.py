@@ -6,7 +6,7 @@ are a table, so that the items of hosted tools are checked as well.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -67,11 +67,8 @@ class Problem(msgspec.Struct, frozen=True):
         return _PROBLEM_MESSAGES[self.kind].format(call_id=self.call_id, label=label)
 
 
-class PairingIssue(NamedTuple):
-    """The position of a call or result that does not match, and the kind of problem."""
-
-    position: int
-    kind: ProblemKind
+PairingIssue = tuple[int, ProblemKind]
+"""The position of a call or result that does not match, and the kind of problem."""
 
 
 def call_effect(block: Block) -> CallEffect | None:
@@ -125,11 +122,11 @@ class ToolPairing:
         else:
             self.matches.append((position, "unmatched"))
             kind = "answered_twice" if keys[0] in self.answered else "orphan"
-            self.issues.append(PairingIssue(position, kind))
+            self.issues.append((position, kind))
 
     def _open(self, position: int, keys: tuple[CallKey, ...], *, is_assigned: bool) -> None:
         if self.open and not self.open.keys().isdisjoint(keys):
-            self.issues.append(PairingIssue(position, "called_twice"))
+            self.issues.append((position, "called_twice"))
         for key in keys:
             self.open[key] = (position, keys, is_assigned)
 
@@ -155,14 +152,14 @@ class ToolPairing:
         if not self.open and not self.issues:
             return ()
         waiting = {position for position, *_ in self.open.values()}
-        unanswered = [
-            PairingIssue(position, "unanswered")
+        unanswered: list[PairingIssue] = [
+            (position, "unanswered")
             for position in waiting
             if not is_async_call(blocks[offset + position])
         ]
         return tuple(
-            _build_problem(blocks[offset + issue.position], issue.kind)
-            for issue in sorted([*self.issues, *unanswered])
+            _build_problem(blocks[offset + position], kind)
+            for position, kind in sorted([*self.issues, *unanswered])
         )
 
 

@@ -14,7 +14,7 @@ from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, OpaqueBlock, SystemBlock, ToolResultBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY
 from kedge.turns.parts import OpaquePart
-from kedge.turns.responses_items import CHAT_PART_TYPES, Item, block_from_item
+from kedge.turns.responses_items import CALL_FORMS, CHAT_PART_TYPES, Item, block_from_item
 
 Message = Mapping[str, Any]
 
@@ -159,14 +159,10 @@ def _convert_thinking(parts: list[Item]) -> Item:
 
 def _convert_call(call: Item) -> Item:
     """Return the item of one entry in ``tool_calls``."""
-    if call.get("type") == "custom":
-        custom = call["custom"]
-        kind, written = "custom_tool_call", {"name": custom["name"], "input": custom["input"]}
-    else:
-        function = call["function"]
-        kind = "function_call"
-        written = {"name": function["name"], "arguments": function["arguments"]}
-    return {"type": kind, "call_id": call["id"], **written}
+    is_custom = call.get("type") == "custom"
+    kind, written = CALL_FORMS[is_custom]
+    called = call["custom" if is_custom else "function"]
+    return {"type": kind, "call_id": call["id"], "name": called["name"], written: called[written]}
 
 
 def _as_parts(content: object) -> list[Any]:
@@ -189,15 +185,12 @@ def _convert_part(part: Item, text_type: str) -> Item:
         case "image_url":
             image = part["image_url"]
             image = {"url": image} if isinstance(image, str) else image
-            return {"type": "input_image", "image_url": image["url"], **_detail(image)}
+            detail = {"detail": image["detail"]} if "detail" in image else {}
+            return {"type": "input_image", "image_url": image["url"], **detail}
         case "file":
             return {"type": "input_file", **part["file"]}
         case _:
             return part
-
-
-def _detail(image: Item) -> Item:
-    return {"detail": image["detail"]} if "detail" in image else {}
 
 
 def _is_sendable(part: object) -> bool:

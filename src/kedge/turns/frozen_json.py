@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import NoneType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 from kedge.errors import InvalidJSON
 
@@ -22,7 +22,26 @@ MAX_INTEGER_BITS = 2048
 _set_field = object.__setattr__
 
 
-class FrozenMap(Mapping[str, Any]):
+class Immutable:
+    """A value that cannot be changed by assignments, and copies of which are the value itself."""
+
+    __slots__ = ()
+    _remedy: ClassVar = "this value is immutable"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(self._remedy)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(self._remedy)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class FrozenMap(Immutable, Mapping[str, Any]):
     """An immutable mapping with string keys, compared and hashed as JSON: true is not 1.
 
     Args:
@@ -34,6 +53,7 @@ class FrozenMap(Mapping[str, Any]):
     """
 
     __slots__ = ("_content", "_depth")
+    _remedy = "a FrozenMap is immutable; use with_members to derive a new one"
     _content: dict[str, Any]
     _depth: int | None
 
@@ -101,12 +121,6 @@ class FrozenMap(Mapping[str, Any]):
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("FrozenMap cannot have subclasses, which could be mutable")
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError("a FrozenMap is immutable; use with_members to derive a new one")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError("a FrozenMap is immutable; use with_members to derive a new one")
-
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
         """Return the members of both; those of ``other`` take precedence."""
         return unchecked_map({**self._content, **freeze_map(other, "$")})
@@ -116,12 +130,6 @@ class FrozenMap(Mapping[str, Any]):
 
     def __hash__(self) -> int:
         return hash(frozenset((name, _json_hash(value)) for name, value in self._content.items()))
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def __reduce__(self) -> tuple[type["FrozenMap"], tuple[dict[str, Any]]]:
         return FrozenMap, (dict(self._content),)
@@ -151,26 +159,8 @@ def freeze_map(value: object, path: str) -> FrozenMap:
     return freeze(value, path)
 
 
-class ReadOnlyDict(dict[str, Any]):
-    """A dict that cannot be changed; its values need not be JSON.
-
-    Unlike a ``MappingProxyType`` it is accepted by ``json``, ``pickle``, ``copy`` and ``dataclasses.asdict``.
-    """
-
-    __slots__ = ()
-
-    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("this mapping is read-only; dict(…) makes a copy that can be changed")
-
-    __setitem__ = __delitem__ = __ior__ = _reject_change
-    clear = pop = popitem = setdefault = update = _reject_change
-
-    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
-        return type(self), (dict(self),)
-
-
 class ReadOnlyList(list[Any]):
-    """A list that cannot be changed; see ``ReadOnlyDict``."""
+    """A list that cannot be changed; see ``ReadOnlyObject``."""
 
     __slots__ = ()
 
@@ -184,13 +174,23 @@ class ReadOnlyList(list[Any]):
         return type(self), (list(self),)
 
 
-class ReadOnlyObject(ReadOnlyDict):
-    """A parsed JSON object that cannot be changed, nor can the objects and arrays in it.
+class ReadOnlyObject(dict[str, Any]):
+    """A dict that cannot be changed, nor can the dicts and lists in it; other values need not be JSON.
 
     They are replaced by read-only ones when they are read, because few members of the objects of a stream ever are.
+    Unlike a ``MappingProxyType`` it is accepted by ``json``, ``pickle``, ``copy`` and ``dataclasses.asdict``.
     """
 
     __slots__ = ()
+
+    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this mapping is read-only; dict(…) makes a copy that can be changed")
+
+    __setitem__ = __delitem__ = __ior__ = _reject_change
+    clear = pop = popitem = setdefault = update = _reject_change
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
+        return type(self), (dict(self),)
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -262,18 +262,12 @@ def copy_containers(value: Any) -> Any:
 
 
 # Checking types is several times faster than isinstance, which asks the abstract base class of FrozenMap.
-_READ_ONLY_TYPES = frozenset({FrozenMap, ReadOnlyDict, ReadOnlyObject})
 _READ_ONLY_OBJECTS = frozenset({FrozenMap, ReadOnlyObject})
-
-
-def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a mapping that cannot be changed, with the same members; their values need not be JSON."""
-    return members if type(members) in _READ_ONLY_TYPES else ReadOnlyDict(members)
 
 
 def thaw(value: Any) -> Any:
     """Return plain dicts and lists, for ``json.dumps``."""
-    kind: type[Any] = type(value)
+    kind = type(cast("object", value))
     if kind in _SCALAR_CHECKS:
         return value
     if kind is FrozenMap:

@@ -47,6 +47,16 @@ from kedge.turns.server_fields import (
 
 Item = dict[str, Any]
 
+CALL_FORMS = {False: ("function_call", "arguments"), True: ("custom_tool_call", "input")}
+"""The type of a call and the member with its arguments, by whether the tool takes free-form input."""
+IMAGE_MEMBERS = {"image_url": "url", "file_id": "file_id", "detail": "detail"}
+FILE_MEMBERS = {
+    "file_url": "url",
+    "file_data": "data",
+    "file_id": "file_id",
+    "filename": "filename",
+}
+"""The members of images and files, and the fields of their parts."""
 CHAT_PART_TYPES = frozenset({"document_url", "reference", "video_url"})
 """Types of parts that only some servers of the Chat Completions API have."""
 
@@ -95,9 +105,12 @@ def item_from_block(block: Block) -> Item:
             content, members = _encode_content((TextPart(block.text),)), _encode_members(block)
             return {**members, "type": "message", "role": block.role, "content": content}
         case ToolCallBlock():
-            return {**_encode_call(block), **_encode_members(block, RESENT_FIELDS)}
+            kind, written = CALL_FORMS[block.custom]
+            call = {"type": kind, "call_id": block.call_id, "name": block.name}
+            members = _encode_members(block, RESENT_FIELDS)
+            return {**call, written: block.arguments, **members}
         case ToolResultBlock():
-            kind = "custom_tool_call_output" if block.custom else "function_call_output"
+            kind = f"{CALL_FORMS[block.custom][0]}_output"
             output = _encode_content(block.parts)
             members = _encode_members(block)
             return {**members, "type": kind, "call_id": block.call_id, "output": output}
@@ -172,19 +185,6 @@ def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
     raise InvalidTurn("an item needs a type")
 
 
-def _encode_call(block: ToolCallBlock) -> Item:
-    if block.custom:
-        kind, arguments = "custom_tool_call", "input"
-    else:
-        kind, arguments = "function_call", "arguments"
-    return {
-        "type": kind,
-        "call_id": block.call_id,
-        "name": block.name,
-        arguments: block.arguments,
-    }
-
-
 def _encode_reasoning(block: ReasoningBlock) -> Item:
     item: Item = {
         "type": "reasoning",
@@ -217,22 +217,14 @@ def _encode_members(block: Block, names: tuple[str, ...] | None = None) -> Item:
     return thaw(select_members(block.extra, names)) if block.extra else {}
 
 
-def _encode_input_parts(parts: tuple[Part, ...]) -> list[Item]:
-    return [_encode_input_part(part) for part in parts]
-
-
 def _encode_input_part(part: Part) -> Item:
     match part:
         case TextPart():
             return {"type": "input_text", "text": part.text}
         case ImagePart():
-            source = {"image_url": part.url} if part.url else {"file_id": part.file_id}
-            detail = {} if part.detail == "auto" else {"detail": part.detail}
-            return {"type": "input_image", **source, **detail}
+            return {"type": "input_image", **_encode_fields(part, IMAGE_MEMBERS)}
         case FilePart():
-            members = {"file_url": part.url, "file_data": part.data, "file_id": part.file_id}
-            members["filename"] = part.filename
-            return {"type": "input_file", **{k: v for k, v in members.items() if v}}
+            return {"type": "input_file", **_encode_fields(part, FILE_MEMBERS)}
         case OpaquePart():
             return _encode_opaque_part(part)
         case RefusalPart():
@@ -241,10 +233,18 @@ def _encode_input_part(part: Part) -> Item:
             )
 
 
+def _encode_fields(part: ImagePart | FilePart, names: Mapping[str, str]) -> Item:
+    """Return the members of a part that are not at their default."""
+    values = {member: getattr(part, field) for member, field in names.items()}
+    return {member: value for member, value in values.items() if value not in ("", "auto")}
+
+
 def _encode_output_part(part: AssistantPart) -> Item:
     match part:
         case TextPart():
-            return {"type": "output_text", "text": part.text, **_encode_annotations(part)}
+            annotations = thaw(select_annotations(part.extra))
+            noted = {"annotations": annotations} if annotations else {}
+            return {"type": "output_text", "text": part.text, **noted}
         case RefusalPart():
             return {"type": "refusal", "refusal": part.text}
         case OpaquePart():
@@ -260,11 +260,6 @@ def _encode_opaque_part(part: OpaquePart) -> Item:
     return thaw(drop_nulls(part.content))
 
 
-def _encode_annotations(part: TextPart) -> Item:
-    annotations = thaw(select_annotations(part.extra))
-    return {"annotations": annotations} if annotations else {}
-
-
 def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:
     """Return a single text as a string, which is shorter, and other content as a list of parts.
 
@@ -272,7 +267,7 @@ def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:
     """
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
-    return _encode_input_parts(parts)
+    return [_encode_input_part(part) for part in parts]
 
 
 # Readers. Blocks and parts check their fields: an item that they reject has an unknown form.
@@ -303,7 +298,7 @@ def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> Block | None:
 
 def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
     custom = item["type"] == "custom_tool_call"
-    written = "input" if custom else "arguments"
+    written = CALL_FORMS[custom][1]
     name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
     rest = _add_unread_fields(item, identity, "call_id", "name", written)
     return ToolCallBlock(name, arguments, call_id, custom, **rest)
@@ -387,37 +382,22 @@ def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
     return known or OpaquePart(drop_nulls(freeze(part)))
 
 
-def _read_input_text(members: dict[str, Any]) -> Part | None:
-    return TextPart(members["text"]) if members.keys() == {"text"} else None
+def _build_reader(cls: type[Part], names: Mapping[str, str]) -> _PartReader:
+    """Return the reader of a part that has no other members than these."""
+
+    def read(members: dict[str, Any]) -> Part | None:
+        if not members or not members.keys() <= names.keys():
+            return None
+        fields: dict[str, Any] = {names[member]: value for member, value in members.items()}
+        return cls(**fields)
+
+    return read
 
 
 def _read_output_text(members: dict[str, Any]) -> Part:
     text = members.pop("text", None)
     rest = {k: v for k, v in members.items() if v not in ([], ())}
     return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
-
-
-def _read_refusal(members: dict[str, Any]) -> Part | None:
-    return RefusalPart(members["refusal"]) if members.keys() == {"refusal"} else None
-
-
-def _read_image(members: dict[str, Any]) -> Part | None:
-    if not members.keys() <= {"image_url", "file_id", "detail"}:
-        return None
-    return ImagePart(
-        members.get("image_url", ""), members.get("detail", "auto"), members.get("file_id", "")
-    )
-
-
-def _read_file(members: dict[str, Any]) -> Part | None:
-    if not members.keys() <= {"file_url", "file_data", "file_id", "filename"}:
-        return None
-    return FilePart(
-        members.get("file_url", ""),
-        members.get("file_data", ""),
-        members.get("file_id", ""),
-        members.get("filename", ""),
-    )
 
 
 _ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
@@ -430,13 +410,15 @@ _ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
 }
 # All names of text parts are accepted, because the name depends on the role.
 _TEXT_READERS: dict[str, _PartReader] = {
-    "input_text": _read_input_text,
+    **dict.fromkeys(("input_text", "text"), _build_reader(TextPart, {"text": "text"})),
     "output_text": _read_output_text,
-    "text": _read_input_text,
 }
-_OUTPUT_PART_READERS: dict[str, _PartReader] = {**_TEXT_READERS, "refusal": _read_refusal}
+_OUTPUT_PART_READERS: dict[str, _PartReader] = {
+    **_TEXT_READERS,
+    "refusal": _build_reader(RefusalPart, {"refusal": "text"}),
+}
 _INPUT_PART_READERS: dict[str, _PartReader] = {
     **_TEXT_READERS,
-    "input_image": _read_image,
-    "input_file": _read_file,
+    "input_image": _build_reader(ImagePart, IMAGE_MEMBERS),
+    "input_file": _build_reader(FilePart, FILE_MEMBERS),
 }

@@ -17,6 +17,8 @@ from kedge.turns.blocks import (
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
 DEFAULT_WIDTH = 72
+_SHOWN_MEMBERS = ("text", "filename", "url", "file_id", "data")
+"""The members of parts, of which the first that is not empty is shown."""
 
 
 def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
@@ -35,18 +37,12 @@ def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
 
 def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
     """Return the type and content of a part."""
-    match part:
-        case TextPart():
-            kind, text = "text", part.text
-        case RefusalPart():
-            kind, text = "refusal", part.text
-        case ImagePart():
-            kind, text = "image", part.url or part.file_id
-        case FilePart():
-            kind, text = "file", part.filename or part.url or part.file_id or part.data
-        case OpaquePart():
-            kind, text = "opaque", str(part.content.get("type", ""))
-    return f"<{kind} {shorten(text, width)}>"
+    if isinstance(part, OpaquePart):
+        text = str(part.content.get("type", ""))
+    else:
+        members = (getattr(part, name, "") for name in _SHOWN_MEMBERS)
+        text = next(filter(None, members), "")
+    return f"<{part.__struct_config__.tag} {shorten(text, width)}>"
 
 
 def shorten(text: str, width: int) -> str:

@@ -22,6 +22,7 @@ create a new set.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from operator import index as op_index
 from operator import is_, is_not
@@ -35,7 +36,7 @@ from kedge.turns.blocks import (
     ReasoningBlock,
     SystemBlock,
 )
-from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
+from kedge.turns.frozen_json import EMPTY, FrozenMap, Immutable, check_text, freeze_map
 from kedge.turns.ids import new_id
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart
 from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
@@ -86,7 +87,7 @@ class _Memo:
 
 
 @final
-class Turn:
+class Turn(Immutable):
     """The blocks of a conversation so far, plus data. Immutable; equal if the blocks are.
 
     A Turn cannot have subclasses; store further values of a conversation in ``data``.
@@ -113,6 +114,7 @@ class Turn:
     """
 
     __slots__ = ("_memo", "data", "extra", "id", "lead")
+    _remedy = "a Turn is immutable; its methods return a new one"
 
     id: str
     data: FrozenMap
@@ -389,20 +391,8 @@ class Turn:
     def __hash__(self) -> int:
         return hash(self.blocks)
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError("a Turn is immutable; its methods return a new one")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError("a Turn is immutable; its methods return a new one")
-
-    def __copy__(self) -> "Turn":
-        return self
-
-    def __deepcopy__(self, memo: object) -> "Turn":
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.blocks, self.id, self.data, self.extra)
+        return partial(Turn, id=self.id, data=self.data, extra=self.extra), (self.blocks,)
 
     def __str__(self) -> str:
         return f"{self!r}\n{format_table(self.blocks)}" if len(self) else repr(self)
@@ -554,12 +544,3 @@ def _build_turn(
     _set_field(turn, "data", data)
     _set_field(turn, "extra", extra)
     return turn
-
-
-def _rebuild(
-    blocks: tuple[Block, ...],
-    id: str,  # noqa: A002
-    data: FrozenMap,
-    extra: FrozenMap,
-) -> Turn:
-    return Turn(blocks, id=id, data=data, extra=extra)

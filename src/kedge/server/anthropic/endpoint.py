@@ -46,7 +46,7 @@ from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, has
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
 from kedge.server.stateless_run import PreparedRequest, prepare, respond_stateless
-from kedge.tokens.cache_minimums import find_min_tokens
+from kedge.tokens.items import find_min_tokens
 
 Body = Mapping[str, Any]
 
