@@ -58,7 +58,7 @@ from kedge.server.storage import database as server_database
 from kedge.store import import_export, open_store, response_sums, search, token_registry
 from kedge.store import migrate as store_migrate
 from kedge.store.search_query import TEXT_INDEXES
-from kedge.tokens import cache_minimums
+from kedge.tokens import items as token_items
 from kedge.tools import Tool, call_runner
 from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, shapes
@@ -304,7 +304,7 @@ def read_script_constant(name: str, constant: str) -> int:
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 MAX_ATTACHMENT_MB = schemas.MAX_ATTACHMENT_BYTES // 10**6
 WORDS = {2: "two", 4: "four", 5: "five"}
-MINIMUMS = cache_minimums.MIN_TOKENS.values()
+MINIMUMS = token_items.MIN_TOKENS.values()
 CACHE_MINIMUMS = f"{min(MINIMUMS)} to {max(MINIMUMS):,}"
 NUMBERS: dict[str, list[str]] = {
     "adoption.md": [
@@ -381,7 +381,7 @@ NUMBERS: dict[str, list[str]] = {
         f"in steps of {server_cache.CACHED_TOKENS_STEP}",
         f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
         f"that of the model: {CACHE_MINIMUMS} tokens, by default",
-        f"tokens, by default {cache_minimums.DEFAULT_MIN_TOKENS:,} |",
+        f"tokens, by default {token_items.DEFAULT_MIN_TOKENS:,} |",
         f"add up to {requests.MAX_ITEMS_PER_REQUEST} items",
         f"a lease of {Limits().lease_seconds:.0f} seconds",
         f"After {WORDS[claims.MAX_ATTEMPTS]} attempts a response is failed",
