@@ -378,6 +378,8 @@ NUMBERS: dict[str, list[str]] = {
         f"minimum of the model on: {CACHE_MINIMUMS} tokens",
     ],
     "server.md": [
+        f"nested more than {validators.MAX_DEPTH} levels",
+        f"within {WORDS[requests.MAX_DISTANCE]} edits",
         f"in steps of {server_cache.CACHED_TOKENS_STEP}",
         f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
         f"that of the model: {CACHE_MINIMUMS} tokens, by default",
@@ -396,10 +398,6 @@ NUMBERS: dict[str, list[str]] = {
         f"groups of {TEXT_INDEXES['sqlite'].texts_per_group:,} blocks",
         f"up to {lazy_conversation.MAX_LOADED_BLOCKS:,} blocks are loaded at once",
         f"a batch of {response_sums.BATCH_SIZE} responses",
-    ],
-    "strictness.md": [
-        f"nested more than {validators.MAX_DEPTH} levels",
-        f"within {WORDS[requests.MAX_DISTANCE]} edits",
     ],
     "tools.md": [
         f"first retry ({default(Tool, 'retry_wait')}), doubled each time",

@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
     "faults",
     multiple=True,
     metavar="SPEC",
-    help="Inject a fault, such as cut_after_events=3 (docs/faults.md). Repeatable; loopback only.",
+    help="Inject a fault, such as cut_after_events=3 (docs/practice.md). Repeatable; loopback only.",
 )
 def command(
     host: str,

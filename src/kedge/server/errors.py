@@ -5,7 +5,7 @@ An ``ErrorTemplate`` is one kind of error. A call with its values returns the ``
     raise PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
 
 Messages are quoted verbatim from the hosted API where one has been observed. The others are in the last
-group and are listed in ``docs/strictness.md``.
+group and are listed in ``docs/server.md``.
 """
 
 from collections.abc import Mapping

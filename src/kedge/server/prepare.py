@@ -1,6 +1,6 @@
 """Prepare a response: resolve the references of a valid request, and build the input of the model.
 
-The checks run in the documented order (``docs/strictness.md``). Nothing is written to the database.
+The checks run in the documented order (``docs/server.md``). Nothing is written to the database.
 """
 
 from collections.abc import Mapping, Sequence
