@@ -475,7 +475,7 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     assert Settings().purge_every == HOUR
     assert "at startup and every hour" in PAGES["server.md"]
     assert shapes.EXPIRING_SECONDS == DAY
-    assert "`expires soon` (within a day)" in PAGES["web.md"]
+    assert "`copy expires soon` (the provider's, within a day)" in PAGES["web.md"]
     assert token_registry.RECHECK_SECONDS == 1
     assert "looks at its store once a second" in PAGES["users.md"]
 
