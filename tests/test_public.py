@@ -161,6 +161,33 @@ print(*sys.modules)
     assert not {"kedge.server.settings", "uvicorn", "starlette"} & set(loaded)
 
 
+UNUSED_MODULES = (
+    "kedge.config",
+    "kedge.engines.anthropic",
+    "kedge.engines.chat_completions",
+    "kedge.engines.http_client",
+    "kedge.engines.sdk_client",
+    "kedge.engines.websocket",
+    "kedge.events.anthropic",
+    "kedge.events.chat_completions",
+    "kedge.middleware",
+    "kedge.prices",
+    "kedge.providers.practice_memory",
+    "kedge.server",
+    "kedge.store",
+    "kedge.tools",
+)
+"""Modules that an engine for the Responses API does not need before its first request."""
+
+
+def test_an_engine_loads_the_modules_of_its_api_only() -> None:
+    """An engine is ready without those of other APIs, the practice model, the store and an SDK."""
+    code = "import kedge, sys; kedge.connect('openai:gpt-5.1', api_key='k'); print(*sys.modules)"
+    loaded = set(run_python(code).split())
+    assert "kedge.engines.responses" in loaded
+    assert not {*UNUSED_MODULES, "openai", "aiohttp", "pydantic", "importlib.metadata"} & loaded
+
+
 def is_frozen(value: object) -> TypeGuard[type[Any]]:
     """Return whether a value is a frozen Struct or a frozen dataclass."""
     if not isinstance(value, type):

@@ -1,6 +1,7 @@
 """Test model strings, and the one-line errors for missing settings."""
 
 import asyncio
+import importlib.metadata
 import inspect
 from base64 import b64encode
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import kedge.providers
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
 from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
@@ -92,7 +92,7 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
             return lambda rest, **settings: calls.append((rest, settings))
 
     monkeypatch.setattr(
-        kedge.providers, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
+        importlib.metadata, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
     )
     settings: dict[str, Any] = {"size": 1}
     connect("mine:model", **settings)
@@ -102,7 +102,7 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_builtin_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Built-in providers are found without reading the metadata of every installed package."""
-    monkeypatch.setattr(kedge.providers, "entry_points", None)
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
     assert isinstance(connect("practice"), ResponsesEngine)
 
 

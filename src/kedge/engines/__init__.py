@@ -1,6 +1,10 @@
-"""Engines send a Turn to a model and return it with the model's blocks appended."""
+"""Engines send a Turn to a model and return it with the model's blocks appended.
 
-from kedge.engines.anthropic import AnthropicEngine
+An engine, with the decoder and the renderer of its API, is loaded when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
 from kedge.engines.audit import Audit
 from kedge.engines.base import (
     Engine,
@@ -10,13 +14,27 @@ from kedge.engines.base import (
     find_filters,
     unwrap,
 )
-from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_blocks
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply
 from kedge.engines.request_options import RequestOptions, ResendLimit
-from kedge.engines.responses import ResponsesEngine
 from kedge.engines.stream import RunStream, Stream
+from kedge.text.lazy_names import make_getattr
+
+if TYPE_CHECKING:
+    from kedge.engines.anthropic import AnthropicEngine
+    from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_blocks
+    from kedge.engines.responses import ResponsesEngine
+else:
+    __getattr__ = make_getattr(
+        __name__,
+        {
+            "AnthropicEngine": "kedge.engines.anthropic",
+            "ChatCompletionsEngine": "kedge.engines.chat_completions",
+            "ResponsesEngine": "kedge.engines.responses",
+            "messages_from_blocks": "kedge.engines.chat_completions",
+        },
+    )
 
 __all__ = [
     "AnthropicEngine",

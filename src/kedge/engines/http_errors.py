@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -213,6 +212,10 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
             continue
         if isfinite(seconds) and seconds >= 0:
             return seconds
+    from email.utils import (
+        parsedate_to_datetime,
+    )  # takes longer to import than the rest of the module
+
     try:
         date = parsedate_to_datetime(headers.get("retry-after", ""))
     except (TypeError, ValueError):

@@ -30,7 +30,6 @@ from kedge.events.run import (
 )
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
-from kedge.prices import sum_costs
 from kedge.turns import (
     AssistantBlock,
     OpaqueBlock,
@@ -97,6 +96,8 @@ class Reply(Generic[ReplyT_co]):
     @property
     def cost(self) -> float | None:
         """The cost of all responses of this call in dollars; None if there are none, or if a price is not known."""
+        from kedge.prices import sum_costs  # with the list of prices, which takes time to import
+
         return sum_costs([each.cost for each in self.requests if each.usage])
 
     @property

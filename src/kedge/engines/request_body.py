@@ -8,7 +8,6 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 
 import json
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, cast
 
 import msgspec
@@ -57,6 +56,8 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
     members, extra = split_extra_body(params)
     for name in params:
         if name not in KNOWN_PARAMS and name != EXTRA_BODY:
+            from difflib import get_close_matches
+
             close = get_close_matches(name, KNOWN_PARAMS | known_options, 2)
             hint = f"did you mean {' or '.join(map(repr, close))}? If not, " if close else ""
             raise UnsupportedParameter(

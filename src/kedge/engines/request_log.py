@@ -31,7 +31,6 @@ from kedge.events.run import (
 from kedge.observe import bind_fields, count, measure
 from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
-from kedge.prices import current_prices
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
 
@@ -230,6 +229,8 @@ class RequestLog:
         seconds = record.seconds + time.perf_counter() - self._started_at
         if usage is None:
             return replace(record, seconds=seconds)
+        from kedge.prices import current_prices  # which takes time to import
+
         listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)
         record = replace(
             record,

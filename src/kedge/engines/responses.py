@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec.structs import replace
 
-from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints
 from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import continue_stream, fetch_response, stream_response
@@ -275,6 +274,10 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
 
     def _find_mode_problem(self, session: ResponsesSession) -> str:
         """Return why a request cannot be sent in the requested mode; empty if it can."""
+        from kedge.config.settings import (
+            is_chaining_enabled,
+        )  # with the reader of configuration files
+
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:

@@ -1,12 +1,11 @@
 """Decode the streams of providers into events and assemble events into blocks, without I/O."""
 
-from kedge.events.anthropic import AnthropicDecoder
+from typing import TYPE_CHECKING
+
 from kedge.events.assembler import DAMAGED_STREAM, Assembler
-from kedge.events.chat_completions import ChatDecoder
 from kedge.events.decoder import StreamDecoder
 from kedge.events.items import ToolCall
 from kedge.events.request_record import RequestRecord
-from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
     AnswerFinished,
     AttemptFailed,
@@ -49,6 +48,21 @@ from kedge.events.types import (
     ToolCallStarted,
     Usage,
 )
+from kedge.text.lazy_names import make_getattr
+
+if TYPE_CHECKING:
+    from kedge.events.anthropic import AnthropicDecoder
+    from kedge.events.chat_completions import ChatDecoder
+    from kedge.events.responses import ResponsesDecoder
+else:
+    __getattr__ = make_getattr(
+        __name__,
+        {
+            "AnthropicDecoder": "kedge.events.anthropic",
+            "ChatDecoder": "kedge.events.chat_completions",
+            "ResponsesDecoder": "kedge.events.responses",
+        },
+    )
 
 __all__ = [
     "DAMAGED_STREAM",

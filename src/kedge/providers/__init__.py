@@ -6,8 +6,6 @@ line that names the variable to set.
 """
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Any, Unpack
 
 from kedge.engines import Engine
@@ -46,6 +44,8 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
     available = PROVIDERS if name in PROVIDERS else providers()
     if name not in available:
+        from difflib import get_close_matches
+
         form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
         hint = f"{form}there are: {', '.join(sorted(available))}"
         if model_string := _suggest_model(name, available):
@@ -82,6 +82,8 @@ def names_address(model: str) -> bool:
 
 def providers() -> dict[str, Callable[..., Engine]]:
     """Return every provider by name; those of other packages cannot replace the built-in ones."""
+    from importlib.metadata import entry_points
+
     installed = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
     return {**installed, **PROVIDERS}
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kedge.server.state import ServerState
     from kedge.server.uvicorn_server import ServerThread
 
-PRACTICE_SCOPE = "practice"
-"""The scope of the practice model's responses."""
 MAX_MEMORY_BYTES = 64_000_000
 """The size of a file above which the oldest responses are deleted."""
 PURGE_SECONDS = 60.0

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
-from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION
+from kedge.engines import Engine
 from kedge.engines.cache_control import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
-from kedge.providers.practice_memory import PRACTICE_SCOPE, get_embedded_server
-from kedge.providers.settings import make_engine
+from kedge.providers.settings import PRACTICE_SCOPE, make_engine
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 """The address of Ollama if ``OLLAMA_HOST`` is not set."""
@@ -113,6 +111,8 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 
 def connect_anthropic(model: str, **settings: Any) -> Engine:
     """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
+    from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION, AnthropicEngine
+
     _check_model("anthropic", model, _ANTHROPIC_EXAMPLE)
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
     if not api_key:
@@ -171,6 +171,8 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is only one practice model, which has no name; remove {rest!r}")
     settings.pop("api_key", None)  # a program that passes one can switch to this model
+    from kedge.providers.practice_memory import get_embedded_server
+
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
     settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
@@ -196,6 +198,8 @@ def _parse_address(kind: str, rest: str) -> tuple[str, str]:
 def _build_responses_engine(
     provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
 ) -> Engine:
+    from kedge.engines.responses import ResponsesEngine
+
     settings.setdefault("known_server", find_known_host(base_url))
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
@@ -221,6 +225,8 @@ def _build_chat_engine(
     advice: Advice,
     **settings: Any,
 ) -> Engine:
+    from kedge.engines.chat_completions import ChatCompletionsEngine
+
     _add_cache_rules(base_url, settings)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
     settings |= {"make_client": make_client, "scope": scope, "provider": provider, "advice": advice}

@@ -11,6 +11,9 @@ from kedge.errors import UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
 
+PRACTICE_SCOPE = "practice"
+"""The scope of the practice model's responses."""
+
 
 class ClientSettings(TypedDict, total=False):
     """Settings of the HTTP client."""
