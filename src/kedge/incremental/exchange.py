@@ -4,7 +4,7 @@ The transport of a chained client, or of the proxy, owns the connection; this mo
 
 1. `Chainer.begin` returns the body to send first.
 2. If the server has not proved yet that it uses stored context, `Exchange.probe` checks the items it lists.
-3. For a rewritten request, `Exchange.must_resend` is whether the server rejected the chain or answered without
+3. For a rewritten request, `ResponseObserver.verdict` is whether the server rejected the chain or answered without
    it. Nothing has been passed to the program at that point, so the body that the program wrote is sent instead, once.
 4. The rest of the response is passed on byte for byte and observed. `Exchange.end` records it.
 """
@@ -28,7 +28,6 @@ from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
     ParsedRequest,
-    PassThroughReason,
     Rewritten,
     complete_response,
     find_shorter,
@@ -152,43 +151,37 @@ class Chainer:
             pending = self.index.get(scope, response_id)
             if pending is None or pending.record.status != "incomplete":
                 return None
-            return Exchange(self, scope, content, None, "background", pending=pending)
+            parsed = ParsedRequest()
+            check = self._check(scope, parsed, url)
+            return Exchange(self, scope, content, parsed, check, "background", pending=pending)
         if method != "POST" or not path.endswith("/responses"):
             return None
         scope = self.scope(method, url, headers, user)
-        parsed = self._parse(headers, content)
-        if not isinstance(parsed, ParsedRequest):
-            return Exchange(self, scope, content, None, parsed)
-        check = self.memory.check(
+        reason = _find_body_obstacle(headers)
+        parsed = ParsedRequest(blocked=reason) if reason else parse_request(content)
+        check = self._check(scope, parsed, url)
+        if parsed.blocks:
+            for key in self.memory.list_unread(check):
+                self.memory.restore(check, key, self.index.load_evidence(key))
+        decision = self._decide(parsed, scope, headers, check)
+        return Exchange(self, scope, content, parsed, check, decision)
+
+    def _check(self, scope: str, parsed: ParsedRequest, url: str) -> MemoryCheck:
+        return self.memory.check(
             scope,
             parsed.model,
             streaming=parsed.streaming,
             conversation=parsed.prefixes.digest(1),
             known=find_known_host(url),
         )
-        for key in self.memory.list_unread(check):
-            self.memory.restore(check, key, self.index.load_evidence(key))
-        decision = self._decide(parsed, scope, headers, check)
-        return Exchange(self, scope, content, parsed, decision, check)
-
-    def _parse(
-        self, headers: Mapping[str, str], content: bytes
-    ) -> ParsedRequest | PassThroughReason:
-        if headers.get("content-encoding", "identity") != "identity":
-            return "encoded"
-        if headers.get("authorization", "").startswith("AWS4-"):
-            return "signed"
-        if any(name in SIGNATURE_HEADERS or "signature" in name for name in headers):
-            return "signed"
-        return parse_request(content)
 
     def _decide(
         self, parsed: ParsedRequest, scope: str, headers: Mapping[str, str], check: MemoryCheck
-    ) -> Rewritten | PassThroughReason:
-        if not is_chaining_enabled():
-            return "switched_off"
+    ) -> Rewritten | str:
         if parsed.blocked:
             return parsed.blocked
+        if not is_chaining_enabled():
+            return "switched_off"
         # A chained attempt may be the one that failed, so a retry of the client is sent as written.
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
@@ -207,10 +200,9 @@ class Chainer:
             max_depth=limit_depth(self.max_depth, check.evidence.max_depth),
             not_before=check.evidence.not_before,
         )
-        if not isinstance(rewritten, Rewritten):
-            return rewritten
-        way = _decide_way(rewritten, parsed, check)
-        return "untrusted" if way == "full" else rewritten
+        if isinstance(rewritten, Rewritten) and _decide_way(rewritten, parsed, check) == "full":
+            return "untrusted"
+        return rewritten
 
     def scope(self, method: str, url: str, headers: Mapping[str, str], user: str = "") -> str:
         """Return the scope in which responses are shared: endpoint, organization, project, account and user.
@@ -252,12 +244,13 @@ class Exchange:
         chainer: The chainer that started it.
         scope: The endpoint and account.
         original: The body that the program wrote.
-        parsed: The parsed body; None if it could not be read.
+        parsed: The parsed body.
+        check: The check of the server's memory.
         decision: The rewritten request, or the reason if there is none.
-        check: The check of the server's memory; None if the request could not be read.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
         result: The reported request, after it is finished.
+        observer: The observer of the response, unless there is none yet.
         body: The body of the response as received, if it was read completely before it is passed on.
         is_finished: Whether the request was reported.
     """
@@ -265,15 +258,15 @@ class Exchange:
     chainer: Chainer
     scope: str
     original: bytes
-    parsed: ParsedRequest | None
-    decision: Rewritten | PassThroughReason
-    check: MemoryCheck | None = None
+    parsed: ParsedRequest
+    check: MemoryCheck
+    decision: Rewritten | str
     pending: IndexedResponse | None = None
     healed: str = ""
     result: ChainedRequest | None = field(default=None, init=False)
     body: bytes | None = field(default=None, init=False)
     is_finished: bool = field(default=False, init=False)
-    _observer: ResponseObserver | None = field(default=None, init=False)
+    observer: ResponseObserver | None = field(default=None, init=False)
     _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
     _judgment: Judgment | None = field(default=None, init=False)
 
@@ -293,7 +286,7 @@ class Exchange:
         """The response that the request continues, by the decision of this module or of the program itself."""
         if rewritten := self.rewritten:
             return rewritten.anchor.record.response_id
-        return self.parsed.previous_response_id if self.parsed else ""
+        return self.parsed.previous_response_id
 
     @property
     def reason(self) -> str:
@@ -303,7 +296,7 @@ class Exchange:
     @property
     def needs_probe(self) -> bool:
         """Whether the server must first prove that it stores the context that the request relies on."""
-        return bool(self.rewritten and self.check and self.check.way == "probe")
+        return self.rewritten is not None and self.check.way == "probe"
 
     async def probe(self, source: JsonSource) -> Audit:
         """Compare the items that the server lists for the anchor with those of the program.
@@ -314,7 +307,7 @@ class Exchange:
         Returns:
             The result, for `record_probe`.
         """
-        if self.parsed is None or self.check is None or self.rewritten is None:
+        if self.rewritten is None:
             return Audit(None)
         return await audit_blocks(
             source,
@@ -326,46 +319,25 @@ class Exchange:
 
     def record_probe(self, found: Audit) -> None:
         """Record the result of a probe, and decide again whether the request is sent as written."""
-        rewritten, check, parsed = self.rewritten, self.check, self.parsed
-        if rewritten is None or check is None or parsed is None:
-            return
-        check.record_probe(found.agrees)
-        self.chainer.save_evidence(check)
-        if _decide_way(rewritten, parsed, check) not in ("direct", "held"):
+        self.check.record_probe(found.agrees)
+        self.chainer.save_evidence(self.check)
+        rewritten = self.rewritten
+        if rewritten and _decide_way(rewritten, self.parsed, self.check) not in ("direct", "held"):
             log.info("the server is not chained on: %s", found)
             self.decision = "untrusted"
 
-    def observe(self, status: int, headers: Mapping[str, str]) -> None:
-        """Observe the response with this status and these headers (lower-case names)."""
-        if self.check:
-            self.chainer.memory.identify(self.check, read_identity(headers))
-        self._observer = ResponseObserver(
+    def observe(self, status: int, headers: Mapping[str, str]) -> ResponseObserver:
+        """Return the observer of the response with this status and these headers (lower-case names)."""
+        self.chainer.memory.identify(self.check, read_identity(headers))
+        rewritten = self.rewritten
+        self.observer = ResponseObserver(
             headers,
-            self.rewritten.anchor.record.response_id if self.rewritten else "",
+            rewritten.anchor.record.response_id if rewritten else "",
             status=status,
-            must_judge=bool(self.rewritten and self.check and self.check.way == "held"),
-            streaming=self.parsed is not None and self.parsed.streaming,
+            must_judge=rewritten is not None and self.check.way == "held",
+            streaming=self.parsed.streaming,
         )
-
-    def feed(self, chunk: bytes) -> None:
-        """Read more of the response, as received."""
-        if self._observer is not None:
-            self._observer.feed(chunk)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether nothing of the response may be passed on yet."""
-        return self._observer is not None and self._observer.verdict == "waiting"
-
-    @property
-    def must_resend(self) -> bool:
-        """Whether the original request must be sent instead, after `heal`."""
-        return self._observer is not None and self._observer.verdict == "resend"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the end of the response has been read; clients may stop reading there."""
-        return self._observer is not None and self._observer.is_complete
+        return self.observer
 
     def end(self, *, early: bool = False) -> None:
         """Record a response that was read to its end, or report a request without one. Later calls have no effect.
@@ -374,16 +346,18 @@ class Exchange:
             early: Whether the program has stopped reading, or the request failed. Clients may stop at the last
                 event, and a response that is generated in the background is also generated without a reader.
         """
-        observer = self._observer
-        if early and not (self.is_complete or self.decision == "background"):
+        observer = self.observer
+        if self.is_finished:
+            return
+        if observer and early and not (observer.is_complete or self.decision == "background"):
             observer = None
-        outcome = observer.finish() if observer and not self.is_finished else None
+        outcome = observer.finish() if observer else None
         if observer and outcome and self.rewritten:
             judgment = self._judge(outcome)
             if judgment.resend:
                 observer.resend(judgment.reason)
             observer.release()
-        if observer is None or not self.must_resend:
+        if observer is None or observer.verdict != "resend":
             is_usable = observer is not None and not observer.has_fallback_ids
             self._finish(outcome if is_usable else None)
 
@@ -393,15 +367,10 @@ class Exchange:
         The reason is `rejected` if the server rejected the anchor, `forgot` if it answered without the
         stored context, and `unproven` if it did not show that it used it.
         """
-        observer, rewritten, check, judgment = (
-            self._observer,
-            self.rewritten,
-            self.check,
-            self._judgment,
-        )
-        if observer is None or rewritten is None or check is None:
+        observer, rewritten, judgment = self.observer, self.rewritten, self._judgment
+        if observer is None or rewritten is None:
             return
-        self.healed, self._observer, self._judgment, self.body = observer.reason, None, None, None
+        self.healed, self.observer, self._judgment, self.body = observer.reason, None, None, None
         response_id = rewritten.anchor.record.response_id
         record_healing(self.healed, response_id)
         if self.healed == "rejected":
@@ -409,48 +378,43 @@ class Exchange:
             self._rejected = rewritten, observer.rejection, self.chainer.clock()
         elif self.healed == "forgot":
             if judgment is None:
-                check.record_forgotten()
-                self.chainer.save_evidence(check)
+                self.check.record_forgotten()
+                self.chainer.save_evidence(self.check)
             self.chainer.index.mark_lost(self.scope, response_id)
 
     def _record_rejection(self, rewritten: Rewritten, rejection: str, now: float) -> None:
         """Record that the server rejected the anchor at this time."""
-        parsed, check, index = self.parsed, self.check, self.chainer.index
-        if parsed is None or check is None:
-            return
-        lost = [rewritten.anchor.record.response_id]
+        record, index = rewritten.anchor.record, self.chainer.index
         # After a total loss, each older response would cost another rejected request.
-        if rejection == "gone":
-            lost += find_shorter(parsed, index, rewritten.anchor)
-        check.record_rejection(rejection, rewritten.anchor.record.created_at, now)
-        self.chainer.save_evidence(check)
-        index.mark_lost(self.scope, *lost)
+        is_gone = rejection == "gone"
+        older = find_shorter(self.parsed, index, rewritten.anchor) if is_gone else []
+        self.check.record_rejection(rejection, record.created_at, now)
+        self.chainer.save_evidence(self.check)
+        index.mark_lost(self.scope, record.response_id, *older)
 
     def _judge(self, outcome: Outcome) -> Judgment:
         """Return what an answer shows about the server's memory."""
         if self._judgment is None:
-            self._judgment = self.check.judge(outcome) if self.check else Judgment()
-            if self.check and self._judgment.reason:
+            self._judgment = self.check.judge(outcome)
+            if self._judgment.reason:
                 self.chainer.save_evidence(self.check)
         return self._judgment
 
     def _finish(self, outcome: Outcome | None) -> None:
         """Record the response, if it became an anchor, and report the request."""
-        if self.is_finished:
-            return
         self.is_finished = True
         if self.pending is not None:
-            is_partial = self._observer is not None and self._observer.is_partial
+            is_partial = self.observer is not None and self.observer.is_partial
             entry = complete_response(self.pending, outcome) if outcome and not is_partial else None
             if entry is not None:
                 self.chainer.index.add(entry)
             return
         rewritten = self.rewritten
         is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
-        blocks = len(self.parsed.blocks) if self.parsed else 0
+        blocks = len(self.parsed.blocks)
         self.result = ChainedRequest(
             created_at=self.chainer.clock(),
-            model=self.parsed.model if self.parsed else "",
+            model=self.parsed.model,
             anchor=self.anchor_id,
             response_id=outcome.response_id if outcome else "",
             sent_blocks=len(rewritten.sent) if rewritten else blocks,
@@ -462,8 +426,8 @@ class Exchange:
             is_lost=is_lost,
         )
         self.chainer.complete(self.result)
-        if self._observer:
-            self._record_failure(self._observer)
+        if self.observer:
+            self._record_failure(self.observer)
 
     def _record_failure(self, observer: ResponseObserver) -> None:
         """Record a failed anchor, if the original request succeeded or the program received the failure."""
@@ -472,14 +436,14 @@ class Exchange:
             self._record_rejection(*self._rejected)
         elif rewritten and observer.rejection:
             self._record_rejection(rewritten, observer.rejection, self.chainer.clock())
-        elif rewritten and observer.has_server_error and self.check:
+        elif rewritten and observer.has_server_error:
             self.check.record_error()
             self.chainer.save_evidence(self.check)
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and evaluate its token counts; return False if its context was lost."""
         parsed, check, index = self.parsed, self.check, self.chainer.index
-        if parsed is None or check is None or not parsed.is_observable:
+        if not parsed.is_observable:
             return True
         parent = self.rewritten.anchor if self.rewritten else None
         if parent is None:
@@ -513,19 +477,15 @@ class Exchange:
 
 def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
     """Return the plan of a request that sends these items of the program on an anchor."""
-    return RequestPlan(
-        mode="chained",
-        scope=anchor.scope if anchor else "",
-        anchor=anchor,
-        source=tuple(sent),
-        start=0,
-        rejected=(),
-        problems=(),
-        total_blocks=0,
-        full_bytes=0,
-        delta_bytes=0,
-        instructions=None,
-    )
+    return RequestPlan("chained", anchor.scope if anchor else "", anchor, tuple(sent))
+
+
+def _find_body_obstacle(headers: Mapping[str, str]) -> str:
+    """Return why a request with these headers must keep its body, or an empty string."""
+    if headers.get("content-encoding", "identity") != "identity":
+        return "encoded"
+    has_digest = any(name in SIGNATURE_HEADERS or "signature" in name for name in headers)
+    return "signed" if has_digest or headers.get("authorization", "").startswith("AWS4-") else ""
 
 
 def _decide_way(rewritten: Rewritten, parsed: ParsedRequest, check: MemoryCheck) -> Way:

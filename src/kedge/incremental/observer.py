@@ -3,12 +3,14 @@
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Literal
 
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.http_errors import parse_error
-from kedge.engines.response_limit import MAX_ERROR_BYTES, SizeLimit, make_inflater, resolve_limit
-from kedge.errors import RequestRefused, StreamTooLarge
+from kedge.engines.response import ResponseReader, is_event_stream
+from kedge.engines.response_limit import MAX_ERROR_BYTES, make_inflater, resolve_limit
+from kedge.errors import RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
     OpaqueEvent,
@@ -22,7 +24,6 @@ from kedge.events import (
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.memory.judge import names_other_response
-from kedge.text.json_text import decode
 
 SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_server_error"})
 """The codes with which a stream reports an error of the server, which has no HTTP status there."""
@@ -65,13 +66,9 @@ class ResponseObserver:
         must_judge: bool = False,
         streaming: bool = False,
     ) -> None:
-        content_type = headers.get("content-type", "")
         self._status = status
         self._is_error = self.has_failed = status >= 400
         self.has_server_error = is_server_error(status)
-        self.is_stream = not self._is_error and (
-            "text/event-stream" in content_type or (streaming and "json" not in content_type)
-        )
         self.verdict: Verdict = "waiting" if expected else "release"
         self.reason = ""
         self.rejection = ""
@@ -83,9 +80,11 @@ class ResponseObserver:
         self._missing_bytes = int(length) if length.isdigit() else None
         self._decoder = ResponsesDecoder()
         self._assembler = Assembler()
-        self._body = bytearray()
         self._inflate = make_inflater(headers.get("content-encoding", ""))
-        self._limit = SizeLimit(MAX_ERROR_BYTES if self._is_error else resolve_limit())
+        is_stream = not self._is_error and is_event_stream(headers, requested=streaming)
+        limit = resolve_limit()
+        self._reader = ResponseReader(self._decoder, str, is_stream=is_stream, max_bytes=limit)
+        self._error = bytearray()
 
     def feed(self, chunk: bytes) -> Verdict:
         """Read more of the response, as received.
@@ -100,20 +99,21 @@ class ResponseObserver:
             self._missing_bytes -= len(chunk)
         try:
             for piece in self._inflate(chunk) if self._inflate else ():
-                self._limit.add(piece)
                 self._read(piece)
         except (zlib.error, StreamTooLarge):
             self._inflate = None
-            self._decoder, self._body = ResponsesDecoder(), bytearray()
+            self._error.clear()
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
             self._give_up()
         return self.verdict
 
     def _read(self, data: bytes) -> None:
-        if not self.is_stream:
-            self._body += data
+        if self._is_error:
+            self._error += data
+            if len(self._error) > MAX_ERROR_BYTES:
+                raise StreamTooLarge("error", MAX_ERROR_BYTES)
             return
-        for event in self._decoder.feed(data):
+        for event in self._reader.feed(data):
             self._handle(event)
         # A response that is not streamed is judged when it is complete, without additional delay.
         if self._has_output and not self._must_judge:
@@ -122,31 +122,17 @@ class ResponseObserver:
     @property
     def is_complete(self) -> bool:
         """Whether the end of the response has been read; clients may stop reading there."""
-        return self._decoder.ended if self.is_stream else self._missing_bytes == 0
+        return self._decoder.ended if self._reader.is_stream else self._missing_bytes == 0
 
     def finish(self) -> Outcome | None:
         """Return the complete response, or None if it could not be read or is an error."""
-        if self._is_error:
-            self._give_up()
-            return None
-        if self._inflate is not None and self.is_stream:
-            events = self._decoder.close()
-        elif (response := self._parse_body()) is not None:
-            # Only an escape can contain a lone surrogate.
-            events = self._decoder.feed_whole(response, repair=b"\\u" in self._body)
-        else:
-            self._give_up()
-            return None
-        for event in events:
-            self._handle(event)
-        return self._assembler.finish()
-
-    def _parse_body(self) -> dict[str, Any] | None:
-        try:
-            response: Any = None if self._inflate is None else decode(self._body)
-        except ValueError:
-            return None
-        return response if isinstance(response, dict) else None  # pyright: ignore[reportUnknownVariableType]
+        if not self._is_error and self._inflate is not None:
+            with suppress(ServerFailed):
+                for event in self._reader.close():
+                    self._handle(event)
+                return self._assembler.finish()
+        self._give_up()
+        return None
 
     @property
     def has_fallback_ids(self) -> bool:
@@ -155,7 +141,7 @@ class ResponseObserver:
 
     def _handle(self, event: StreamEvent) -> None:
         self._assembler.feed(event)
-        if isinstance(event, ResponseCompleted) and self.is_stream:
+        if isinstance(event, ResponseCompleted) and self._reader.is_stream:
             self.is_partial = not (self._has_start or event.output)
         if isinstance(event, ResponseStarted):
             self._has_start = True
@@ -194,7 +180,7 @@ class ResponseObserver:
     def _give_up(self) -> None:
         """Pass on an error, or a response that cannot be read, unless it rejects the anchor or must be judged."""
         if self._is_error:
-            details = parse_error(self._body.decode(errors="replace"))
+            details = parse_error(self._error.decode(errors="replace"))
             status, code, param = self._status, details["code"], details["param"]
             self._fail(RequestRefused(details["message"], status=status, code=code, param=param))
         elif self._must_judge:

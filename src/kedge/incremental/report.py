@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 
 from kedge.observe import count, get_logger
@@ -87,35 +87,28 @@ class ChainReport:
         return "\n".join(lines)
 
 
-@dataclass(slots=True)
 class ReportBuilder:
     """The collected requests of a report; thread-safe."""
 
-    on_request: Callable[[ChainedRequest], None] | None = None
-    _recent: deque[ChainedRequest] = field(
-        default_factory=lambda: deque[ChainedRequest](maxlen=RECENT)
-    )
-    _requests: int = 0
-    _chained: int = 0
-    _sent: int = 0
-    _full: int = 0
-    _lost: int = 0
-    _passed: Counter[str] = field(default_factory=Counter[str])
-    _healed: Counter[str] = field(default_factory=Counter[str])
-    _lock: Lock = field(default_factory=Lock)
+    def __init__(self, on_request: Callable[[ChainedRequest], None] | None = None) -> None:
+        self.on_request = on_request
+        self._recent = deque[ChainedRequest](maxlen=RECENT)
+        self._totals = Counter(requests=0, chained=0, lost=0, sent_bytes=0, full_bytes=0)
+        self._passed, self._healed = Counter[str](), Counter[str]()
+        self._lock = Lock()
 
     def add(self, request: ChainedRequest) -> None:
         """Add one finished request, log it and count it."""
         with self._lock:
-            self._requests += 1
-            self._chained += bool(request.anchor)
-            self._sent += request.sent_bytes
-            self._full += request.full_bytes
-            self._lost += request.is_lost
-            if request.reason:
-                self._passed[request.reason] += 1
-            if request.healed:
-                self._healed[request.healed] += 1
+            self._totals.update(
+                requests=1,
+                chained=bool(request.anchor),
+                lost=request.is_lost,
+                sent_bytes=request.sent_bytes,
+                full_bytes=request.full_bytes,
+            )
+            self._passed.update([request.reason] if request.reason else ())
+            self._healed.update([request.healed] if request.healed else ())
             self._recent.append(request)
         if request.anchor:
             count("responses_chained_requests_total")
@@ -140,13 +133,6 @@ class ReportBuilder:
     def build(self) -> ChainReport:
         """Return the totals so far."""
         with self._lock:
-            return ChainReport(
-                self._requests,
-                self._chained,
-                FrozenMap(self._passed),
-                FrozenMap(self._healed),
-                self._lost,
-                self._sent,
-                self._full,
-                tuple(self._recent),
-            )
+            passed, healed = FrozenMap(self._passed), FrozenMap(self._healed)
+            recent = tuple(self._recent)
+            return ChainReport(**self._totals, passed_through=passed, healed=healed, recent=recent)

@@ -17,10 +17,10 @@ A request that this module cannot interpret is passed through unchanged, with a 
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -65,33 +65,6 @@ MAX_CANDIDATES = 1_000
 LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
 """The sizes of these lookups: a program that replays its history mostly continues its last response."""
 
-PassThroughReason = Literal[
-    "not_json",
-    "too_large",
-    "encoded",
-    "signed",
-    "retry",
-    "idempotency_key",
-    "switched_off",
-    "previous_response_id",
-    "conversation",
-    "prompt",
-    "not_stored",
-    "background",
-    "item_reference",
-    "compaction",
-    "input",
-    "new",
-    "no_anchor",
-    "untrusted",
-    "forgot",
-    "never_stores",
-    "reused_ids",
-    "no_verdict",
-    "fails",
-    "unsupported",
-]
-
 PASS_THROUGH_REASONS: Mapping[str, str] = {
     "not_json": "the body is not one JSON object",
     "too_large": "the body exceeds the maximum size that is read",
@@ -134,12 +107,12 @@ class ParsedRequest:
         blocked: Why the request must not be rewritten; empty if it may be.
     """
 
-    members: Mapping[str, bytes]
-    values: Mapping[str, Any]
-    items: tuple[bytes, ...]
-    blocks: tuple[Block, ...]
-    prefixes: PrefixIndex
-    blocked: PassThroughReason | Literal[""] = ""
+    members: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    items: tuple[bytes, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    prefixes: PrefixIndex = field(default_factory=PrefixIndex)
+    blocked: str = ""
 
     @property
     def model(self) -> str:
@@ -178,22 +151,18 @@ class Rewritten:
     sent: tuple[Block, ...]
 
 
-def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
-    """Parse the body of a `POST /responses` request.
+def parse_request(content: bytes) -> ParsedRequest:
+    """Parse the body of a `POST /responses` request, as the program wrote it.
 
-    Args:
-        content: The body as the program wrote it.
-
-    Returns:
-        The request, or the reason why it cannot be parsed.
+    A request that cannot be parsed is blocked, and has no blocks.
     """
     if len(content) > MAX_BODY_BYTES:
-        return "too_large"
+        return ParsedRequest(blocked="too_large")
     try:
         members = split_object(content)
         values = {name: decode(text) for name, text in members.items() if name != "input"}
     except (ValueError, RecursionError):
-        return "not_json"
+        return ParsedRequest(blocked="not_json")
     text = members.get("input", b"")
     try:
         if text.startswith(b'"'):
@@ -203,7 +172,7 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
             items = split_array(text)
             blocks, prefixes = _read_items(items, len(text))
     except (KedgeError, ValueError, TypeError, RecursionError):
-        return "input"
+        return ParsedRequest(members, values, blocked="input")
     obstacle = _find_obstacle(values, blocks)
     return ParsedRequest(members, values, items, blocks, prefixes, obstacle)
 
@@ -256,9 +225,7 @@ def _read_cached_block(text: bytes) -> Block:
     return normalize_block(block_from_item(decode(text)))
 
 
-def _find_obstacle(
-    values: Mapping[str, Any], blocks: tuple[Block, ...]
-) -> PassThroughReason | Literal[""]:
+def _find_obstacle(values: Mapping[str, Any], blocks: tuple[Block, ...]) -> str:
     """Return the reason why the request must be sent as written, or an empty string."""
     if values.get("conversation") is not None:
         return "conversation"
@@ -311,7 +278,7 @@ def rewrite(
     now: float,
     max_depth: int | None = None,
     not_before: float = 0.0,
-) -> Rewritten | PassThroughReason:
+) -> Rewritten | str:
     """Leave out the part of the input that is provably the context of a stored response.
 
     Args:
@@ -325,8 +292,6 @@ def rewrite(
     Returns:
         The new request, or the reason for sending the one that the program wrote.
     """
-    if request.blocked:
-        return request.blocked
     prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
     covered = prefixes.count(len(request.blocks))

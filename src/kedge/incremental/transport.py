@@ -22,6 +22,7 @@ from anyio import CancelScope, to_thread
 from kedge.engines.response_limit import SizeLimit, resolve_limit
 from kedge.errors import EngineError, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
+from kedge.incremental.observer import ResponseObserver
 from kedge.observe import get_logger
 from kedge.security.urls import check_path
 from kedge.text.json_text import decode
@@ -131,7 +132,9 @@ async def send(io: _IO, chainer: Chainer, library: Any, request: Any) -> Any:
     """Send a request and, if its anchor is rejected or ignored, the original one."""
     if not isinstance(request.stream, library.ByteStream):
         return await io.send(request)
-    exchange = await io.call(partial(_begin, chainer, request))
+    begin = partial(_begin, chainer, request)
+    problem = "a request could not be examined and is sent as written"
+    exchange = await io.call(partial(_try, problem, begin))
     if exchange is None:
         return await io.send(request)
     try:
@@ -140,22 +143,27 @@ async def send(io: _IO, chainer: Chainer, library: Any, request: Any) -> Any:
         response = await _attempt(io, library, request, exchange)
         return response or await _attempt(io, library, request, exchange)
     except BaseException:  # the request failed or was cancelled
-        _end(exchange, early=True)
+        _try("a response could not be recorded", partial(exchange.end, early=True))
         raise
 
 
-def _begin(chainer: Chainer, request: Any) -> Exchange | None:
+def _try(problem: str, work: Callable[[], T]) -> T | None:
+    """Run bookkeeping, whose errors do not reach the program."""
     try:
-        exchange = chainer.begin(
-            request.method,
-            str(request.url),
-            dict(request.headers.items()),  # with lower-case names
-            b"".join(request.stream),
-            request.extensions.get(USER, ""),
-        )
+        return work()
     except Exception:
-        log.exception("a request could not be examined and is sent as written")
+        log.exception("%s", problem)
         return None
+
+
+def _begin(chainer: Chainer, request: Any) -> Exchange | None:
+    exchange = chainer.begin(
+        request.method,
+        str(request.url),
+        dict(request.headers.items()),  # with lower-case names
+        b"".join(request.stream),
+        request.extensions.get(USER, ""),
+    )
     if EXCHANGE in request.extensions:
         request.extensions[EXCHANGE] = exchange
     return exchange
@@ -238,12 +246,12 @@ async def _attempt(io: _IO, library: Any, request: Any, exchange: Exchange) -> A
     if is_read:
         headers.pop("content-encoding", None)
     try:
-        await io.call(partial(exchange.observe, response.status_code, headers))
-        body = _make_stream_class(library)(io, source, exchange)
+        observer = await io.call(partial(exchange.observe, response.status_code, headers))
+        body = _make_stream_class(library)(io, source, exchange, observer)
         await body.hold(complete=is_read)
-        if exchange.must_resend:
+        if observer.verdict == "resend":
             await io.close(response)
-            await io.call(partial(_heal, exchange))
+            await io.call(partial(_try, "a lost response could not be recorded", exchange.heal))
             return None
     except BaseException:
         await io.close(response)
@@ -263,8 +271,10 @@ def _make_stream_class(library: Any) -> Any:
 class _ObservedBody:
     """A response body: first the chunks that were held back, then the rest as they arrive."""
 
-    def __init__(self, io: _IO, source: Any, exchange: Exchange) -> None:
-        self._io, self._source, self._exchange = io, source, exchange
+    def __init__(
+        self, io: _IO, source: Any, exchange: Exchange, observer: ResponseObserver
+    ) -> None:
+        self._io, self._source, self._exchange, self._observer = io, source, exchange, observer
         self._chunks = io.open(source)
         self._held = deque[bytes]()
         self._error: Exception | None = None
@@ -275,21 +285,23 @@ class _ObservedBody:
         The response is recorded before its last chunk is passed on, because the next request may follow
         immediately, and may be sent by another process.
         """
-        exchange = self._exchange
-        while complete or exchange.is_held:
+        while complete or self._observer.verdict == "waiting":
             try:
                 chunk = await self._io.read(self._chunks)
             except Exception as error:  # noqa: BLE001 - raised where the program reads the body
                 self._error = error
                 return
             if chunk is None:
-                exchange.body = b"".join(self._held)
+                self._exchange.body = b"".join(self._held)
                 await self._end()
                 return
             self._held.append(chunk)
-            _feed(exchange, chunk)
-        if exchange.is_complete and not exchange.must_resend:
+            self._feed(chunk)
+        if self._observer.is_complete and self._observer.verdict != "resend":
             await self._end()
+
+    def _feed(self, chunk: bytes) -> None:
+        _try("a response could not be read", partial(self._observer.feed, chunk))
 
     async def _read(self) -> bytes | None:
         if self._held:
@@ -298,8 +310,8 @@ class _ObservedBody:
             raise self._error
         chunk = None if self._exchange.body is not None else await self._io.read(self._chunks)
         if chunk is not None:
-            _feed(self._exchange, chunk)
-        if chunk is None or self._exchange.is_complete:
+            self._feed(chunk)
+        if chunk is None or self._observer.is_complete:
             await self._end()
         return chunk
 
@@ -325,7 +337,8 @@ class _ObservedBody:
 
     async def _end(self, *, early: bool = False) -> None:
         if not self._exchange.is_finished:
-            await self._io.call(partial(_end, self._exchange, early=early))
+            work = partial(self._exchange.end, early=early)
+            await self._io.call(partial(_try, "a response could not be recorded", work))
 
 
 def _rebuild(library: Any, request: Any, content: bytes) -> Any:
@@ -348,24 +361,3 @@ def _rebuild(library: Any, request: Any, content: bytes) -> Any:
     )
     rebuilt.read()
     return rebuilt
-
-
-def _feed(exchange: Exchange, chunk: bytes) -> None:
-    try:
-        exchange.feed(chunk)
-    except Exception:
-        log.exception("a response could not be read")
-
-
-def _heal(exchange: Exchange) -> None:
-    try:
-        exchange.heal()
-    except Exception:
-        log.exception("a lost response could not be recorded")
-
-
-def _end(exchange: Exchange, *, early: bool = False) -> None:
-    try:
-        exchange.end(early=early)
-    except Exception:
-        log.exception("a response could not be recorded")

@@ -80,13 +80,13 @@ class RequestPlan(msgspec.Struct, frozen=True):
     scope: str
     anchor: AnchorRecord | None
     source: Turn | tuple[Block, ...]
-    start: int
-    rejected: tuple[RejectedAnchor, ...]
-    problems: tuple[Problem, ...]
-    total_blocks: int
-    full_bytes: int
-    delta_bytes: int
-    instructions: str | None
+    start: int = 0
+    rejected: tuple[RejectedAnchor, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    total_blocks: int = 0
+    full_bytes: int = 0
+    delta_bytes: int = 0
+    instructions: str | None = None
     conversation_id: str = ""
     intact: frozenset[str] = frozenset()
     barrier: int | None = None
