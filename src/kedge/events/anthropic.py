@@ -11,7 +11,7 @@ reason: at the token limit the last block is stopped like any other, and is not 
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
@@ -28,7 +28,6 @@ from kedge.events.types import (
     OpaqueEvent,
     RefusalDelta,
     ResponseStarted,
-    StreamEvent,
     StreamFailed,
     Usage,
 )
@@ -67,6 +66,11 @@ class ContentBlockBuilder:
         return fields.get_text(self.block, "type")
 
     @property
+    def identity(self) -> JsonObject:
+        """The id of the output item, as a member of it."""
+        return {"id": self.item_id} if self.item_id else {}
+
+    @property
     def item_type(self) -> str:
         """The type of the output item that is built from it."""
         return _ITEM_TYPES.get(self.type, self.type)
@@ -98,7 +102,7 @@ def complete_block(builder: ContentBlockBuilder, calls: ToolCallState) -> EventL
     if builder.type == "tool_use":
         return _complete_call(builder, calls)
     item = _ITEM_BUILDERS.get(builder.type, _build_native_item)(builder)
-    identity = {"id": builder.item_id} if builder.type in _ITEM_BUILDERS and builder.item_id else {}
+    identity = builder.identity if builder.type in _ITEM_BUILDERS else {}
     return [ItemCompleted({**item, **identity}, builder.output_index)]
 
 
@@ -112,20 +116,11 @@ def _complete_call(builder: ContentBlockBuilder, calls: ToolCallState) -> EventL
     call, events = calls.finish(seen)
     if not call.name:
         return [*events, AnomalyNoted("malformed", "the tool call has no name")]
-    item: JsonObject = {
-        "type": "function_call",
-        "call_id": call.call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-        **({"id": builder.item_id} if builder.item_id else {}),
-    }
     rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
     if rest.get("caller") == {"type": "direct"}:
         del rest["caller"]
-    return [
-        *events,
-        ItemCompleted({**item, **({NATIVE_KEY: rest} if rest else {})}, builder.output_index),
-    ]
+    item = {**call.to_item(), **builder.identity, **({NATIVE_KEY: rest} if rest else {})}
+    return [*events, ItemCompleted(item, builder.output_index)]
 
 
 def _build_message(builder: ContentBlockBuilder) -> JsonObject:
@@ -438,7 +433,7 @@ def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
     return own[-1].total_tokens if own else runs[-1].output_tokens
 
 
-class AnthropicDecoder(StreamDecoder):
+class AnthropicDecoder(StreamDecoder[_MessageState]):
     """Decodes a stream of Anthropic's Messages API.
 
     Args:
@@ -450,26 +445,19 @@ class AnthropicDecoder(StreamDecoder):
     EVENT_READERS = EVENT_READERS
 
     def __init__(self, **bounds: int) -> None:
-        self._state = _MessageState()
-        super().__init__(self._state, **bounds)
+        super().__init__(_MessageState(), **bounds)
 
-    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
-        message = repair_surrogates(response) if repair else response
-        content: Any = message.get("content")
+    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+        content: Any = response.get("content")
         if isinstance(content, str):  # the form of a request
             content = [{"type": "text", "text": content}]
-        events: list[JsonObject] = [{"type": "message_start", "message": message}]
+        yield {"type": "message_start", "message": response}
         for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            events.append({"type": "content_block_start", "index": index, "content_block": block})
-            events.append({"type": "content_block_stop", "index": index})
-        reason = {"stop_reason": "end_turn"} if not message.get("stop_reason") else {}
-        events.append({"type": "message_delta", "delta": {**message, **reason}})
-        events.append({"type": "message_stop"})
-        found: EventList = []
-        for event in events:
-            self._decode_message(event, "", found)
-        return [*found, *self.close()]
+            yield {"type": "content_block_start", "index": index, "content_block": block}
+            yield {"type": "content_block_stop", "index": index}
+        reason = response.get("stop_reason") or "end_turn"
+        yield {"type": "message_delta", "delta": {**response, "stop_reason": reason}}
+        yield {"type": "message_stop"}
 
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         if self._state.ended:

@@ -17,7 +17,7 @@ after it is ignored if it is one of those before. Some servers send no ``finish_
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -38,7 +38,6 @@ from kedge.events.types import (
     ItemCompleted,
     OpaqueEvent,
     ResponseStarted,
-    StreamEvent,
     StreamFailed,
     Usage,
 )
@@ -159,7 +158,7 @@ class _CompletionState(DecoderState):
         return self.item_count - 1
 
 
-class ChatDecoder(StreamDecoder):
+class ChatDecoder(StreamDecoder[_CompletionState]):
     """Decodes a stream of the Chat Completions API.
 
     Args:
@@ -169,22 +168,16 @@ class ChatDecoder(StreamDecoder):
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"choices"})
 
     def __init__(self, **bounds: int) -> None:
-        self._state = _CompletionState()
-        super().__init__(self._state, **bounds)
+        super().__init__(_CompletionState(), **bounds)
 
-    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Decode a completion that was not streamed; see ``StreamDecoder.feed_whole``."""
-        found: EventList = []
-        self._decode_message(repair_surrogates(response) if repair else response, "", found)
+    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+        yield response
         state = self._state
         if state.has_message:
             state.finish_reason = state.finish_reason or "stop"  # some servers send no reason
-        elif not state.finish_reason and not any(
-            isinstance(event, StreamFailed) for event in found
-        ):
+        elif not state.finish_reason and not state.has_failed:
             message = "the server returned a completion without choices"
-            found.append(StreamFailed("server_error", message))
-        return [*found, *self.close()]
+            yield {"error": {"code": "server_error", "message": message}}
 
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         if self._state.ended:
@@ -282,6 +275,8 @@ def _get_choices(chunk: JsonObject) -> list[JsonObject]:
 
 # Readers of the fields of a delta.
 
+DeltaReader = Callable[[_CompletionState, object, EventList], None]
+
 
 def _read_content(state: _CompletionState, value: object, found: EventList) -> None:
     """Read text or, from some servers, a list of parts."""
@@ -289,7 +284,7 @@ def _read_content(state: _CompletionState, value: object, found: EventList) -> N
         for part in cast("list[Any]", value):
             _read_part(state, part, found)
         return
-    _emit_delta(state, "text", _check_text(value, "content"), found)
+    _emit_delta(state, "text", fields.check_text(value, "content"), found)
 
 
 def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
@@ -305,18 +300,17 @@ def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
             value = content_part.get("thinking")
             for entry in cast("list[Any]", value) if isinstance(value, list) else [value]:
                 text = cast("JsonObject", entry).get("text") if isinstance(entry, dict) else entry
-                _emit_delta(state, "reasoning", _check_text(text, "thinking"), found)
+                _emit_delta(state, "reasoning", fields.check_text(text, "thinking"), found)
         case _:
             state.annotations.append(content_part)
             found.append(OpaqueEvent("part", content_part))
 
 
-def _read_refusal(state: _CompletionState, value: object, found: EventList) -> None:
-    _emit_delta(state, "refusal", _check_text(value, "refusal"), found)
+def _text_reader(kind: TextKind) -> DeltaReader:
+    def read(state: _CompletionState, value: object, found: EventList) -> None:
+        _emit_delta(state, kind, fields.check_text(value, kind), found)
 
-
-def _read_reasoning(state: _CompletionState, value: object, found: EventList) -> None:
-    _emit_delta(state, "reasoning", _check_text(value, "reasoning"), found)
+    return read
 
 
 def _read_details(state: _CompletionState, value: object, _: EventList) -> None:
@@ -373,7 +367,7 @@ def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -
         more = {**members, **({CHAT_CALL: own} if own else {})}
         if more and call.completed:
             members = {}
-            found.append(ItemCompleted({**_build_call(call), **more}, call.output_index))
+            found.append(ItemCompleted({**call.to_item(), **more}, call.output_index))
 
 
 def _build_reasoning(state: _CompletionState, index: int) -> JsonObject:
@@ -397,11 +391,6 @@ def _build_message(state: _CompletionState) -> JsonObject:
     refused = [{"type": "refusal", "refusal": refusal}] if refusal else []
     written = [part] if text or state.annotations else []
     return {"type": "message", "role": "assistant", "content": [*written, *refused]}
-
-
-def _build_call(call: ToolCall) -> JsonObject:
-    kind, member = ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
-    return {"type": kind, "call_id": call.call_id, "name": call.name, member: call.arguments}
 
 
 def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: EventList) -> None:
@@ -555,12 +544,12 @@ def _is_complete(call: ToolCall) -> bool:
 
 _CALL_MEMBERS = frozenset({"index", "id", "type", "function", "custom", "name", "arguments"})
 """The members of a call that are read."""
-DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] = {
+DELTA_READERS: dict[str, DeltaReader] = {
     "reasoning_details": _read_details,
-    "reasoning_content": _read_reasoning,
-    "reasoning": _read_reasoning,
+    "reasoning_content": _text_reader("reasoning"),
+    "reasoning": _text_reader("reasoning"),
     "content": _read_content,
-    "refusal": _read_refusal,
+    "refusal": _text_reader("refusal"),
     "tool_calls": _read_tool_calls,
     "function_call": _read_function_call,
     "annotations": _read_annotations,
@@ -620,9 +609,3 @@ def read_usage(chunk: JsonObject) -> Usage | None:
     usage = fields.read_counts(counts, "prompt", "completion")
     cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
     return structs.replace(usage, cached_tokens=usage.cached_tokens or cached)
-
-
-def _check_text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise MalformedEvent(f"{name} is not a string")
-    return value

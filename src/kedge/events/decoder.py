@@ -7,10 +7,12 @@ decoding continues. The assembler then does not report a damaged stream as compl
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Generic, Literal, cast
+
+from typing_extensions import TypeVar
 
 from kedge.events.fields import (
     JsonObject,
@@ -18,6 +20,7 @@ from kedge.events.fields import (
     SurrogateJoiner,
     describe_malformed,
     read_facts,
+    repair_surrogates,
 )
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
@@ -71,6 +74,8 @@ class DecoderState:
     """Log probabilities of tokens whose text follows: a token may be a part of a character."""
     started: bool = False
     ended: bool = False
+    replaced: bool = False
+    """Whether a message other than a delta contained a lone surrogate, which was replaced."""
 
     def take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
         """Return and remove the log probabilities of a text."""
@@ -91,11 +96,14 @@ class DecoderState:
         self.calls.log_summary()
 
 
-class StreamDecoder(ABC):
+StateT_co = TypeVar("StateT_co", bound=DecoderState, default=DecoderState, covariant=True)
+
+
+class StreamDecoder(ABC, Generic[StateT_co]):
     """Decodes the stream of one response; the base class of the decoders of each API.
 
     Args:
-        state: The state of the subclass, if it has more than ``DecoderState``.
+        state: The state between two messages.
         max_line: The maximum length of an SSE line, in bytes.
         max_message: The maximum length of an SSE message, in bytes.
     """
@@ -108,14 +116,10 @@ class StreamDecoder(ABC):
     """The API that items of unknown types are of; empty for the Responses API."""
 
     def __init__(
-        self,
-        state: DecoderState | None = None,
-        *,
-        max_line: int = MAX_LINE,
-        max_message: int = MAX_MESSAGE,
+        self, state: StateT_co, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE
     ) -> None:
         self.malformed = self.unknown = 0
-        self._common = state or DecoderState()
+        self._state = state
         self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
         self._sse = self._make_sse()
         self._closed = False
@@ -123,14 +127,13 @@ class StreamDecoder(ABC):
     @property
     def calls(self) -> ToolCallState:
         """The tool calls of the response."""
-        return self._common.calls
+        return self._state.calls
 
     @property
     def ended(self) -> bool:
         """Whether the terminal event of the response was decoded."""
-        return self._common.ended
+        return self._state.ended
 
-    @abstractmethod
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a response that was not streamed, and close the decoder.
 
@@ -141,6 +144,12 @@ class StreamDecoder(ABC):
         Returns:
             The events of the response.
         """
+        whole = repair_surrogates(response) if repair else response
+        self._state.replaced = whole != response
+        found: EventList = []
+        for message in self._split_response(whole):
+            self._decode_message(message, "", found)
+        return [*found, *self.close()]
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Decode a chunk of an SSE stream.
@@ -198,6 +207,10 @@ class StreamDecoder(ABC):
         return found
 
     @abstractmethod
+    def _split_response(self, response: JsonObject) -> Iterable[JsonObject]:
+        """Return a response that was not streamed as the messages of a stream; each is decoded before the next."""
+
+    @abstractmethod
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         """Decode one parsed message; ``event`` is its SSE event name, if any."""
 
@@ -213,7 +226,7 @@ class StreamDecoder(ABC):
     def _expects_json(self, event: str) -> bool:
         """Return whether an event of this name must be JSON; others are keep-alives of proxies."""
 
-    def _finish(self, found: EventList) -> None:  # noqa: B027 - optional
+    def _finish(self, found: EventList) -> None:
         """Emit the events that the end of the stream implies."""
 
     def _read_done(self, found: EventList) -> None:
@@ -248,7 +261,7 @@ class StreamDecoder(ABC):
             self._emit_opaque(kind, message, found, known=kind in known)
             return
         try:
-            read(self._common, message, found)
+            read(self._state, message, found)
         except MalformedEvent as problem:
             self._report_malformed(kind, message, str(problem), found)
 

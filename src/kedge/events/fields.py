@@ -29,7 +29,11 @@ class MalformedEvent(Exception):
 
 def require_text(message: JsonObject, name: str) -> str:
     """Return a required text field."""
-    value = message.get(name)
+    return check_text(message.get(name), name)
+
+
+def check_text(value: object, name: str) -> str:
+    """Return the value of a field that must be a text."""
     if type(value) is not str:
         raise MalformedEvent(f"{name} is {_type_name(value)}, not a string")
     return value

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from kedge.events.fields import CALL_ARGUMENTS
+from kedge.events.fields import CALL_ARGUMENTS, JsonObject
 
 Role = Literal["start", "part", "end"]
 """What an event is for its item: its start, a part of its content, or its end."""
@@ -70,6 +70,12 @@ class ToolCall(OutputItem):
     def arguments(self) -> str:
         """The complete arguments if they were sent, else the joined deltas."""
         return self.final_arguments or "".join(self.pieces)
+
+    def to_item(self) -> JsonObject:
+        """Return the finished item in the form of the Responses API."""
+        member = CALL_ARGUMENTS[self.type]
+        call = {"type": self.type, "call_id": self.call_id, "name": self.name}
+        return {**call, member: self.arguments}
 
 
 class ListedItem(NamedTuple):

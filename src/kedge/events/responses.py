@@ -5,7 +5,7 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -38,7 +38,6 @@ from kedge.events.types import (
     ReasoningDelta,
     RefusalDelta,
     ResponseStarted,
-    StreamEvent,
     StreamFailed,
     TextDelta,
 )
@@ -78,8 +77,6 @@ class StreamState(DecoderState):
     )
     """The item id and the part for what events say about their place, because most events are deltas."""
     response_id: str = ""
-    replaced: bool = False
-    """Whether a message other than a delta contained a lone surrogate, which was replaced."""
 
     def find_part(
         self, kind: PartKind, message: JsonObject, index: str
@@ -393,7 +390,7 @@ OPAQUE_TYPES = {
 log = logging.getLogger(__name__)
 
 
-class ResponsesDecoder(StreamDecoder):
+class ResponsesDecoder(StreamDecoder[StreamState]):
     """Decodes a stream of the Responses API.
 
     Args:
@@ -407,14 +404,9 @@ class ResponsesDecoder(StreamDecoder):
     EVENT_READERS = EVENT_READERS
 
     def __init__(
-        self,
-        *,
-        stream_id: str = "",
-        max_line: int = MAX_LINE,
-        max_message: int = MAX_MESSAGE,
+        self, *, stream_id: str = "", max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE
     ) -> None:
-        self._state = StreamState()
-        super().__init__(self._state, max_line=max_line, max_message=max_message)
+        super().__init__(StreamState(), max_line=max_line, max_message=max_message)
         self.duplicates = self.gaps = self.late = 0
         self._stream_id = stream_id
         self._sequence = SequenceChecker()
@@ -429,35 +421,16 @@ class ResponsesDecoder(StreamDecoder):
         """The highest sequence number so far; -1 if there is none."""
         return self._sequence.last
 
-    def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
-        """Decode one parsed message that is known to contain no lone surrogates.
-
-        Args:
-            message: The message.
-
-        Returns:
-            The events in the message.
-        """
-        found: EventList = []
-        self._decode_message(message, "", found)
-        return found
-
-    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Decode a response that was not streamed; see ``StreamDecoder.feed_whole``."""
-        feed = self.feed_message if repair else self.feed_parsed
-        is_error = response.get("error") and not response.get("status")
-        if is_error:  # some gateways send errors with HTTP 200
-            return [*feed({**response, "type": "error"}), *self.close()]
-        begun = dict(response)
-        begun.pop("output", None)
+    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+        if response.get("error") and not response.get("status"):
+            yield {**response, "type": "error"}  # some gateways send errors with HTTP 200
+            return
+        begun = {name: value for name, value in response.items() if name != "output"}
         if response.get("status") in RUNNING:  # it continues in the background
-            begun["background"] = True
-            return [*feed({"type": "response.created", "response": begun}), *self.close()]
-        return [
-            *feed({"type": "response.created", "response": begun}),
-            *feed({"type": "response.done", "response": response}),
-            *self.close(),
-        ]
+            yield {"type": "response.created", "response": {**begun, "background": True}}
+            return
+        yield {"type": "response.created", "response": begun}
+        yield {"type": "response.done", "response": response}
 
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         kind = message.get("type")
