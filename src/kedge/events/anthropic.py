@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, cast
 from msgspec import structs
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder, build_delta
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.tool_calls import ToolCallState, ToolCallUpdate
 from kedge.events.types import (
@@ -30,6 +30,7 @@ from kedge.events.types import (
     ResponseStarted,
     StreamFailed,
     Usage,
+    build_delta,
 )
 from kedge.turns.server_fields import NATIVE_KEY
 

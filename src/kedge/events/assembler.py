@@ -8,7 +8,7 @@ it has failed, and the outcome has the reason.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +30,7 @@ from kedge.events.output_items import (
 )
 from kedge.events.types import (
     AnomalyNoted,
+    DeltaEvent,
     Event,
     ItemCompleted,
     ItemStarted,
@@ -51,6 +52,7 @@ from kedge.events.types import (
     ToolCallRenamed,
     ToolCallStarted,
     Usage,
+    build_delta,
 )
 from kedge.turns import Block
 
@@ -110,7 +112,7 @@ class Assembler:
         completed = self._resolve_status()[0] == "completed"
         return tuple(self._build_blocks(completed=completed, partial=partial))
 
-    def unstreamed_text(self) -> Iterator[TextDelta | RefusalDelta]:
+    def unstreamed_text(self) -> Iterator[DeltaEvent]:
         """Yield deltas with the text of messages that arrived without any.
 
         They are for the end of the response: until then it may turn out that the server lost the context, and
@@ -121,10 +123,7 @@ class Assembler:
             if slot.type == MESSAGE and slot.item is not None and not streamed:
                 for kind, at, text, part in read_message_parts(slot.item):
                     place = slot.item_id, slot.output_index, at
-                    if kind == "text":
-                        yield TextDelta(text, *place, read_logprobs(part))
-                    else:
-                        yield RefusalDelta(text, *place)
+                    yield build_delta(kind, text, *place, read_logprobs(part))
 
     def finish(self) -> Outcome:
         """End the response.
@@ -155,8 +154,8 @@ class Assembler:
             code,
             message,
             self._anchor_problem or self._find_anchor_problem(),
-            self._is_stored(),
-            self._read_conversation(),
+            self._read_last(_read_stored),
+            self._read_last(read_conversation_id),
         )
 
     def _get_usage(self) -> Usage | None:
@@ -165,21 +164,10 @@ class Assembler:
             (each.usage for each in (self._terminal, self._error) if each and each.usage), None
         )
 
-    def _is_stored(self) -> bool | None:
-        """Return whether the server stored the response, from the last event with this field."""
-        for facts in (self._terminal, self._started):
-            stored = facts.response.get("store") if facts else None
-            if isinstance(stored, bool):
-                return stored
-        return None
-
-    def _read_conversation(self) -> str | None:
-        """Return the conversation object of the response, from the last event with this field."""
-        for facts in (self._terminal, self._started):
-            conversation_id = read_conversation_id(facts.response) if facts else None
-            if conversation_id is not None:
-                return conversation_id
-        return None
+    def _read_last(self, read: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """Return what the response object says at its end or, if it says nothing there, at its start."""
+        objects = [facts.response for facts in (self._terminal, self._started) if facts]
+        return next((each for each in map(read, objects) if each is not None), None)
 
     def _add_text(self, event: TextDelta) -> None:
         part = self._parts.get(("text", event.output_index, event.content_index))
@@ -369,6 +357,12 @@ class Assembler:
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
+
+
+def _read_stored(response: Mapping[str, Any]) -> bool | None:
+    """Return whether the server stored the response, if it says so."""
+    stored = response.get("store")
+    return stored if isinstance(stored, bool) else None
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:

@@ -29,7 +29,6 @@ from kedge.events.decoder import (
     EventList,
     FinalStatus,
     StreamDecoder,
-    build_delta,
 )
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.items import ToolCall
@@ -40,6 +39,7 @@ from kedge.events.types import (
     ResponseStarted,
     StreamFailed,
     Usage,
+    build_delta,
 )
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE
 
@@ -95,34 +95,12 @@ class _StreamedCall:
 
 
 @dataclass(slots=True)
-class _CallIndex:
-    """Finds calls by index, by id or as the last one, depending on what the server sends."""
-
-    by_index: dict[int, _StreamedCall] = field(default_factory=dict[int, _StreamedCall])
-    by_id: dict[str, _StreamedCall] = field(default_factory=dict[str, _StreamedCall])
-    last: _StreamedCall | None = None
-
-    def find(self, index: int, call_id: str, name: str, listed: set[int]) -> _StreamedCall | None:
-        """Return the call that a piece belongs to, or None if it starts a new one."""
-        known = self.by_index.get(index) if index >= 0 else self.by_id.get(call_id)
-        if known is not None:
-            return None if known.is_other_call(call_id, name, listed) else known
-        return None if name or index >= 0 else self.last
-
-    def add(self, call: _StreamedCall, index: int) -> None:
-        """Add a new call."""
-        if index >= 0:
-            self.by_index[index] = call
-        if call.call_id:
-            self.by_id[call.call_id] = call
-        self.last = call
-
-
-@dataclass(slots=True)
 class _CompletionState(DecoderState):
     """The state of the decoder between two chunks."""
 
-    call_index: _CallIndex = field(default_factory=_CallIndex)
+    calls_by_index: dict[int, _StreamedCall] = field(default_factory=dict[int, _StreamedCall])
+    calls_by_id: dict[str, _StreamedCall] = field(default_factory=dict[str, _StreamedCall])
+    last_call: _StreamedCall | None = None
     item_indices: dict[str, int] = field(default_factory=dict[str, int])
     item_count: int = 0
     facts: JsonObject = field(default_factory=dict[str, Any])
@@ -145,6 +123,15 @@ class _CompletionState(DecoderState):
     """The same of the calls, by output index."""
     has_items: bool = False
     """Whether the items with these members were emitted."""
+
+    def find_call(
+        self, index: int, call_id: str, name: str, listed: set[int]
+    ) -> _StreamedCall | None:
+        """Return the call of a piece by its index, by its id or as the last one; None if it starts a new one."""
+        known = self.calls_by_index.get(index) if index >= 0 else self.calls_by_id.get(call_id)
+        if known is not None:
+            return None if known.is_other_call(call_id, name, listed) else known
+        return None if name or index >= 0 else self.last_call
 
     def item_index(self, item: str) -> int:
         """Return the output index of the reasoning or of the message."""
@@ -421,7 +408,7 @@ def _skip_repeated(state: _CompletionState, kind: TextKind, delta: str) -> str:
 
 def _announce_call(state: _CompletionState, found: EventList) -> None:
     """Start the last call, the name of which is complete now."""
-    call = state.call_index.last
+    call = state.last_call
     if call is not None and call.unannounced is not None:
         found += state.calls.start(replace(call.unannounced, name=call.name))
         call.unannounced = None
@@ -462,7 +449,7 @@ def _read_call(
     index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
     call_id = entry.get("id")
     arguments = function.get("input" if custom else "arguments")
-    seen = state.call_index.find(index, valid_call_id(call_id), name, listed)
+    seen = state.find_call(index, valid_call_id(call_id), name, listed)
     if state.finish_reason:
         if _is_repeated(state, seen, name, arguments):
             log.warning("a tool call that is repeated after finish_reason is ignored")
@@ -485,7 +472,9 @@ def _read_call(
         _announce_call(state, found)
         seen = _StreamedCall(state.next_index(), valid_call_id(call_id), name)
         seen.unannounced = ToolCallUpdate(call_id, name, "", seen.output_index, custom)
-        state.call_index.add(seen, index)
+        state.last_call = state.calls_by_index[index] = seen
+        if seen.call_id:
+            state.calls_by_id[seen.call_id] = seen
     elif seen.unannounced is not None:
         seen.extend(valid_call_id(call_id), name)
         seen.unannounced = replace(seen.unannounced, call_id=seen.call_id or call_id)

@@ -28,14 +28,10 @@ from kedge.events.types import (
     AnomalyKind,
     AnomalyNoted,
     OpaqueEvent,
-    PartKind,
-    ReasoningDelta,
-    RefusalDelta,
     ResponseCompleted,
     ResponseFailed,
     ResponseIncomplete,
     StreamEvent,
-    TextDelta,
 )
 from kedge.text.json_text import decode
 
@@ -46,22 +42,6 @@ EventList = list[StreamEvent]
 FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
-
-
-def build_delta(
-    kind: PartKind,
-    text: str,
-    item_id: str,
-    output_index: int,
-    index: int = 0,
-    logprobs: tuple[Mapping[str, Any], ...] = (),
-) -> TextDelta | RefusalDelta | ReasoningDelta:
-    """Return the event of some text of a part; only a text has log probabilities."""
-    if kind == "text":
-        return TextDelta(text, item_id, output_index, index, logprobs)
-    if kind == "refusal":
-        return RefusalDelta(text, item_id, output_index, index)
-    return ReasoningDelta(text, kind, item_id, output_index, index)
 
 
 @dataclass(slots=True)

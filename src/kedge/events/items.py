@@ -13,7 +13,7 @@ events of the item carry this index, so nothing after the decoder has to match i
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject
 
@@ -78,15 +78,6 @@ class ToolCall(OutputItem):
         return {**call, member: self.arguments}
 
 
-class ListedItem(NamedTuple):
-    """What identifies an item that a finished response lists."""
-
-    position: int
-    type: str
-    item_id: str
-    call_id: str
-
-
 class ItemTable:
     """The output items of one response.
 
@@ -145,25 +136,22 @@ class ItemTable:
         self._by_sent_index.setdefault(sent if sent >= 0 else item.output_index, []).append(item)
         return self._add_name(item, item.item_id)
 
-    def match_listed(self, listed: Sequence[ListedItem]) -> list[OutputItem | None]:
-        """Return the known item of each item that a finished response lists."""
+    def match_listed(self, listed: Sequence[OutputItem]) -> list[OutputItem | None]:
+        """Return the known item of each item that a finished response lists, at its position there."""
 
-        def find_named(each: ListedItem) -> int:
-            return id(self._by_id.get((_family(each.type), each.item_id)))
+        def find_named(item: OutputItem) -> OutputItem | None:
+            return self._by_id.get((_family(item.type), item.item_id))
+
+        def get_place(item: OutputItem) -> Hashable:
+            return item.output_index, _family(item.type)
 
         return match_items(
             listed,
             [self.items[index] for index in sorted(self.items)],
-            (
-                lambda each: (find_named(each), each.call_id),
-                lambda item: (id(item), _call_id(item)),
-            ),
-            (lambda each: each.call_id, _call_id),
-            (find_named, id),
-            (
-                lambda each: (each.position, _family(each.type)),
-                lambda item: (item.output_index, _family(item.type)),
-            ),
+            (lambda each: (find_named(each), _call_id(each)), lambda item: (item, _call_id(item))),
+            (_call_id, _call_id),
+            (find_named, lambda item: item),
+            (get_place, get_place),
             (lambda each: each.type, lambda item: item.type),
         )
 

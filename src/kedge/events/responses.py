@@ -15,7 +15,6 @@ from kedge.events.decoder import (
     EventList,
     FinalStatus,
     StreamDecoder,
-    build_delta,
 )
 from kedge.events.fields import (
     CALL_ARGUMENTS,
@@ -40,6 +39,7 @@ from kedge.events.types import (
     ResponseStarted,
     StreamFailed,
     TextDelta,
+    build_delta,
 )
 from kedge.turns.frozen_json import copy_read_only_object
 

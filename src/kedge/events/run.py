@@ -149,10 +149,7 @@ class AnswerFinished(Event, frozen=True):
         plan: The plan that the request was built from.
     """
 
-    hidden = (
-        "outcome",
-        "plan",
-    )
+    hidden = ("outcome", "plan")
 
     outcome: Outcome
     turn: Turn

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
-from kedge.events.items import ItemTable, ListedItem, OutputItem, Role, ToolCall
+from kedge.events.items import ItemTable, OutputItem, Role, ToolCall
 from kedge.events.types import (
     AnomalyNoted,
     StreamEvent,
@@ -106,8 +106,12 @@ def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
     )
 
 
-def _read_call_id(item: JsonObject) -> str:
-    return valid_call_id(item.get("call_id")) if read_type(item) in CALL_ARGUMENTS else ""
+def read_item(item: JsonObject, output_index: int) -> OutputItem:
+    """Return what identifies an item."""
+    place = read_type(item), get_text(item, "id"), output_index
+    if place[0] not in CALL_ARGUMENTS:
+        return OutputItem(*place)
+    return ToolCall(*place, call_id=valid_call_id(item.get("call_id")))
 
 
 def call_id_problem(call_id: object) -> str:
@@ -223,18 +227,14 @@ class ToolCallState(ItemTable):
         Returns:
             For each of them the item of the stream, or a new one, and the events to emit.
         """
-        listed = [
-            ListedItem(at, read_type(item), get_text(item, "id"), _read_call_id(item))
-            for at, item in enumerate(items)
-        ]
+        listed = [read_item(item, at) for at, item in enumerate(items)]
         found: list[tuple[OutputItem, list[StreamEvent]]] = []
         for each, known, item in zip(listed, self.match_listed(listed), items, strict=True):
-            if each.type in CALL_ARGUMENTS:
-                update = read_call(item, each.position)
+            if isinstance(each, ToolCall):
+                update = read_call(item, each.output_index)
                 found.append(self._finish_call(cast("ToolCall | None", known), update))
             else:
-                new = OutputItem(each.type, each.item_id, each.position)
-                found.append((known or self.add(new), []))
+                found.append((known or self.add(each), []))
         return found
 
     def _finish_call(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import force_setattr
 
 from kedge.turns import Block
@@ -72,14 +73,8 @@ class Usage(msgspec.Struct, frozen=True):
     context_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.total_tokens + other.total_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-        )
+        counts = zip(structs.astuple(self), structs.astuple(other), strict=True)
+        return structs.replace(Usage(*map(sum, counts)), context_tokens=0)
 
 
 class ResponseFacts(Event, frozen=True):
@@ -181,6 +176,25 @@ class ReasoningDelta(Event, frozen=True):
     item_id: str = ""
     output_index: int = -1
     index: int = 0
+
+
+DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
+
+
+def build_delta(
+    kind: PartKind,
+    text: str,
+    item_id: str,
+    output_index: int,
+    index: int = 0,
+    logprobs: tuple[Mapping[str, Any], ...] = (),
+) -> DeltaEvent:
+    """Return the event of some text of a part; only a text has log probabilities."""
+    if kind == "text":
+        return TextDelta(text, item_id, output_index, index, logprobs)
+    if kind == "refusal":
+        return RefusalDelta(text, item_id, output_index, index)
+    return ReasoningDelta(text, kind, item_id, output_index, index)
 
 
 class PartCompleted(Event, frozen=True):
@@ -292,10 +306,7 @@ class ResponseCompleted(ResponseFacts, frozen=True):
         indexes: The output index of each of these items in the events before; their positions if it is empty.
     """
 
-    hidden = (
-        "response",
-        "output",
-    )
+    hidden = ("response", "output")
 
     usage: Usage | None = None
     output: tuple[Mapping[str, Any], ...] | None = None
@@ -312,10 +323,7 @@ class ResponseIncomplete(ResponseFacts, frozen=True):
         indexes: The output index of each of these items in the events before; their positions if it is empty.
     """
 
-    hidden = (
-        "response",
-        "output",
-    )
+    hidden = ("response", "output")
 
     reason: str = ""
     usage: Usage | None = None
@@ -332,10 +340,7 @@ class ResponseFailed(ResponseFacts, frozen=True):
         usage: Token counts, if the server sent any.
     """
 
-    hidden = (
-        "response",
-        "message",
-    )
+    hidden = ("response", "message")
 
     code: str = ""
     message: str = ""
