@@ -133,6 +133,12 @@ class _CompletionState(DecoderState):
             return None if known.is_other_call(call_id, name, listed) else known
         return None if name or index >= 0 else self.last_call
 
+    def add_call(self, call: _StreamedCall, index: int) -> None:
+        """Add a new call."""
+        self.last_call = self.calls_by_index[index] = call
+        if call.call_id:
+            self.calls_by_id[call.call_id] = call
+
     def item_index(self, item: str) -> int:
         """Return the output index of the reasoning or of the message."""
         if item not in self.item_indices:
@@ -472,9 +478,7 @@ def _read_call(
         _announce_call(state, found)
         seen = _StreamedCall(state.next_index(), valid_call_id(call_id), name)
         seen.unannounced = ToolCallUpdate(call_id, name, "", seen.output_index, custom)
-        state.last_call = state.calls_by_index[index] = seen
-        if seen.call_id:
-            state.calls_by_id[seen.call_id] = seen
+        state.add_call(seen, index)
     elif seen.unannounced is not None:
         seen.extend(valid_call_id(call_id), name)
         seen.unannounced = replace(seen.unannounced, call_id=seen.call_id or call_id)
