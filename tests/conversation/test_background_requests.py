@@ -17,7 +17,7 @@ from engines.test_background import FakeBackground
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.engines import Reply
-from kedge.errors import EngineError, HeadConflict, ServerFailed
+from kedge.errors import EngineError, HeadConflict, NotInStore, ServerFailed
 from kedge.events import TextDelta
 from kedge.middleware import trace
 from kedge.observe import otel, reset, snapshot
@@ -135,13 +135,18 @@ async def test_two_processes_that_wait_store_one_row(store: Store, connected: Co
     ]
 
     async def resume(each: Conversation) -> None:
-        with contextlib.suppress(HeadConflict):
+        with contextlib.suppress(HeadConflict, NotInStore):
             await each.resume()
 
-    async with anyio.create_task_group() as group:
-        for each in opened:
-            group.start_soon(resume, each)
+    await opened[0].resume()
+    await resume(opened[1])
     assert [row.status for row in await store.responses()] == ["completed"]
+    await wait_later(await Conversation.open(connected(), store=store, id=conversation.id))
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            each = await Conversation.open(connected(), store=store, id=conversation.id)
+            group.start_soon(resume, each)
+    assert [row.status for row in await store.responses()] == ["completed", "completed"]
 
 
 async def test_a_response_that_failed_replaces_the_running_row(store: Store) -> None:

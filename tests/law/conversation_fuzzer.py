@@ -5,68 +5,39 @@ the server's model must have received the Turn. At any time, the store must cont
 as the object in memory.
 """
 
-import random
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kedge import Conversation, connect
 from kedge.compaction import MessageLimitCompactor
-from kedge.errors import EngineError, HeadConflict, NotInStore
+from kedge.errors import EngineError, NotInStore
 from kedge.events import TextDelta
 from kedge.events.run import AnswerFinished
 from kedge.planning import get_state
 from kedge.server.request_log import RecordedRequest
-from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
-from kedge.turns import UserBlock, assistant, system, user
+from kedge.turns import assistant, system, user
+from law.stored_conversations import MAX_MESSAGES, StoredConversations, alpha, beta, list_actions
 from normalization import expected_context, normalize_blocks, normalize_items
-
-PROMPTS = ("Line {n}", "Please call alpha.", "Please call alpha and call beta.", "Think about {n}.")
-MAX_MESSAGES = 9
-"""The number of messages above which a conversation with a compactor is compacted."""
-
-
-async def alpha() -> str:
-    """A tool that works."""
-    return "result of alpha"
-
-
-async def beta() -> str:
-    """A tool that fails."""
-    raise RuntimeError("beta is out of order")
 
 
 @dataclass
-class ConversationFuzzer:
+class ConversationFuzzer(StoredConversations):
     """A server, a store, and the conversations in it."""
 
-    rng: random.Random
-    path: str
+    ignored: tuple[type[Exception], ...] = (NotInStore, EngineError)
     server: TestServer = field(init=False)
-    store: Store = field(init=False)
-    conversations: list[Conversation] = field(default_factory=list[Conversation])
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    prompt_count: int = 0
     checked_count: int = 0
     chained_count: int = 0
-    conflict_count: int = 0
 
     async def __aenter__(self) -> Self:
         self.server = self.stack.enter_context(serve())
-        self.store = await self._open_store()
+        self.store = await self._open_store(self.server)
         conversation = await Conversation.create(
             self._build_engine(), store=self.store, **self._choose_settings()
         )
         self.conversations.append(conversation)
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stack.aclose()
-
-    async def _open_store(self) -> Store:
-        opened = await open_store(f"sqlite:///{self.path}", clock=self.server.clock)
-        return await self.stack.enter_async_context(opened)
 
     def _build_engine(self) -> Any:
         engine = connect(
@@ -82,23 +53,9 @@ class ConversationFuzzer:
         compactor = MessageLimitCompactor(MAX_MESSAGES) if self.rng.random() < 0.3 else None
         return {"tools": [alpha, beta], "compactor": compactor}
 
-    @property
-    def conversation(self) -> Conversation:
-        """Return the current conversation."""
-        return self.conversations[-1]
-
-    async def run(self, actions: list[str]) -> None:
-        """Run these actions one after the other, and check the store after each."""
-        for name in actions:
-            try:
-                await getattr(self, f"do_{name}")()
-            except HeadConflict:
-                self.conflict_count += 1
-                await self.conversation.refresh()
-            except (NotInStore, EngineError):
-                pass  # nothing to undo, to regenerate or to resume; or the server failed
-            self.server.faults.clear()
-            await self._check_store()
+    async def _finish_action(self) -> None:
+        self.server.faults.clear()
+        await self._check_store()
 
     async def _run_stream(self, stream: Any) -> None:
         """Consume a stream, and check the context of each answer."""
@@ -123,10 +80,6 @@ class ConversationFuzzer:
         theirs = {r.response_id: r.digest for r in get_state(stored).anchors}
         assert all(mine[name].digest == digest for name, digest in theirs.items() if name in mine)
 
-    def _next_prompt(self) -> str:
-        self.prompt_count += 1
-        return self.rng.choice(PROMPTS).format(n=self.prompt_count)
-
     async def do_send(self) -> None:
         """Send a message, streamed or not."""
         streaming = self.rng.random() < 0.5
@@ -147,16 +100,6 @@ class ConversationFuzzer:
         block = self.rng.choice((user, assistant, system))(f"Noted {self.prompt_count}")
         await self.conversation.append(block)
 
-    async def do_edit(self) -> None:
-        """Replace a user message."""
-        users = [block for block in self.conversation.turn.blocks if isinstance(block, UserBlock)]
-        if users:
-            await self.conversation.edit(self.rng.choice(users).id, f"Edited {self.rng.random()}")
-
-    async def do_undo(self) -> None:
-        """Undo the last exchange."""
-        await self.conversation.undo()
-
     async def do_regenerate(self) -> None:
         """Regenerate the last answer."""
         await self.conversation.regenerate()
@@ -176,13 +119,9 @@ class ConversationFuzzer:
             assert forked.turn.blocks[-1].id == at
         self.conversations.append(forked)
 
-    async def do_switch(self) -> None:
-        """Switch to another conversation."""
-        self.rng.shuffle(self.conversations)
-
     async def do_reopen(self) -> None:
         """Open the conversation with another store and engine, as another process would."""
-        opened = await self._open_store()
+        opened = await self._open_store(self.server)
         conversation = await Conversation.open(
             self._build_engine(), store=opened, id=self.conversation.id, **self._choose_settings()
         )
@@ -244,7 +183,5 @@ def _is_create_request(request: RecordedRequest) -> bool:
     return request.path == "/v1/responses" and request.method == "POST"
 
 
-ACTIONS = tuple(
-    name.removeprefix("do_") for name in vars(ConversationFuzzer) if name.startswith("do_")
-)
+ACTIONS = list_actions(ConversationFuzzer)
 WEIGHTS = [10 if name == "send" else 1 for name in ACTIONS]

@@ -106,7 +106,7 @@ async def run_record_round(seed: int, stats: RecordStats) -> None:
     """Run a script in stored conversations, and compare everything that is said about its requests."""
     rng = random.Random(seed)
     with TemporaryDirectory() as folder:
-        async with RecordFuzzer(rng, str(Path(folder) / "store.db"), stats) as fuzzer:
+        async with RecordFuzzer(rng, str(Path(folder) / "store.db"), stats=stats) as fuzzer:
             await fuzzer.run(choose_record_actions(rng, RECORD_ACTIONS_PER_ROUND))
 
 

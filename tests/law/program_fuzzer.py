@@ -4,14 +4,18 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
 import httpx2
 from openai import OpenAI, OpenAIError
 
+from kedge import run_sync
 from kedge.incremental import chain, chain_report
 from kedge.server.request_log import RecordedRequest
+from kedge.store import Store
+from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats, is_visible_loss
 from law.record_views import RecordStats
@@ -36,7 +40,8 @@ class ProgramFuzzer:
     stats: MemoryStats = field(default_factory=MemoryStats)
     history: list[Item] = field(default_factory=list[Item])
     records: RecordStats = field(default_factory=RecordStats)
-    _sent: int = 0
+    _sent: list[Item] = field(default_factory=list[Item])
+    """What was on the wire for each request of the program; empty if it failed."""
 
     def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
         """Send messages; from the middle on, the server also has the behavior ``late``."""
@@ -59,12 +64,20 @@ class ProgramFuzzer:
         if self.door == "chain":
             with OpenAI(base_url=server.base_url, **options) as client:
                 yield chain(client, trust=self.trust)
-        else:
+            return
+        with TemporaryDirectory() as folder:
+            store = Store(open_current_database(f"sqlite:///{folder}/store.db"))
             with (
-                serve_proxy(server.base_url, trust=self.trust) as url,
+                serve_proxy(server.base_url, trust=self.trust, store=store) as url,
                 OpenAI(base_url=f"{url}/v1", **options) as client,
             ):
                 yield client
+            rows = run_sync(store.list_proxied(limit=len(self._sent) + 1))
+            store.database.close()
+        if len(rows) != len(self._sent):
+            self.records.report(f"{len(rows)} rows of {len(self._sent)} requests")
+        for wire, row in zip(self._sent, reversed(rows), strict=False):
+            self._compare("row", wire, asdict(row))
 
     def _edit(self) -> None:
         messages = [item for item in self.history if item["type"] == "message"]
@@ -87,7 +100,7 @@ class ProgramFuzzer:
         if self.reasoning:
             body["include"] = [REASONING]
         since, lost = len(server.requests), self._count_lost(client)
-        self._sent += 1
+        self._sent.append({})
         try:
             answer: Any = client.responses.create(**body)
             if self.streaming:
@@ -117,7 +130,7 @@ class ProgramFuzzer:
     ) -> None:
         """Compare the record of a request with the body that was answered."""
         self.records.requests += 1
-        wire = {
+        wire = self._sent[-1] = {
             "anchor": posted[-1].body.get("previous_response_id", ""),
             "sent_bytes": len(posted[-1].raw),
             "sent_blocks": len(posted[-1].body["input"]),
@@ -125,11 +138,14 @@ class ProgramFuzzer:
             "response_id": response_id,
             "is_healed": len(posted) > 1,
         }
+        self._compare("report", wire, record)
+
+    def _compare(self, place: str, wire: Item, record: Item) -> None:
         record = {**record, "is_healed": bool(record["healed"])}
         for name, value in wire.items():
             if record[name] != value:
-                found = f"{self.door}, {self.behavior}: {name} is {value!r}, not {record[name]!r}"
-                self.records.report(found)
+                found = f"{place} of {self.door}, {self.behavior}: {name}"
+                self.records.report(f"{found} is {value!r}, not {record[name]!r}")
 
     def _count_lost(self, client: OpenAI) -> int:
         return self._read_report(client)["lost"]
@@ -142,7 +158,7 @@ class ProgramFuzzer:
         deadline = monotonic() + 60
         while True:
             report: Any = httpx2.get(f"{str(client.base_url).removesuffix('v1/')}report").json()
-            if report["requests"] >= self._sent or monotonic() > deadline:
+            if report["requests"] >= len(self._sent) or monotonic() > deadline:
                 return report
 
 

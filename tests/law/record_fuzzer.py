@@ -8,32 +8,31 @@ and with the API of the page. A dry run before each message must agree with the 
 
 import random
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from openai import AsyncOpenAI
 
 from kedge import Conversation, connect
 from kedge.cli.inspect import inspect_conversation
 from kedge.compaction import MessageLimitCompactor
-from kedge.engines import Engine
-from kedge.errors import EngineError, HeadConflict, NotInStore
-from kedge.events import Event, TextDelta
+from kedge.engines import Engine, ResponsesEngine, unwrap
+from kedge.errors import EngineError
+from kedge.events import Event, ResponseStarted, TextDelta
 from kedge.events.run import ToolStarted
 from kedge.planning import RequestPlan
-from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
-from kedge.turns import UserBlock
 from law.record_views import RecordStats, RequestViews, RunResult
-
-PROMPTS = (
-    "Line {n}",
-    "Please call alpha.",
-    "Please call alpha and call beta.",
-    "Think about {n}.",
-    "Line {n} " + "with a longer tail of words " * 20,
+from law.stored_conversations import (
+    MAX_MESSAGES,
+    PROMPTS,
+    StoredConversations,
+    alpha,
+    beta,
+    list_actions,
 )
-MAX_MESSAGES = 9
-"""The number of messages above which a conversation with a compactor is compacted."""
+
+LONG_PROMPTS = (*PROMPTS, "Line {n} " + "with a longer tail of words " * 20)
 DISTURBANCES = (
     "status=500",
     "status=429",
@@ -44,35 +43,33 @@ DISTURBANCES = (
     "forget_silently,echo=no",
     "fail_after_events=2",
 )
-ENGINES: dict[str, dict[str, Any]] = {
-    "responses": {},
-    "chat": {},
+WEIGHTED_ENGINES = {
+    "responses": 6,
+    "chat": 1,
+    "object": 2,
+    "stateless": 1,
+    "websocket": 2,
+    "anthropic": 1,
+    "sdk": 2,
+}
+"""The kinds of engines, each with its weight."""
+SETTINGS: dict[str, dict[str, Any]] = {
     "object": {"mode": "conversation"},
     "stateless": {"mode": "stateless"},
+    "websocket": {"transport": "websocket"},
 }
-"""The settings of the engine of each kind."""
-
-
-async def alpha() -> str:
-    """A tool that works."""
-    return "result of alpha"
-
-
-async def beta() -> str:
-    """A tool that fails."""
-    raise RuntimeError("beta is out of order")
+"""The settings of engines that a model string does not tell."""
 
 
 @dataclass
-class RecordFuzzer:
+class RecordFuzzer(StoredConversations):
     """Two servers, a store, the conversations in it, and all views of their requests."""
 
-    rng: random.Random
-    path: str
+    keep_bodies: bool = True
+    kinds: Sequence[str] = tuple(WEIGHTED_ENGINES)
+    """The kinds of engines that are used."""
     stats: RecordStats = field(default_factory=RecordStats)
     servers: list[TestServer] = field(default_factory=list[TestServer])
-    conversations: list[Conversation] = field(default_factory=list[Conversation])
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     models: dict[str, str] = field(default_factory=dict[str, str])
     """The model strings of conversations that were opened and not used yet.
 
@@ -80,15 +77,13 @@ class RecordFuzzer:
     """
     is_late: bool = False
     """Whether the clock was advanced, which commands do not know."""
-    prompt_count: int = 0
-    store: Store = field(init=False)
     views: RequestViews = field(init=False)
 
     async def __aenter__(self) -> Self:
         self.servers = [self.stack.enter_context(serve()) for _ in range(2)]
         if self.rng.random() < 0.5:
             self.servers[1].faults.set("anonymous")
-        self.store = await self._open_store()
+        self.store = await self._open_store(self.servers[0])
         self.views = self.stack.enter_context(RequestViews(self.store, self.servers, self.stats))
         settings = {"tools": [alpha, beta], "middleware": [self.views.trace]}
         engine, model = self._build_engine()
@@ -96,44 +91,34 @@ class RecordFuzzer:
         self.models[self.conversation.id] = model
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.stack.aclose()
-
-    async def _open_store(self) -> Store:
-        opened = await open_store(
-            f"sqlite:///{self.path}", keep_bodies=True, clock=self.servers[0].clock
-        )
-        return await self.stack.enter_async_context(opened)
-
     def _build_engine(self) -> tuple[Engine, str]:
         """Return an engine, and its model string if that tells everything."""
-        kind = self.rng.choices(list(ENGINES), (6, 1, 2, 1))[0]
+        weights = [WEIGHTED_ENGINES[kind] for kind in self.kinds]
+        kind = self.rng.choices(self.kinds, weights)[0]
         server = self.servers[self.rng.random() < 0.3]
+        options: dict[str, Any] = {"clock": self.servers[0].clock, **SETTINGS.get(kind, {})}
         provider = "chat" if kind == "chat" else "responses"
         model = f"{provider}:{server.base_url}#practice"
-        engine = connect(
-            model,
-            max_retries=0,
-            clock=self.servers[0].clock,
-            **ENGINES[kind],
-        )
+        match kind:
+            case "sdk":
+                engine: Engine = ResponsesEngine(
+                    "practice",
+                    make_client=lambda: AsyncOpenAI(
+                        base_url=server.base_url, api_key="any", max_retries=0
+                    ),
+                    scope=f"sdk at {server.base_url}",
+                    **options,
+                )
+            case "anthropic":
+                root = server.base_url.removesuffix("/v1")
+                engine = connect(
+                    "anthropic:practice", base_url=root, api_key="any", max_retries=0, **options
+                )
+            case _:
+                engine = connect(model, max_retries=0, **options)
         self.stack.push_async_callback(engine.aclose)
-        return engine, model if not ENGINES[kind] else ""
-
-    @property
-    def conversation(self) -> Conversation:
-        """Return the current conversation."""
-        return self.conversations[-1]
-
-    async def run(self, actions: Sequence[str]) -> None:
-        """Run these actions one after the other."""
-        for name in actions:
-            try:
-                await getattr(self, f"do_{name}")()
-            except HeadConflict:
-                await self.conversation.refresh()
-            except NotInStore:
-                pass  # nothing to undo, to regenerate or to resume
+        is_told = kind in ("responses", "chat")
+        return engine, model if is_told else ""
 
     async def _run(
         self,
@@ -160,13 +145,15 @@ class RecordFuzzer:
         result = RunResult(self.conversation, events, reply, error, plan, inspection)
         await self.views.compare(result)
 
-    async def _send(self, text: str = "", *, leave: type[Event] | None = None) -> None:
-        self.prompt_count += 1
-        text = text or self.rng.choice(PROMPTS).format(n=self.prompt_count)
+    async def _send(
+        self, text: str = "", *, leave: type[Event] | None = None, **options: Any
+    ) -> None:
+        text = text or self._next_prompt(LONG_PROMPTS)
         streaming = leave is not None or self.rng.random() < 0.5
-        plan = self.conversation.plan(text, streaming=streaming)
-        inspection = await self._inspect(text) if streaming else None  # it plans a stream
-        stream = self.conversation.stream(text, streaming=streaming)
+        plan = self.conversation.plan(text, streaming=streaming, **options)
+        is_default = streaming and not options
+        inspection = await self._inspect(text) if is_default else None  # it plans a stream
+        stream = self.conversation.stream(text, streaming=streaming, **options)
         await self._run(stream, plan, inspection, leave=leave)
 
     async def _inspect(self, text: str) -> dict[str, Any] | None:
@@ -196,19 +183,19 @@ class RecordFuzzer:
         """Stop an answer at its first text."""
         await self._send("Write 60 words.", leave=TextDelta)
 
+    async def do_background(self) -> None:
+        """Send a message in the background, and wait for its answer, stop waiting, or leave it for later."""
+        if isinstance(unwrap(self.conversation.engine), ResponsesEngine):
+            leave = self.rng.choice((None, TextDelta, ResponseStarted))
+            await self._send("Write 30 words.", leave=leave, background=True)
+            if self.rng.random() < 0.3:
+                await self.do_reopen()
+            if self.rng.random() < 0.7:
+                await self.do_resume()
+
     async def do_leave_tool(self) -> None:
         """Stop a run while its tools run."""
         await self._send("Please call alpha and call beta.", leave=ToolStarted)
-
-    async def do_edit(self) -> None:
-        """Replace a user message."""
-        users = [block for block in self.conversation.turn.blocks if isinstance(block, UserBlock)]
-        if users:
-            await self.conversation.edit(self.rng.choice(users).id, f"Edited {self.rng.random()}")
-
-    async def do_undo(self) -> None:
-        """Undo the last exchange."""
-        await self.conversation.undo()
 
     async def do_fork(self) -> None:
         """Fork from a node."""
@@ -217,10 +204,6 @@ class RecordFuzzer:
         forked = await self.conversation.fork(at)
         self.conversations.append(forked)
 
-    async def do_switch(self) -> None:
-        """Switch to another conversation."""
-        self.rng.shuffle(self.conversations)
-
     async def do_reopen(self) -> None:
         """Open the conversation with another store object and engine, as another process would."""
         limited = self.rng.random() < 0.3
@@ -228,7 +211,7 @@ class RecordFuzzer:
         self.models[self.conversation.id] = "" if self.is_late else model
         self.conversations[-1] = await Conversation.open(
             engine,
-            store=await self._open_store(),
+            store=await self._open_store(self.servers[0]),
             id=self.conversation.id,
             tools=[alpha, beta],
             middleware=[self.views.trace],
@@ -256,9 +239,14 @@ class RecordFuzzer:
             server.purge()
 
 
-ACTIONS = tuple(name.removeprefix("do_") for name in vars(RecordFuzzer) if name.startswith("do_"))
+ACTIONS = list_actions(RecordFuzzer)
 WEIGHTS = [
-    10 if name == "send" else 3 if name in ("disturb", "edit", "reopen") else 1 for name in ACTIONS
+    10
+    if name == "send"
+    else 3
+    if name in ("background", "disturb", "edit", "reopen", "resume")
+    else 1
+    for name in ACTIONS
 ]
 
 

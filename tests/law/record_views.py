@@ -5,9 +5,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import unescape
 from typing import Any, Self
 
 import httpx2
+from click import unstyle
 from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -17,6 +19,7 @@ from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.cli.tree import load_tree, render_tree
 from kedge.engines import Reply
+from kedge.engines.transport import encode_body
 from kedge.errors import EngineError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, RequestSent
@@ -24,12 +27,13 @@ from kedge.middleware import trace
 from kedge.observe import otel, snapshot
 from kedge.observe.logs import get_fields
 from kedge.planning import RequestPlan
+from kedge.planning.explain import describe_full_send
 from kedge.planning.fallback import is_fallback_reason
 from kedge.server.request_log import RecordedRequest
 from kedge.store import RequestRecord, Store
 from kedge.store.summaries import load_exchanges
 from kedge.testing import TestServer
-from kedge.text.display import format_size
+from kedge.text.display import HEALING_TEXTS, format_size, pluralize, shorten_id
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService
@@ -63,6 +67,8 @@ class RecordStats:
     chained: int = 0
     healed: int = 0
     failed: int = 0
+    background: int = 0
+    """The number of answers that were fetched in another run than the one that sent the request."""
     plans: int = 0
     """The number of dry runs that were compared with a request."""
     differences: int = 0
@@ -106,6 +112,8 @@ class RequestViews:
         self._positions = [0] * len(servers)
         self._metrics: Mapping[str, Any] = {}
         self._known: set[int] = set()
+        self._running: dict[str, RecordedRequest] = {}
+        """The request of each response that is generated in the background."""
         self._history: list[str] = []
 
     def __enter__(self) -> Self:
@@ -136,18 +144,29 @@ class RequestViews:
         self._known |= {each.node for each in rows}
         self.stats.requests += len(wire)
         self.stats.failed += result.error is not None
-        records = [_describe_row(each) for each in rows]
+        fetched = [each for each in rows if each.provider_response_id in self._running]
+        sent = [each for each in rows if each not in fetched]
+        records = [_describe_row(each) for each in sent]
         self._compare_lists("wire", [_describe_wire(each) for each in wire], records)
         self._compare_lists("events", _list_sent(result.events), records)
-        self._compare_lists("spans", self._list_spans(), records)
-        self._compare_lists("log", self._list_logged(), records)
-        for raw, each in zip(wire, rows, strict=False):
+        self._compare_lists("spans", self._list_spans(otel.CHAT), records)
+        answers = [_describe_answer(each) for each in fetched if each.status != "running"]
+        spans = [each for each in self._list_spans(otel.FETCH_RESPONSE) if not each["is_error"]]
+        self._compare_lists("spans of answers", [_pick(each, answers) for each in spans], answers)
+        ended = [_describe_row(each) for each in rows if each.status != "running"]
+        self._compare_lists("log", self._list_logged(), ended)
+        for raw, each in zip(wire, sent, strict=False):
             await self._compare_bodies(raw, each)
+        for each in fetched:
+            await self._compare_bodies(self._running[each.provider_response_id], each)
+        pairs = zip(wire, sent, strict=False)
+        self._running |= {b.provider_response_id: a for a, b in pairs if b.status == "running"}
+        self.stats.background += len(fetched)
         self.stats.chained += sum(bool(each["anchor"]) for each in records)
         self.stats.healed += sum(bool(each["healed"]) for each in records)
         self._compare_reply(result, rows)
         self._compare_plan(result, records)
-        self._compare_metrics(rows)
+        self._compare_metrics(sent, rows)
         await self._compare_commands(result, rows)
         await self._compare_api(row.id, rows)
 
@@ -160,8 +179,9 @@ class RequestViews:
             if is_create_request(request)
         ]
 
-    def _list_spans(self) -> list[Facts]:
-        spans = [each for each in self._spans.get_finished_spans() if each.name.startswith("chat")]
+    def _list_spans(self, operation: str) -> list[Facts]:
+        finished = self._spans.get_finished_spans()
+        spans = [each for each in finished if each.name.startswith(operation)]
         spans.sort(key=lambda each: each.start_time or 0)
         found: list[Facts] = []
         for span in spans:
@@ -204,8 +224,9 @@ class RequestViews:
     async def _compare_bodies(self, raw: RecordedRequest, row: RequestRecord) -> None:
         """Compare the stored bodies of a request with those on the wire, and the usage with the reply."""
         exchanges = await load_exchanges(self.store, row.node)
-        if raw.raw not in [each.request for each in exchanges]:
-            self._report("stored body", [len(each.request) for each in exchanges], len(raw.raw))
+        content = encode_like_engine(raw)
+        if content not in [each.request for each in exchanges]:
+            self._report("stored body", [each.request for each in exchanges], content)
         for each in exchanges[-1:]:
             usage = _find_usage(each.reply)
             if usage is not None and row.status in ("completed", "lost"):
@@ -255,11 +276,13 @@ class RequestViews:
             facts = {name: result.inspection[name] for name in PLAN_FACTS}
             self._compare("inspect", facts, records[0])
 
-    def _compare_metrics(self, rows: Sequence[RequestRecord]) -> None:
-        """Compare the growth of the counters with the sums over the records."""
+    def _compare_metrics(
+        self, sent: Sequence[RequestRecord], rows: Sequence[RequestRecord]
+    ) -> None:
+        """Compare the growth of the counters with the sums over the records: sent ones, and all for the tokens."""
         grown = _subtract(snapshot(), self._metrics)
         sums: Counter[tuple[str, str]] = Counter()
-        for row in rows:
+        for row in sent:
             kind = "chained" if row.anchor else "stateless"
             sums[f"responses_{kind}_requests_total", ""] += 1
             if is_fallback_reason(row.reason):
@@ -269,6 +292,7 @@ class RequestViews:
             sums["responses_bytes_sent_total", ""] += row.sent_bytes
             sums["responses_bytes_full_total", ""] += row.full_bytes
             sums["responses_delta_blocks_count", ""] += row.sent_blocks
+        for row in rows:
             for kind, tokens in (
                 ("input", row.input_tokens),
                 ("cached", row.cached_tokens),
@@ -295,12 +319,14 @@ class RequestViews:
         tree = await load_tree(self.store, row)
         now = self.store.clock()
         nodes = {each["node"]: each for each in tree.to_json(now)["nodes"]}
-        lines = "\n".join(render_tree(tree, now))
+        lines = [unstyle(line) for line in render_tree(tree, now)]
         for each in rows:
             record = _describe_row(each)
             self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
-            if f"{format_size(each.sent_bytes)} sent" not in lines:
-                self._report("tree", lines, format_size(each.sent_bytes))
+            (line,) = (
+                line for line in lines if f" {each.node} {nodes[each.node]['kind']} " in line
+            )
+            self._compare_texts("tree", line, _list_tree_texts(each))
         found = await analyze(self.store)
         all_rows = await self.store.responses()
         sums = {
@@ -339,8 +365,13 @@ class RequestViews:
                     plan = await page.get(f"/api/conversations/{name}/plans/{row.node}")
                     self._compare("API plan", _describe_plan_shape(plan.json()), record)
                     html = (await page.get(f"/conversations/{name}/plans/{row.node}")).text
-                    if format_size(row.sent_bytes) not in html:
-                        self._report("card", html, format_size(row.sent_bytes))
+                    self._compare_texts("card", unescape(html), _list_card_texts(row))
+
+    def _compare_texts(self, place: str, text: str, expected: Mapping[str, bool]) -> None:
+        """Compare a text with the texts that it must contain, or must not contain."""
+        for part, is_there in expected.items():
+            if (part in text) is not is_there:
+                self._report(place, text, f"{'with' if is_there else 'without'} {part!r}")
 
 
 class _LogCollector(logging.Handler):
@@ -373,9 +404,53 @@ def _describe_row(row: RequestRecord) -> Facts:
     }
 
 
+def _describe_answer(row: RequestRecord) -> Facts:
+    return {name: getattr(row, name) for name in TOKENS} | {"response_id": row.provider_response_id}
+
+
+def _pick(found: Facts, like: Sequence[Facts]) -> Facts:
+    """Return the members of the facts that these others have."""
+    return {name: found[name] for name in (like[0] if like else ())}
+
+
+def _list_tree_texts(row: RequestRecord) -> dict[str, bool]:
+    """Return what the line of a request in ``kedge tree`` must contain, or must not contain."""
+    is_full = is_fallback_reason(row.reason) and not row.healed
+    texts = {
+        f"{format_size(row.sent_bytes)} sent": True,
+        f"[sent in full: {row.reason}]": is_full,
+        "[sent in full": is_full,
+        shorten_id(row.provider_response_id): True,
+    }
+    return texts | ({f"[{HEALING_TEXTS[row.healed]}]": True} if row.healed else {})
+
+
+def _list_card_texts(row: RequestRecord) -> dict[str, bool]:
+    """Return what the card of a request must contain, or must not contain."""
+    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
+    reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
+    return {
+        f"Chained on {row.anchor}: sent {sent}.": bool(row.anchor),
+        f"Sent in full ({sent}): {reason}.": not row.anchor,
+        f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}": True,
+        **{each.response_id: True for each in row.rejected},
+    }
+
+
+def encode_like_engine(request: RecordedRequest) -> bytes:
+    """Return the bytes of a request; an SDK, and the server for a WebSocket, encode the same JSON differently."""
+    if request.transport == "websocket":
+        own = {
+            name: value for name, value in request.body.items() if name not in ("type", "stream")
+        }
+        return encode_body(own)
+    is_sdk = "openai/python" in request.headers.get("user-agent", "").lower()
+    return encode_body(request.body) if is_sdk else request.raw
+
+
 def _describe_wire(request: RecordedRequest) -> Facts:
     body = request.body if isinstance(request.body, dict) else {}
-    facts: Facts = {"sent_bytes": len(request.raw)}
+    facts: Facts = {"sent_bytes": len(encode_like_engine(request))}
     if request.path == "/v1/responses":
         if not body.get("conversation"):
             facts["anchor"] = body.get("previous_response_id", "")
@@ -390,12 +465,12 @@ def _list_sent(events: Sequence[Event]) -> list[Facts]:
     for event in events:
         match event:
             case RequestPlanned():
-                plan = _describe_plan(event.plan)
+                plan = {} if event.running else _describe_plan(event.plan)
             case RequestSent():
                 found.append(
                     {**plan, "sent_bytes": event.body_bytes, "full_bytes": event.full_bytes}
                 )
-            case AnswerFinished(outcome):
+            case AnswerFinished(outcome) if plan:
                 usage = outcome.usage
                 tokens = {name: getattr(usage, name) if usage else None for name in TOKENS}
                 found[-1] |= {**tokens, "response_id": outcome.response_id, "model": outcome.model}
@@ -436,9 +511,7 @@ def _read_usage(row: RequestRecord) -> Usage:
 
 def _find_usage(reply: bytes) -> Facts | None:
     """Return the token counts in the bytes of a reply, which are JSON or a stream."""
-    texts = [reply]
-    if not reply.startswith(b"{"):
-        texts = [line[5:].strip() for line in reply.splitlines() if line.startswith(b"data:")]
+    texts = [line.removeprefix(b"data:").strip() for line in reply.splitlines()]
     for text in reversed(texts):
         if b'"usage"' not in text:
             continue
@@ -446,10 +519,14 @@ def _find_usage(reply: bytes) -> Facts | None:
         usage = (found.get("response") or found).get("usage")
         if usage:
             details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+            # Anthropic counts cached tokens apart from the others.
+            read = usage.get("cache_read_input_tokens") or 0
+            written = usage.get("cache_creation_input_tokens") or 0
+            counted = usage.get("input_tokens", usage.get("prompt_tokens")) or 0
             return {
-                "input_tokens": usage.get("input_tokens", usage.get("prompt_tokens")),
+                "input_tokens": counted + read + written,
                 "output_tokens": usage.get("output_tokens", usage.get("completion_tokens")),
-                "cached_tokens": details.get("cached_tokens", 0),
+                "cached_tokens": details.get("cached_tokens", read),
             }
     return None
 

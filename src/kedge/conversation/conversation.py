@@ -806,10 +806,17 @@ class Conversation(LazyConversation):
         self, node: int | None, restart: bool, schema: OutputSchema[Any] | None
     ) -> TurnTask | Reply[Any]:
         await self._open()
-        point = await find_resume_point(self.store, self.row, node)
         if restart and node is not None:
             point = ResumePoint(await self.store.node(self.row, node), done=False)
-        return await self._resume_at(point, "", schema)
+            return await self._resume_at(point, "", schema)
+        point, task = await find_resume_point(self.store, self.row, node), None
+        while task is None:
+            task = await self._resume_at(point, "", schema)
+            if not point.done:
+                # An answer that another process stored meanwhile would be requested and paid for again.
+                newest = await find_resume_point(self.store, self.row, node)
+                point, task = newest, task if newest == point else None
+        return task
 
     async def _resume_at(
         self, point: ResumePoint, key: str, schema: OutputSchema[Any] | None

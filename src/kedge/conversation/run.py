@@ -246,10 +246,13 @@ class ConversationRun:
                     await run_to_end(self._save_answer())
         if isinstance(event, RequestPlanned):
             self.partial_text = []
-            record = self.log.running
-            self.running_node = record.node if event.running and record else 0
+            self.running_node = self._find_running_node() if event.running else 0
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
             self.partial_text.append(event.delta)
+
+    def _find_running_node(self) -> int:
+        """Return the node with the row that an answer replaces; one without it if another process replaced it."""
+        return self.log.running.node if self.log.running else self.checkpoint.node.id
 
     def _is_new_in_background(self, event: ResponseStarted) -> bool:
         """Return whether a response is generated in the background, and its id is not stored yet."""
@@ -376,6 +379,9 @@ class ConversationRun:
             await self._save_answer()
             row = self.log.take()
             if row and row.status == "running":
+                if self.recorder.exchanges:  # they are known only at the end of the stream
+                    self.pending_answer = self.checkpoint.turn, row
+                    await self._save_answer()
                 return
             if self.question_saved and (row or find_problems(self.checkpoint.turn)):
                 await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)

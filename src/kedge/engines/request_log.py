@@ -64,7 +64,7 @@ class RequestLog:
         self.clock: Callable[[], float] = time.time
         self.price: CostFunction | None = None
         self.plans: list[RequestPlan] = []
-        """The plan of every request, in order."""
+        """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
         self.ids: Mapping[str, str] = {}
@@ -83,9 +83,11 @@ class RequestLog:
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
         match event:
-            case RequestPlanned(plan, running):
+            case RequestPlanned(plan, ""):
                 self.plans.append(plan)
-                self._open = self._continue(plan, running) if running else self._start(plan)
+                self._open = self._start(plan)
+            case RequestPlanned(plan, running):
+                self._open = self._continue(plan, running)
             case TurnEdited("repair", diff):
                 self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
             case RequestSent() if self._open:
