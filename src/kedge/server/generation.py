@@ -252,7 +252,7 @@ class Generation(ABC):
 
     @property
     def _has_reader(self) -> bool:
-        """Whether there is somebody to read the end of the stream."""
+        """Whether a client reads the end of the stream."""
         return self.is_complete or not self.is_cancelled
 
     @property
