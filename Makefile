@@ -172,6 +172,7 @@ install-size: $(VENV)/.ready
 
 # Every library in an environment of its own; CPU figures need a quiet machine.
 bench-peers: $(VENV)/.ready $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.ready,$(wildcard benchmarks/peers/requirements/*.txt))
+	$(BIN)/python -m benchmarks.peers.programs $(PEERS) $(ONLY)
 	$(BIN)/python -m benchmarks.peers $(PEERS) $(ONLY)
 
 $(PEERS)/%/.ready: benchmarks/peers/requirements/%.txt pyproject.toml

@@ -162,7 +162,7 @@ async def conversation(request: Request) -> Response:
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
-    recent = await service.find(ListQuery(limit=MAX_RECENT))
+    recent = await service.find(ListQuery.model_validate({"limit": MAX_RECENT}))
     return await render_page(
         request, "conversation.html", here="conversations", view=view, recent=recent.rows
     )

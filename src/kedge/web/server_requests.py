@@ -91,8 +91,8 @@ def read_message(request: ProxiedRequest) -> str:
     items = _read_input(cast("dict[str, Any]", body)) if isinstance(body, dict) else None
     if not isinstance(items, list):
         return summarize_text(extract_text(items))
-    messages = [each for each in cast("list[Any]", items) if isinstance(each, dict)]
-    return summarize_text(last_user_text(cast("list[dict[str, Any]]", messages)))
+    objects = [each for each in cast("list[dict[str, Any]]", items) if type(each) is dict]
+    return summarize_text(last_user_text(objects))
 
 
 def _read_anchor(body: dict[str, Any]) -> str:
