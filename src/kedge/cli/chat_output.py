@@ -5,22 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from msgspec import structs
 
 from kedge.cli.base import echo, echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
+from kedge.events.request_record import RequestRecord
 from kedge.events.run import (
     FellBack,
     Healed,
     OutputRejected,
-    RequestPlanned,
-    RequestSent,
     ServerForgot,
     ToolFinished,
 )
-from kedge.planning import RequestPlan
 from kedge.planning.fallback import name_send
 from kedge.text.display import (
     HEALING_TEXTS,
@@ -158,39 +155,29 @@ def format_event(event: Event) -> str:
             return ""
 
 
-def add_request(requests: list[RequestPlan], event: Event) -> None:
-    """Add the plan of the request that an event reports, or its size."""
-    match event:
-        case RequestPlanned():
-            requests.append(event.plan)
-        case RequestSent() if requests:
-            requests[-1] = structs.replace(requests[-1], body_bytes=event.body_bytes)
-        case _:
-            pass
-
-
-def format_status(plans: Sequence[RequestPlan]) -> str:
+def format_status(records: Sequence[RequestRecord]) -> str:
     """Format how the last request was sent, its anchor, and the blocks and bytes sent compared with a full request."""
-    if not plans:
+    if not records:
         return "[nothing sent]"
-    last = plans[-1]
-    anchor = f" on {shorten_id(last.anchor_id)}" if last.anchor_id else ""
-    sent = sum(plan.delta_blocks for plan in plans)
-    full = sum(plan.full_blocks for plan in plans)
-    sent_bytes, full_bytes = map(sum, zip(*(plan.sizes for plan in plans), strict=True))
-    count = f", {len(plans)} requests" if len(plans) > 1 else ""
+    last = records[-1]
+    anchor = f" on {shorten_id(last.anchor)}" if last.anchor else ""
+    sent = sum(each.sent_blocks for each in records)
+    full = sum(each.full_blocks for each in records)
+    sent_bytes = sum(each.sent_bytes for each in records)
+    full_bytes = sum(each.full_bytes for each in records)
+    count = f", {len(records)} requests" if len(records) > 1 else ""
     blocks = f"sent {sent} of {pluralize(full, 'block')}"
     saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
     return f"[{name_send(last.reason)}{anchor}, {blocks}, {saved}{count}]"
 
 
-def reply_to_json(reply: Reply, requests: Sequence[RequestPlan]) -> dict[str, Any]:
+def reply_to_json(reply: Reply, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Return a turn as JSON values."""
-    from kedge.web.shapes import shape_plan, shape_reply
+    from kedge.web.shapes import shape_reply, shape_request
 
     return {
         **shape_reply(reply).model_dump(mode="json", exclude={"plan"}),
-        "requests": [shape_plan(each).model_dump(mode="json") for each in requests],
+        "requests": [shape_request(each).model_dump(mode="json") for each in records],
     }
 
 

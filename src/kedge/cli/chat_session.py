@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -23,7 +23,6 @@ from kedge.cli.base import echo, echo_note, wrap_text
 from kedge.cli.chat_input import attach_file, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
-    add_request,
     create_output,
     format_status,
     reply_to_json,
@@ -51,9 +50,6 @@ from kedge.providers.registry import list_configured_models
 from kedge.store import Store
 from kedge.text.display import pluralize, sanitize_text, shorten_id
 from kedge.turns import Part, UserBlock, user
-
-if TYPE_CHECKING:
-    from kedge.planning import RequestPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,16 +308,15 @@ class ChatSession:
         await self._show_turn(self.conversation.stream(message, **self.send_options))
 
     async def _show_turn(self, turn: ConversationStream[Any]) -> None:
-        requests: list[RequestPlan] = []
         async with turn as stream:
             async for event in stream:
-                add_request(requests, event)
                 self.output.show_event(event)
-        report = reply_to_json(stream.reply, requests)
+        records = () if stream.reply.stored else stream.reply.requests
+        report = reply_to_json(stream.reply, records)
         if "output" in self.send_options:
             report["output"] = stream.reply.output
         self.output.stop()
-        self.output.show_end(format_status(requests), report)
+        self.output.show_end(format_status(records), report)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")

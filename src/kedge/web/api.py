@@ -52,6 +52,7 @@ from kedge.web.shapes import (
     shape_overview,
     shape_plan,
     shape_reply,
+    shape_request,
 )
 from kedge.web.transcript import find_matches
 from kedge.web.workflows import (
@@ -284,19 +285,7 @@ async def plan_turn(call: ApiCall) -> BaseModel:
 async def read_plan(call: ApiCall) -> BaseModel:
     """Return the plan of a past request."""
     card = await call.service.load_plan_card(call.path_text("id"), call.path_int("node"))
-    row = card.row
-    return schemas.PlanShape(
-        mode=row.mode,
-        anchor=row.anchor,
-        reason=row.reason,
-        sent_blocks=row.sent_blocks,
-        full_blocks=row.full_blocks,
-        sent_bytes=row.sent_bytes,
-        full_bytes=row.full_bytes,
-        rejected=list(card.refused),
-        problems=[],
-        explanation="\n".join((card.headline, *card.notes)),
-    )
+    return shape_request(card.row)
 
 
 async def fork_conversation(call: ApiCall) -> BaseModel:

@@ -11,14 +11,9 @@ from difflib import SequenceMatcher
 
 from markupsafe import Markup, escape
 
-from kedge.events.request_record import RejectedCandidate
-from kedge.planning.explain import describe_full_send
 from kedge.planning.reusable_items import get_conversation_id
 from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import (
-    HEALING_TEXTS,
-    LOST_TEXTS,
-    capitalize,
     format_cost,
     format_duration,
     format_number,
@@ -28,7 +23,7 @@ from kedge.text.display import (
 )
 from kedge.turns import AssistantBlock, Block, SystemBlock, Turn, UserBlock, dump_block
 from kedge.turns.text_format import describe
-from kedge.web.schemas import RejectedShape
+from kedge.web.shapes import format_headline, iter_notes, shape_rejected
 from kedge.web.transcript import indent_json, render_messages, tool_names
 from kedge.web.views import BLOCK_LABELS, BlockMark, DiffRow, MessageView, PlanCard, RawExchange
 
@@ -177,15 +172,14 @@ def build_plan_card(
     changed: str = "",
 ) -> PlanCard:
     """Build the card of a past request for a Turn; ``changed`` names the block that broke the chain."""
-    reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
     return PlanCard(
         row,
         describe_request_size(row),
-        _format_headline(row, reason),
+        format_headline(row),
         changed,
         _build_strip(turn.body, row),
-        tuple(map(_to_rejected, row.rejected)),
-        tuple(_iter_notes(row)),
+        tuple(map(shape_rejected, row.rejected)),
+        tuple(iter_notes(row)),
         tuple(iter_facts(row)),
         tuple(
             RawExchange(format_body(each.request), format_body(each.reply), each.status)
@@ -204,29 +198,6 @@ def describe_request_size(row: RequestRecord) -> str:
         return f"Sent {sent}."
     rest = f"the other {row.saved_blocks:,}" if row.sent_blocks else f"all {row.saved_blocks:,}"
     return f"Sent {sent}; the server already had {rest}."
-
-
-def _format_headline(row: RequestRecord, reason: str) -> str:
-    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
-    if row.anchor:
-        return f"Chained on {row.anchor}: sent {sent}."
-    return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
-
-
-def _to_rejected(rejected: RejectedCandidate) -> RejectedShape:
-    text = rejected.words.removeprefix(f"{rejected.response_id}, because ")
-    return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
-
-
-def _iter_notes(row: RequestRecord) -> Iterable[str]:
-    if row.more_rejected:
-        yield f"Also rejected: {pluralize(row.more_rejected, 'more candidate')}."
-    if row.healed:
-        yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
-    if row.lost_reason:
-        yield f"Later requests cannot use it: {LOST_TEXTS.get(row.lost_reason, row.lost_reason)}."
-    if row.omitted:
-        yield f"Left out: {pluralize(len(row.omitted), 'block')} of reasoning or compaction."
 
 
 def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:

@@ -1,11 +1,14 @@
 """Convert conversations, nodes, requests and replies to their JSON form, for the API and for ``--json``."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from kedge.planning.explain import describe_rejection
+from kedge.events.request_record import RejectedCandidate
+from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.summaries import ConversationSummary
+from kedge.text.display import HEALING_TEXTS, LOST_TEXTS, capitalize, format_size, pluralize
 from kedge.web.schemas import (
     ConversationShape,
     NodeShape,
@@ -74,6 +77,49 @@ def shape_plan(plan: "RequestPlan") -> PlanShape:
         problems=[str(problem) for problem in plan.problems],
         explanation=plan.explain(),
     )
+
+
+def shape_request(row: RequestRecord) -> PlanShape:
+    """Return the form of the plan of a request that was sent."""
+    return PlanShape(
+        mode=row.mode,
+        anchor=row.anchor,
+        reason=row.reason,
+        sent_blocks=row.sent_blocks,
+        full_blocks=row.full_blocks,
+        sent_bytes=row.sent_bytes,
+        full_bytes=row.full_bytes,
+        rejected=[shape_rejected(each) for each in row.rejected],
+        problems=[],
+        explanation="\n".join((format_headline(row), *iter_notes(row))),
+    )
+
+
+def shape_rejected(rejected: RejectedCandidate) -> RejectedShape:
+    """Return the form of a response that could not be continued."""
+    text = rejected.words.removeprefix(f"{rejected.response_id}, because ")
+    return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
+
+
+def format_headline(row: RequestRecord) -> str:
+    """Return one sentence with the anchor and the size of a request, and why everything was sent."""
+    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
+    if row.anchor:
+        return f"Chained on {row.anchor}: sent {sent}."
+    reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
+    return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
+
+
+def iter_notes(row: RequestRecord) -> Iterable[str]:
+    """Yield further sentences about a request."""
+    if row.more_rejected:
+        yield f"Also rejected: {pluralize(row.more_rejected, 'more candidate')}."
+    if row.healed:
+        yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
+    if row.lost_reason:
+        yield f"Later requests cannot use it: {LOST_TEXTS.get(row.lost_reason, row.lost_reason)}."
+    if row.omitted:
+        yield f"Left out: {pluralize(len(row.omitted), 'block')} of reasoning or compaction."
 
 
 def shape_reply(reply: "Reply") -> TurnShape:
