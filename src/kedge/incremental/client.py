@@ -86,7 +86,7 @@ def chain(
         raise
     chainer.opened = opened
     if previous is not None:
-        chainer.continue_report(previous)
+        chainer.report, chainer.report.on_request = previous.report, on_request
     unchain(client)
     _replace_transports(http_client, lambda each: ChainedTransport(each, chainer, library))
     return client
@@ -128,7 +128,7 @@ def chain_report(client: object) -> ChainReport:
     chainer = _find_chainer(_get_http_client(client)[0])
     if chainer is None:
         raise TypeError("this client is not chained; call kedge.chain(client) first")
-    return chainer.report
+    return chainer.report.build()
 
 
 def _get_http_client(client: object) -> tuple[Any, Any]:

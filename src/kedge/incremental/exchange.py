@@ -25,7 +25,7 @@ from kedge.engines.response_limit import READABLE_CODINGS
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.observer import ResponseObserver
-from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
+from kedge.incremental.report import ChainedRequest, ReportBuilder
 from kedge.incremental.rewrite import (
     ParsedRequest,
     Rewritten,
@@ -114,16 +114,8 @@ class Chainer:
         self.opened: StoreIndex | None = None
         """The index, if it was opened for this chainer, and is closed with it."""
         self._hash_key = self.index.hash_key
-        self._report = ReportBuilder(on_request)
-
-    @property
-    def report(self) -> ChainReport:
-        """The report so far: what was sent, saved, healed and passed through."""
-        return self._report.build()
-
-    def continue_report(self, previous: "Chainer") -> None:
-        """Add to the report of another chainer, with the `on_request` of this one."""
-        previous._report.on_request, self._report = self._report.on_request, previous._report  # noqa: SLF001
+        self.report = ReportBuilder(on_request)
+        """What was sent, saved, healed and passed through."""
 
     def begin(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes, user: str = ""
@@ -230,10 +222,6 @@ class Chainer:
         """Write the evidence of a check to the index, if it changed."""
         for key, form in self.memory.take_changes(check):
             self.index.save_evidence(key, form)
-
-    def complete(self, request: ChainedRequest) -> None:
-        """Add a finished request to the report."""
-        self._report.add(request)
 
 
 @dataclass(slots=True)
@@ -425,7 +413,7 @@ class Exchange:
             healed=self.healed,
             is_lost=is_lost,
         )
-        self.chainer.complete(self.result)
+        self.chainer.report.add(self.result)
         if self.observer:
             self._record_failure(self.observer)
 
@@ -505,11 +493,9 @@ def limit_codings(accepted: str) -> str:
     A response that cannot be read is neither an anchor nor recognized as the rejection of one.
     """
     codings = [coding.strip() for coding in accepted.split(",")]
-    readable = [each for each in codings if _get_name(each) in READABLE_CODINGS]
+    names = [coding.partition(";")[0].strip().lower() for coding in codings]
+    pairs = zip(codings, names, strict=True)
+    readable = [coding for coding, name in pairs if name in READABLE_CODINGS]
     if len(readable) == len(codings):
         return accepted
     return ", ".join(readable) or ("identity" if accepted else "")
-
-
-def _get_name(coding: str) -> str:
-    return coding.partition(";")[0].strip().lower()

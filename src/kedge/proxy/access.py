@@ -5,14 +5,22 @@ header, ``x-kedge-token``, which is not forwarded. This is the token that the pr
 named token of a user from the proxy's store. The tokens of a request are estimated before, and read on the way.
 """
 
+import re
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kedge.errors import StreamTooLarge
+from kedge.events.fields import get_count
+from kedge.events.sse import SSEDecoder
+from kedge.incremental.rewrite import MAX_BODY_BYTES
+from kedge.observe import get_logger
 from kedge.server.access import (
+    DEFAULT_OUTPUT_TOKENS,
     LOOPBACK_NAMES,
     AccessPolicy,
     Credentials,
@@ -23,22 +31,11 @@ from kedge.server.access import (
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
+from kedge.text.json_text import decode
+from kedge.tokens import count_text
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
-
-
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
-
-from kedge.errors import StreamTooLarge
-from kedge.events.sse import SSEDecoder
-from kedge.incremental.rewrite import MAX_BODY_BYTES
-from kedge.observe import get_logger
-from kedge.server.access import DEFAULT_OUTPUT_TOKENS
-from kedge.text.json_text import decode
-from kedge.tokens import count_text
 
 log = get_logger("kedge.proxy")
 
@@ -83,9 +80,9 @@ def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     size = len(_ENCODED_DATA.sub(b"", data)) or length  # images and files are no text
     members = _get_members(_parse(data))
-    limits = [_read_count(members, name) for name in OUTPUT_LIMITS]
+    limits = [get_count(members, name) for name in OUTPUT_LIMITS]
     output = max(limits) or DEFAULT_OUTPUT_TOKENS
-    return Estimate(size // BYTES_PER_TOKEN, output * (_read_count(members, "n") or 1))
+    return Estimate(size // BYTES_PER_TOKEN, output * (get_count(members, "n") or 1))
 
 
 class UsageReader:
@@ -152,11 +149,12 @@ class UsageReader:
 
 def find_token_counts(value: Any) -> tuple[int, int]:
     """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
-    containers = [value, *(_get_object(value, name) for name in ("response", "message"))]
-    usages = [_get_object(container, "usage") for container in containers]
+    members = _get_members(value)
+    holders = (members, *(_get_members(members.get(name)) for name in ("response", "message")))
+    usages = [holder.get("usage") for holder in holders]
     return (
-        max(sum(_read_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
-        max(sum(_read_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
+        max(sum(get_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
+        max(sum(get_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
     )
 
 
@@ -196,15 +194,6 @@ def _iter_texts(value: Any) -> Iterator[str]:
 
 def _get_members(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
-def _get_object(value: Any, name: str) -> Mapping[str, Any]:
-    return _get_members(_get_members(value).get(name))
-
-
-def _read_count(usage: Mapping[str, Any], name: str) -> int:
-    count = usage.get(name)
-    return max(count, 0) if isinstance(count, int) else 0
 
 
 TOKEN_HEADER = "x-kedge-token"
