@@ -278,7 +278,7 @@ def test_inspect_prints_blocks_plan_and_savings() -> None:
     assert "→ 4" in output
     assert "Chained on resp_" in output
     assert "still bill" in output
-    last = f"{plan['last_request_bytes']:,} of {plan['last_full_bytes']:,} bytes"
+    last = f"{plan['last_sent_bytes']:,} of {plan['last_full_bytes']:,} bytes"
     assert f"The last request had {last}" in output
 
 

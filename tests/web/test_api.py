@@ -119,7 +119,7 @@ def test_edited_question_is_sent_on_a_new_branch(page: PageServer) -> None:
     path = f"/api/conversations/{name}/turns"
     turn = page.post(path, text="What is 20+3?", edit=turns[2]["id"])
     assert turn["text"] == "20+3 = 23."
-    reloaded = page.get(path)["blocks"]
+    reloaded = page.get(f"{path}/turns")["blocks"]
     texts = [block["parts"][0]["text"] for block in reloaded if block["kind"] == "user"]
     assert texts == ["Hello", "What is 20+3?"]
     rejected = page.client.post(path, json={"text": "x", "edit": reloaded[1]["id"]})
@@ -469,6 +469,22 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
         assert plan["sent_bytes"] == size
         assert plan["full_bytes"] == size + node["response"]["saved_bytes"]
         assert format_size(size) in html
+
+
+def test_chain_and_plan_say_the_same_about_rejected_candidates(page: PageServer) -> None:
+    """The chain, the plan of a past request and its card have the candidates with the same words."""
+    name = page.create_conversation("My name is Ada.")
+    path = f"/api/conversations/{name}"
+    first = page.get(f"{path}/turns")["blocks"][0]["id"]
+    page.client.post(f"{path}/edit", json={"block": first, "text": "My name is Bea."})
+    page.client.post(f"{path}/turns", json={"text": "Who am I?"})
+    node = page.get(f"{path}/chain")["nodes"][-1]
+    (rejected,) = node["response"]["rejected"]
+    assert page.get(f"{path}/plans/{node['node']}")["rejected"] == [rejected]
+    html = page.client.get(f"/conversations/{name}/plans/{node['node']}").text
+    _, _, words = rejected["words"].partition(", because ")
+    assert words in html
+    assert rejected["words"] not in html
 
 
 def test_bodies_are_not_stored_by_default(page: PageServer) -> None:

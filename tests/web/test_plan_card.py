@@ -80,7 +80,7 @@ async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Pat
     assert [reason for _, reason in expected] == ["untrusted"]
     assert [(each.response_id, each.reason) for each in row.rejected] == expected
     card = build_plan_card(row, before, [])
-    assert [(each.response_id, each.reason) for each in card.refused] == expected
+    assert [(each.response_id, each.reason) for each in card.row.rejected] == expected
     assert [mark.sent for mark in card.blocks] == [True, True, True]
 
 

@@ -96,7 +96,7 @@ class Inspection:
             "plan": {
                 **shape_plan(plan).model_dump(mode="json"),
                 "saved_tokens": self.saved_tokens,
-                "last_request_bytes": self.last.sent_bytes if self.last else None,
+                "last_sent_bytes": self.last.sent_bytes if self.last else None,
                 "last_full_bytes": self.last.full_bytes if self.last else None,
             },
         }

@@ -23,7 +23,7 @@ from kedge.text.display import (
 )
 from kedge.turns import AssistantBlock, Block, SystemBlock, Turn, UserBlock, dump_block
 from kedge.turns.text_format import describe
-from kedge.web.shapes import format_headline, iter_notes, shape_rejected
+from kedge.web.shapes import format_headline, iter_notes
 from kedge.web.transcript import indent_json, render_messages, tool_names
 from kedge.web.views import BLOCK_LABELS, BlockMark, DiffRow, MessageView, PlanCard, RawExchange
 
@@ -178,7 +178,6 @@ def build_plan_card(
         format_headline(row),
         changed,
         _build_strip(turn.body, row),
-        tuple(map(shape_rejected, row.rejected)),
         tuple(iter_notes(row)),
         tuple(iter_facts(row)),
         tuple(

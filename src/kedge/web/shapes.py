@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from kedge.events.request_record import RejectedCandidate
 from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.summaries import ConversationSummary
@@ -89,16 +88,10 @@ def shape_request(row: RequestRecord) -> PlanShape:
         full_blocks=row.full_blocks,
         sent_bytes=row.sent_bytes,
         full_bytes=row.full_bytes,
-        rejected=[shape_rejected(each) for each in row.rejected],
+        rejected=[RejectedShape.model_validate(each) for each in row.rejected],
         problems=[],
         explanation="\n".join((format_headline(row), *iter_notes(row))),
     )
-
-
-def shape_rejected(rejected: RejectedCandidate) -> RejectedShape:
-    """Return the form of a response that could not be continued."""
-    text = rejected.words.removeprefix(f"{rejected.response_id}, because ")
-    return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
 
 
 def format_headline(row: RequestRecord) -> str:

@@ -10,7 +10,6 @@ from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.summaries import ConversationSummary
 from kedge.store.tree import Layout, Totals
 from kedge.web.runs import TurnRun
-from kedge.web.schemas import RejectedShape
 from kedge.workflows import WorkflowExchange
 
 EMPTY_MARKUP = Markup("")
@@ -159,7 +158,6 @@ class PlanCard:
     changed: str = ""
     """The first changed block, if a change broke the chain."""
     blocks: tuple[BlockMark, ...] = ()
-    refused: tuple[RejectedShape, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     raw: tuple[RawExchange, ...] = ()
