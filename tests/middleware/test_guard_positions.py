@@ -368,7 +368,7 @@ async def test_stored_bodies_are_redacted() -> None:
     recorder.record_exchange(b"{}", f'{{"output": [{{"text": "{SECRET}"}}]}}'.encode(), 200)
     recorder.record_exchange(b"{}", b'data: {"delta": "sk-"}\n\ndata: {"delta": "4711"}\n\n', 200)
     recorder.record_exchange(b"{}", rb'["\ud800"]', 200)
-    assert [each.reply for each in recorder.exchanges] == [
+    assert [each.reply for each in recorder.recorded.exchanges] == [
         b'{"output": [{"text": "[redacted]"}]}',
         WITHHELD_BODY,
         rb'["\ud800"]',

@@ -244,9 +244,13 @@ def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> 
     for provider, model, key, created_at, *counts in rows:
         usage = Usage(*(int(each or 0) for each in counts))
         dollars = prices.cost(usage, provider, model, at=created_at)
-        cost = Cost(unpriced=1) if dollars is None else Cost(dollars, 1)
-        parts.append(GroupCost(provider, model, key, cost))
+        parts.append(GroupCost(provider, model, key, _to_cost(dollars, 1)))
     return parts
+
+
+def _to_cost(dollars: float | None, count: int) -> Cost:
+    """Return the cost of so many responses, whose price may be unknown."""
+    return Cost(unpriced=count) if dollars is None else Cost(dollars, count)
 
 
 def sum_group_costs(
@@ -276,8 +280,7 @@ def sum_group_costs(
             )
             at = group.day * SECONDS_PER_DAY
             dollars = prices.cost(usage, group.provider, group.model, at=at)
-            count = group.responses
-            cost = Cost(unpriced=count) if dollars is None else Cost(dollars, count)
+            cost = _to_cost(dollars, group.responses)
         parts.append(GroupCost(group.provider, group.model, 1, cost))
     for provider, model in sorted(tiered):
         condition = build_condition(tx, replace(selection, provider=provider, model=model))

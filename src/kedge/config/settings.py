@@ -79,7 +79,7 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The default for display."""
-        return self.default_label or format_value(self.default)
+        return self.default_label or format_value(self.default) or "none"
 
     @property
     def type(self) -> type[Scalar]:
@@ -143,7 +143,7 @@ _TABLE = (
         choices=("chained", "stateless", "conversation"),
         default_label="chained",
     ),
-    Setting("system", "", "Instructions for the model.", default_label="none"),
+    Setting("system", "", "Instructions for the model."),
     Setting(
         "store",
         "",
@@ -176,7 +176,6 @@ _TABLE = (
         "The token that clients must send. Required on any address but loopback.",
         secret="full",
         env_override="KEDGE_SERVER_TOKEN",
-        default_label="none",
     ),
     Setting("serve.retention_days", 30.0, "How many days responses are stored.", minimum=0.0001),
     Setting("serve.zero_data_retention", False, "Store nothing; chaining is rejected."),
@@ -190,7 +189,6 @@ _TABLE = (
         "serve.models",
         "",
         "A TOML file of several models by name, instead of one (docs/backends.md).",
-        default_label="none",
     ),
     Setting("serve.pace", 0.0, "Seconds between two words of a stream.", minimum=0, maximum=60),
     Setting(
@@ -209,7 +207,6 @@ _TABLE = (
         "serve.trusted_proxies",
         "",
         "Addresses of reverse proxies whose X-Forwarded-For header names the client.",
-        default_label="none",
     ),
     Setting(
         "proxy.upstream",
@@ -227,11 +224,7 @@ _TABLE = (
         default_label="proxy.db in the user's data folder",
     ),
     Setting(
-        "proxy.token",
-        "",
-        "What clients must send in the x-kedge-token header.",
-        secret="full",
-        default_label="none",
+        "proxy.token", "", "What clients must send in the x-kedge-token header.", secret="full"
     ),
     Setting(
         "proxy.trust",
@@ -247,13 +240,7 @@ _TABLE = (
     ),
     Setting("mcp.host", "127.0.0.1", "Address to listen on."),
     Setting("mcp.port", 8486, "Port to listen on; 0 for any.", minimum=0, maximum=65535),
-    Setting(
-        "mcp.token",
-        "",
-        "What clients must send as a bearer token.",
-        secret="full",
-        default_label="none",
-    ),
+    Setting("mcp.token", "", "What clients must send as a bearer token.", secret="full"),
 )
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _TABLE}
 """Every setting by its name."""

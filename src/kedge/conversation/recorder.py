@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.request_log import filter_json
 from kedge.events import Event
@@ -22,16 +24,14 @@ class RunRecorder:
 
     clock: Callable[[], float] = time.time
     filters: ContentFilters = field(default_factory=ContentFilters)
-    incidents: tuple[Incident, ...] = ()
-    tools: tuple[ToolRow, ...] = ()
-    exchanges: tuple[StoredExchange, ...] = ()
+    recorded: Telemetry = NO_TELEMETRY
     _scope: str = ""
 
     def record_exchange(self, request: bytes, reply: bytes, status: int | None) -> None:
         """Record the bodies of a request and its reply, after the guards of the stack."""
         if self.filters:
             request, reply = (_filter_body(body, self.filters) for body in (request, reply))
-        self.exchanges = (*self.exchanges, StoredExchange(request, reply, status, self.clock()))
+        self._add("exchanges", StoredExchange(request, reply, status, self.clock()))
 
     def record_event(self, event: Event) -> None:
         """Record an event."""
@@ -45,22 +45,23 @@ class RunRecorder:
             case ModeChanged():
                 self._record_incident("mode_changed", event.reason)
             case ToolFinished():
-                run = ToolRow(event.call.name, event.outcome, event.seconds, self.clock())
-                self.tools = (*self.tools, run)
+                row = ToolRow(event.call.name, event.outcome, event.seconds, self.clock())
+                self._add("tools", row)
             case _:
                 pass
 
     def drain_telemetry(self) -> Telemetry:
         """Return the data recorded since the last call."""
-        if not (self.incidents or self.tools or self.exchanges):
-            return NO_TELEMETRY
-        accounts = Telemetry(self.incidents, self.tools, self.exchanges)
-        self.incidents, self.tools, self.exchanges = (), (), ()
-        return accounts
+        recorded, self.recorded = self.recorded, NO_TELEMETRY
+        return recorded
 
     def _record_incident(self, kind: str, reason: str) -> None:
         incident = Incident(kind, reason, self._scope, self.clock())  # pyright: ignore[reportArgumentType]
-        self.incidents = (*self.incidents, incident)
+        self._add("incidents", incident)
+
+    def _add(self, kind: str, row: object) -> None:
+        rows = {kind: (*getattr(self.recorded, kind), row)}
+        self.recorded = replace(self.recorded, **rows)
 
 
 def _filter_body(body: bytes, filters: ContentFilters) -> bytes:

@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path, PurePath
@@ -134,11 +134,43 @@ class StdioAddress:
         found = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
         return to_prefix(found.removesuffix(".py"))
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self, notes: ConnectionNotes, call_timeout: float | None
-    ) -> AbstractAsyncContextManager[TransportStreams]:
-        """Start the process and return its streams."""
-        return open_stdio(self, notes)
+    ) -> AsyncGenerator[TransportStreams]:
+        """Run a command and exchange messages with it; the process is ended on exit from the context.
+
+        Raises:
+            OSError: The command cannot be started.
+        """
+        process = await anyio.open_process(
+            list(self.command),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=build_environment(self.env),
+            cwd=self.cwd,
+            start_new_session=True,
+        )
+        # No await before the task group is entered: a cancellation in between would leave the process running.
+        received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+        async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
+            group.start_soon(_read_messages, process, received, notes)
+            group.start_soon(_read_errors, process, notes)
+            group.start_soon(_write_messages, process, to_send)
+            try:
+                yield incoming, outgoing
+            finally:
+                notes.stopping = True
+                incoming.close()
+                with anyio.CancelScope(shield=True):
+                    await stop_process(process)
+                    await _wait_until(lambda: notes.stderr_ended)
+                    _close_transport(process)
+                if notes.ended:
+                    notes.exit_code = process.returncode
+                group.cancel_scope.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +191,38 @@ class HttpAddress:
         """The host name."""
         return to_prefix(urlsplit(self.url).hostname or "")
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self, notes: ConnectionNotes, call_timeout: float | None
-    ) -> AbstractAsyncContextManager[TransportStreams]:
-        """Open a client and return its streams; no limit of the client is shorter than that of a call."""
-        return open_http(self, notes, call_timeout)
+    ) -> AsyncGenerator[TransportStreams]:
+        """Open a client whose responses are bounded; no limit of the client is shorter than that of a call."""
+
+        async def check_response(response: httpx2.Response) -> None:
+            _note_rejection(response, notes)
+            _limit_response(response)
+
+        headers = {**self.headers, "accept-encoding": "identity"}
+        # A server may be silent until it has the result of a call.
+        read_timeout = (
+            None if call_timeout is None else max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
+        )
+        limits = httpx2.Timeout(CONNECT_SECONDS, read=read_timeout)
+        hooks: dict[str, list[Callable[..., Any]]] = {"response": [check_response]}
+        received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks) as client,
+            streamable_http_client(
+                self.url, http_client=client, max_sse_event_size=resolve_limit()
+            ) as (source, outgoing),
+            anyio.create_task_group() as group,
+            incoming,
+        ):
+            group.start_soon(_forward_messages, source, received, notes)
+            try:
+                yield incoming, outgoing
+            finally:
+                notes.stopping = True
+                group.cancel_scope.cancel()
 
 
 ServerAddress = StdioAddress | HttpAddress
@@ -217,45 +276,6 @@ def build_environment(added: Mapping[str, str]) -> dict[str, str]:
     """
     language = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     return {**get_default_environment(), **language, **added}
-
-
-@asynccontextmanager
-async def open_stdio(
-    address: StdioAddress, notes: ConnectionNotes
-) -> AsyncGenerator[TransportStreams]:
-    """Run a command and exchange messages with it; the process is ended on exit from the context.
-
-    Raises:
-        OSError: The command cannot be started.
-    """
-    process = await anyio.open_process(
-        list(address.command),
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=build_environment(address.env),
-        cwd=address.cwd,
-        start_new_session=True,
-    )
-    # No await before the task group is entered: a cancellation in between would leave the process running.
-    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
-    async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
-        group.start_soon(_read_messages, process, received, notes)
-        group.start_soon(_read_errors, process, notes)
-        group.start_soon(_write_messages, process, to_send)
-        try:
-            yield incoming, outgoing
-        finally:
-            notes.stopping = True
-            incoming.close()
-            with anyio.CancelScope(shield=True):
-                await stop_process(process)
-                await _wait_until(lambda: notes.stderr_ended)
-                _close_transport(process)
-            if notes.ended:
-                notes.exit_code = process.returncode
-            group.cancel_scope.cancel()
 
 
 async def _read_messages(
@@ -389,40 +409,6 @@ def _signal_group(process: Process, number: int) -> bool:
     except PermissionError:  # a member runs as another user, or is a zombie on macOS
         return process.returncode is None
     return True
-
-
-@asynccontextmanager
-async def open_http(
-    address: HttpAddress, notes: ConnectionNotes, call_timeout: float | None
-) -> AsyncGenerator[TransportStreams]:
-    """Open a client for streamable HTTP whose responses are bounded."""
-
-    async def check_response(response: httpx2.Response) -> None:
-        _note_rejection(response, notes)
-        _limit_response(response)
-
-    headers = {**address.headers, "accept-encoding": "identity"}
-    # A server may be silent until it has the result of a call.
-    read_timeout = (
-        None if call_timeout is None else max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
-    )
-    limits = httpx2.Timeout(CONNECT_SECONDS, read=read_timeout)
-    hooks: dict[str, list[Callable[..., Any]]] = {"response": [check_response]}
-    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks) as client,
-        streamable_http_client(
-            address.url, http_client=client, max_sse_event_size=resolve_limit()
-        ) as (source, outgoing),
-        anyio.create_task_group() as group,
-        incoming,
-    ):
-        group.start_soon(_forward_messages, source, received, notes)
-        try:
-            yield incoming, outgoing
-        finally:
-            notes.stopping = True
-            group.cancel_scope.cancel()
 
 
 async def _forward_messages(

@@ -30,13 +30,19 @@ _COUNTS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 500, 1000)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The declaration of a metric: name, kind, help text, label names, and buckets of a histogram."""
+    """The declaration of a metric: name, help text, label names, and buckets of a histogram."""
 
     name: str
-    kind: Literal["counter", "histogram", "gauge"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> Literal["counter", "histogram", "gauge"]:
+        """A metric with buckets is a histogram; of the others, those whose names end with ``_total`` are counters."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 @dataclass(slots=True)
@@ -53,126 +59,85 @@ class Sample:
 
 
 _TABLE = (
-    Metric("responses_chained_requests_total", "counter", "Requests sent on an anchor"),
-    Metric("responses_stateless_requests_total", "counter", "Requests that sent everything"),
+    Metric("responses_chained_requests_total", "Requests sent on an anchor"),
+    Metric("responses_stateless_requests_total", "Requests that sent everything"),
     Metric(
         "responses_fallback_total",
-        "counter",
         "Requests that sent everything although there were candidates",
         ("reason",),
     ),
-    Metric(
-        "responses_delta_blocks_count",
-        "histogram",
-        "Blocks sent with a request",
-        buckets=_COUNTS,
-    ),
+    Metric("responses_delta_blocks_count", "Blocks sent with a request", buckets=_COUNTS),
     Metric(
         "responses_anchor_detection_duration_seconds",
-        "histogram",
         "Seconds spent on planning a request",
         buckets=_PLAN_SECONDS,
     ),
     Metric(
-        "responses_chain_depth",
-        "histogram",
-        "Responses in the chain that a request is sent on",
-        buckets=_COUNTS,
+        "responses_chain_depth", "Responses in the chain that a request is sent on", buckets=_COUNTS
     ),
+    Metric("responses_chained_mode_enabled", "1 while chaining is on, 0 when switched off"),
+    Metric("responses_healed_total", "Requests resent after a rejection", ("reason",)),
     Metric(
-        "responses_chained_mode_enabled", "gauge", "1 while chaining is on, 0 when switched off"
+        "responses_rejected_total", "Requests that a server rejected or failed to answer", ("code",)
     ),
-    Metric("responses_healed_total", "counter", "Requests resent after a rejection", ("reason",)),
+    Metric("responses_forgotten_total", "Answers generated without the requested context"),
     Metric(
-        "responses_rejected_total",
-        "counter",
-        "Requests that a server rejected or failed to answer",
-        ("code",),
-    ),
-    Metric(
-        "responses_forgotten_total", "counter", "Answers generated without the requested context"
-    ),
-    Metric(
-        "responses_mode_changed_total",
-        "counter",
-        "Requests sent in another mode than requested",
-        ("reason",),
+        "responses_mode_changed_total", "Requests sent in another mode than requested", ("reason",)
     ),
     Metric(
         "responses_passed_through_total",
-        "counter",
         "Requests of chained clients and proxies that were sent as written",
         ("reason",),
     ),
-    Metric("responses_without_id_total", "counter", "Responses without an id"),
-    Metric("responses_bytes_sent_total", "counter", "Bytes of request bodies"),
-    Metric(
-        "responses_bytes_full_total",
-        "counter",
-        "Estimated bytes of request bodies without chaining",
-    ),
+    Metric("responses_without_id_total", "Responses without an id"),
+    Metric("responses_bytes_sent_total", "Bytes of request bodies"),
+    Metric("responses_bytes_full_total", "Estimated bytes of request bodies without chaining"),
     Metric(
         "responses_first_output_seconds",
-        "histogram",
         "Seconds from a plan to the first visible output",
         buckets=_SECONDS,
     ),
     Metric(
         "responses_duration_seconds",
-        "histogram",
         "Seconds from a plan to the end of the answer",
         buckets=_SECONDS,
     ),
-    Metric(
-        "tool_call_ids_total", "counter", "Tool calls, by how their id was determined", ("outcome",)
-    ),
+    Metric("tool_call_ids_total", "Tool calls, by how their id was determined", ("outcome",)),
     Metric(
         "tool_call_names_inferred_total",
-        "counter",
         "Tool calls without a name, which was inferred from their arguments",
     ),
     Metric(
         "tool_results_total",
-        "counter",
         "Tool results sent, by how they were matched to their calls",
         ("outcome",),
     ),
-    Metric("tool_runs_total", "counter", "Tool runs, by outcome", ("outcome",)),
-    Metric("tool_duration_seconds", "histogram", "Seconds that a tool ran", buckets=_SECONDS),
-    Metric("outputs_total", "counter", "Typed answers, by outcome", ("outcome",)),
-    Metric("compactions_total", "counter", "Compactions, by compactor", ("by", "outcome")),
-    Metric("compaction_blocks_removed_total", "counter", "Blocks that compaction removed"),
-    Metric("compaction_tokens_saved_total", "counter", "Tokens that compaction saved"),
-    Metric("states_discarded_total", "counter", "Chat states that were discarded", ("reason",)),
+    Metric("tool_runs_total", "Tool runs, by outcome", ("outcome",)),
+    Metric("tool_duration_seconds", "Seconds that a tool ran", buckets=_SECONDS),
+    Metric("outputs_total", "Typed answers, by outcome", ("outcome",)),
+    Metric("compactions_total", "Compactions, by compactor", ("by", "outcome")),
+    Metric("compaction_blocks_removed_total", "Blocks that compaction removed"),
+    Metric("compaction_tokens_saved_total", "Tokens that compaction saved"),
+    Metric("states_discarded_total", "Chat states that were discarded", ("reason",)),
     Metric(
         "prompt_cache_hints_total",
-        "counter",
         "Requests that changed something which prevents prompt caching",
         ("hint",),
     ),
-    Metric("tokens_total", "counter", "Tokens reported by servers", ("kind",)),
+    Metric("tokens_total", "Tokens reported by servers", ("kind",)),
     Metric(
-        "store_duration_seconds",
-        "histogram",
-        "Seconds of a store operation",
-        ("operation",),
-        _SHORT_SECONDS,
+        "store_duration_seconds", "Seconds of a store operation", ("operation",), _SHORT_SECONDS
     ),
     Metric(
-        "server_requests_total",
-        "counter",
-        "Requests to this server, by route and status",
-        ("route", "status"),
+        "server_requests_total", "Requests to this server, by route and status", ("route", "status")
     ),
     Metric(
         "server_responses_total",
-        "counter",
         "Responses generated by this server, by the kind of context they continue",
         ("memory", "status"),
     ),
     Metric(
         "server_request_duration_seconds",
-        "histogram",
         "Seconds to answer a request to this server",
         ("route",),
         _SECONDS,

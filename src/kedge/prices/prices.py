@@ -209,23 +209,6 @@ class Prices:
         price = self.find_at(usage, provider, model, at)
         return None if price is None else price.cost(usage)
 
-    def cache_savings(
-        self, usage: Usage, provider: str, model: str, *, at: float | None = None
-    ) -> float | None:
-        """Return how much the provider's prompt cache saved, less what writing to it cost.
-
-        Args:
-            usage: The tokens of a response.
-            provider: The name of the provider.
-            model: The name of the model.
-            at: The time of the response; now by default.
-
-        Returns:
-            Dollars, which are negative if writing cost more; None if the price is unknown.
-        """
-        price = self.find_at(usage, provider, model, at)
-        return None if price is None else price.cache_savings(usage)
-
     def find_at(self, usage: Usage, provider: str, model: str, at: float | None) -> Price | None:
         """Return the price of a response at a time; now by default."""
         day = None if at is None else datetime.fromtimestamp(at, UTC).date()
@@ -277,8 +260,19 @@ def cost(usage: Usage, provider: str, model: str, *, at: float | None = None) ->
 def cache_savings(
     usage: Usage, provider: str, model: str, *, at: float | None = None
 ) -> float | None:
-    """Return what prompt caching saved by the current prices; see `Prices.cache_savings`."""
-    return current_prices().cache_savings(usage, provider, model, at=at)
+    """Return how much the provider's prompt cache saved by the current prices, less what writing to it cost.
+
+    Args:
+        usage: The tokens of a response.
+        provider: The name of the provider.
+        model: The name of the model.
+        at: The time of the response; now by default.
+
+    Returns:
+        Dollars, which are negative if writing cost more; None if the price is unknown.
+    """
+    price = current_prices().find_at(usage, provider, model, at)
+    return None if price is None else price.cache_savings(usage)
 
 
 def _select_price(table: tuple[Price, ...], input_tokens: int, day: date) -> Price | None:

@@ -11,6 +11,7 @@ from inspect import isawaitable
 from typing import Any
 
 from anyio import to_thread
+from msgspec.structs import replace
 
 from kedge.tools.signature import is_async
 from kedge.turns import ToolCallBlock, tool_call
@@ -82,14 +83,4 @@ async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:
 
 def apply_edit(call: ToolCallBlock, edit: Edit) -> ToolCallBlock:
     """Return the call with the approver's arguments."""
-    return tool_call(
-        call.name,
-        edit.arguments,
-        call_id=call.call_id,
-        custom=call.custom,
-        id=call.id,
-        metadata=call.metadata,
-        origin=call.origin,
-        source=call.source,
-        extra=call.extra,
-    )
+    return replace(call, arguments=tool_call(call.name, edit.arguments).arguments)

@@ -20,7 +20,7 @@ from kedge.tools.schema import (
     build_free_form,
     build_function_schema,
 )
-from kedge.tools.signature import ToolSignature, get_function_name, parse_signature
+from kedge.tools.signature import get_function_name, parse_signature
 from kedge.turns import FrozenMap
 from kedge.turns.frozen_json import thaw
 
@@ -202,20 +202,16 @@ def _make_tool(options: ToolOptions, function: Callable[P, R]) -> Tool[P, R]:
     name = fields.pop("name", "") or get_function_name(function)
     if fields.get("grammar"):
         fields["custom"] = True
-    if parameters is not None:
+    if parameters is None:
+        signature = parse_signature(function)
+        fields.setdefault("description", signature.description)
         if fields.get("custom"):
-            raise InvalidTool(name, "a custom tool receives free text and has no parameters")
+            reader = build_free_form(name, signature)
+        else:
+            reader = build_function_schema(name, signature, strict=fields.get("strict", False))
+    elif fields.get("custom"):
+        raise InvalidTool(name, "a custom tool receives free text and has no parameters")
+    else:
         fields.setdefault("description", "")
-        return Tool(
-            name=name, function=function, reader=build_explicit_schema(name, parameters), **fields
-        )
-    signature = parse_signature(function)
-    fields.setdefault("description", signature.description)
-    reader = _build_reader(name, signature, options)
+        reader = build_explicit_schema(name, parameters)
     return Tool(name=name, function=function, reader=reader, **fields)
-
-
-def _build_reader(name: str, signature: ToolSignature, options: ToolOptions) -> ArgumentReader:
-    if options.get("custom") or options.get("grammar"):
-        return build_free_form(name, signature)
-    return build_function_schema(name, signature, strict=options.get("strict", False))

@@ -8,7 +8,7 @@ built only when an error is raised, so that valid values have no cost.
 
 import json
 import math
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import NoneType
 from typing import Any, ClassVar, NoReturn, Self, cast
 
@@ -265,10 +265,13 @@ def copy_containers(value: Any) -> Any:
 _READ_ONLY_OBJECTS = frozenset({FrozenMap, ReadOnlyObject})
 
 
+_SCALARS = frozenset({NoneType, bool, str, int, float})
+
+
 def thaw(value: Any) -> Any:
     """Return plain dicts and lists, for ``json.dumps``."""
     kind = type(cast("object", value))
-    if kind in _SCALAR_CHECKS:
+    if kind in _SCALARS:
         return value
     if kind is FrozenMap:
         return {name: thaw(member) for name, member in cast("FrozenMap", value).items()}
@@ -311,37 +314,21 @@ def path_step(key: str) -> str:
     return f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]"
 
 
-def _freeze(value: object, depth_left: int) -> Any:
-    kind = type(value)
-    if kind in _SCALAR_CHECKS:
-        return _SCALAR_CHECKS[kind](value)
-    return _CONTAINER_FREEZERS.get(kind, _freeze_other)(value, depth_left)
-
-
-def _check_constant(value: bool | None) -> bool | None:
-    return value
-
-
-def _check_text(value: str) -> str:
-    return value if value.isascii() else check_text(value, "")
-
-
-def _check_integer(value: int) -> int:
-    if value.bit_length() > MAX_INTEGER_BITS:
-        raise InvalidJSON("", f"an integer of more than {MAX_INTEGER_BITS} bits")
-    return value
-
-
-def _check_float(value: float) -> float:
-    if not math.isfinite(value):
-        raise InvalidJSON("", f"{value} is not a JSON number")
-    return value
-
-
-def _freeze_frozen_map(value: FrozenMap, depth_left: int) -> FrozenMap:
-    if value.depth > depth_left:
-        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
-    return value
+def _freeze(value: Any, depth_left: int) -> Any:
+    kind = type(cast("object", value))
+    if kind is str:
+        return value if value.isascii() else check_text(value, "")
+    if value is None or kind is bool:
+        return value
+    if kind is FrozenMap:
+        if value.depth > depth_left:
+            raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+        return value
+    if kind is dict:
+        return _freeze_mapping(value, depth_left)
+    if kind is list or kind is tuple:
+        return _freeze_sequence(value, depth_left)
+    return _freeze_other(value, depth_left)
 
 
 def _freeze_mapping(value: Mapping[Any, Any], depth_left: int) -> FrozenMap:
@@ -379,9 +366,13 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
         case str():
             return check_text(value, "")
         case int():
-            return _check_integer(int.__int__(value))
+            if value.bit_length() > MAX_INTEGER_BITS:
+                raise InvalidJSON("", f"an integer of more than {MAX_INTEGER_BITS} bits")
+            return int.__int__(value)
         case float():
-            return _check_float(float.__float__(value))
+            if not math.isfinite(value):
+                raise InvalidJSON("", f"{value} is not a JSON number")
+            return float.__float__(value)
         case Mapping():
             return _freeze_mapping(cast("Mapping[Any, Any]", value), depth_left)
         case list() | tuple():
@@ -390,21 +381,6 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
             return value
         case _:
             raise InvalidJSON("", f"a {type(value).__name__} is not a JSON value")
-
-
-_SCALAR_CHECKS: dict[type, Callable[[Any], Any]] = {
-    NoneType: _check_constant,
-    bool: _check_constant,
-    str: _check_text,
-    int: _check_integer,
-    float: _check_float,
-}
-_CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
-    dict: _freeze_mapping,
-    list: _freeze_sequence,
-    tuple: _freeze_sequence,
-    FrozenMap: _freeze_frozen_map,
-}
 
 
 _set_content, _set_depth = (vars(FrozenMap)[name].__set__ for name in ("_content", "_depth"))
