@@ -16,7 +16,7 @@ A request that this module cannot interpret is passed through unchanged, with a 
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -294,19 +294,14 @@ def rewrite(
     """
     prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
-    covered = prefixes.count(len(request.blocks))
-    counts = (
-        count
-        for count in range(covered, 0, -1)
-        if _may_end(request.blocks, prefixes.end_position(count))
-    )
+    counts = _iter_ends(request, prefixes.count(len(request.blocks)))
     usable: list[IndexedResponse] = []
-    by_digest: dict[str, int] = {}
+    reason = "new"
     for size in LOOKUP_SIZES:
         looked_up = {prefixes.digest(count): count for count in islice(counts, size)}
-        by_digest |= looked_up
-        if not looked_up:
+        if usable or not looked_up:
             break
+        reason = "no_anchor"
         usable = [
             entry
             for entry in index.find(scope, list(looked_up))
@@ -317,10 +312,8 @@ def rewrite(
                 request.blocks[: prefixes.end_position(entry.record.block_count)]
             ).issubset(entry.members)
         ]
-        if usable:
-            break
     if not usable:
-        return "no_anchor" if by_digest else "new"
+        return reason
     anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
     start = prefixes.end_position(anchor.record.block_count)
     remaining = [
@@ -340,13 +333,9 @@ def rewrite(
 
 def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
     """Return the ids of the known responses whose context is a prefix of the anchor's context."""
-    prefixes, record = request.prefixes, anchor.record
-    digests = [
-        prefixes.digest(count)
-        for count in range(record.block_count, 0, -1)
-        if _may_end(request.blocks, prefixes.end_position(count))
-    ]
-    entries = index.find(record.scope, digests[:MAX_CANDIDATES])
+    record = anchor.record
+    counts = islice(_iter_ends(request, record.block_count), MAX_CANDIDATES)
+    entries = index.find(record.scope, [request.prefixes.digest(count) for count in counts])
     ids = (entry.record.response_id for entry in entries)
     return [each for each in ids if each != record.response_id]
 
@@ -356,9 +345,12 @@ _MEMBERS = "members"
 _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
 
 
-def _may_end(blocks: Sequence[Block], end: int) -> bool:
-    """Return whether a response may end here: after an output item, with something left to send."""
-    return 0 < end < len(blocks) and isinstance(blocks[end - 1], _OUTPUT_BLOCKS)
+def _iter_ends(request: ParsedRequest, longest: int) -> Iterator[int]:
+    """Yield where a response may end: after an output item, with something left to send; the longest first."""
+    for count in range(longest, 0, -1):
+        end = request.prefixes.end_position(count)
+        if 0 < end < len(request.blocks) and isinstance(request.blocks[end - 1], _OUTPUT_BLOCKS):
+            yield count
 
 
 def index_response(
