@@ -56,8 +56,8 @@ async def argue(url: str = "sqlite://:memory:") -> DebateResult:
         model_strings = models(stack)
         async with open_store(url) as store:
             result = await debate(
-                [Side("tea", model_strings["tea"]), Side("coffee", model_strings["coffee"])],
                 QUESTION,
+                [Side("tea", model_strings["tea"]), Side("coffee", model_strings["coffee"])],
                 judge=ModelJudge(
                     model_strings["judge"], "Whose reasons are better for a night at sea?"
                 ),

@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kedge import Chat, run_sync, system, user
+from kedge import Chat, Turn, run_sync, system, user
 
 
 def main(file: Path, text: str) -> None:
@@ -21,7 +21,7 @@ def main(file: Path, text: str) -> None:
     state = file.read_bytes() if file.exists() else None
     if state is None:
         # Events are added without a request; the model sees them with the next message.
-        state = chat.update_state_after_event(None, "Ada has checked in at the harbour.")
+        state = chat.write_state(None, Turn([user("Ada has checked in at the harbour.")]))
     # Leading system text is sent with each call and never stored, so it may change every time.
     now = system(f"Today is {datetime.now(UTC):%A}. Be brief.")
     answer = run_sync(chat.chat_with_state(state, now, user(text)))

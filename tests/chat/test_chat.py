@@ -54,10 +54,10 @@ async def test_conversation_continues_from_state_bytes(
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "encrypted"])
 async def test_cached_state_equals_the_decoded_one(open_chat: OpenChat, key: Any) -> None:
     """A Chat that receives its own bytes sends the same request as another process."""
-    chat = open_chat(key=key)
+    chat = open_chat(state_key=key)
     first = await chat.chat_with_state(None, system("Be brief."), user("My name is Ada."))
     answer = await chat.chat_with_state(first.state, user("What is my name?"))
-    other = await open_chat(key=key).chat_with_state(first.state, user("What is my name?"))
+    other = await open_chat(state_key=key).chat_with_state(first.state, user("What is my name?"))
     assert answer.text == other.text == "Your name is Ada."
     assert answer.plan is not None
     assert other.plan is not None
@@ -103,7 +103,7 @@ async def test_later_system_blocks_retain_their_position(
     """A system block after the first other block is a part of the conversation at its position."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
-    state = chat.append_to_state(first.state, system("The sun is down."))
+    state = chat.write_state(first.state, first.turn.append(system("The sun is down.")))
     await chat.chat_with_state(state, "And now?")
     texts = item_texts(server.requests[-1].context)
     assert texts[:3] == ["Hello!", "The sun is up.", "Well?"]
@@ -116,8 +116,8 @@ async def test_appended_blocks_are_pending_until_the_next_call(
     """Appended blocks of any role are sent in order with the next call."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!")
-    state = chat.append_to_state(first.state, user("One."), assistant("Two."), system("Three."))
-    state = chat.update_state_after_event(state, "The harbour is closed.")
+    added = (user("One."), assistant("Two."), system("Three."), user("The harbour is closed."))
+    state = chat.write_state(first.state, first.turn.append(*added))
     report = chat.inspect_state(state)
     assert (report.blocks, report.processed_length, report.pending) == (6, 2, 4)
     assert len(server.requests) == 1
@@ -133,12 +133,13 @@ async def test_appended_blocks_are_pending_until_the_next_call(
 
 
 async def test_event_is_a_user_block(open_chat: OpenChat) -> None:
-    """An event is sent with the role of the user, and marked in the metadata of its block."""
-    state = open_chat().update_state_after_event(None, "The user has checked in.")
+    """An event is sent with the role of the user, with the metadata of its block."""
+    event = user("The user has checked in.", metadata={"event": True})
+    state = open_chat().write_state(None, Turn([event]))
     answer = await open_chat().chat_with_state(state)
-    event = answer.turn.blocks[0]
-    assert isinstance(event, UserBlock)
-    assert event.metadata["kedge.event"] is True
+    stored = answer.turn.blocks[0]
+    assert isinstance(stored, UserBlock)
+    assert stored.metadata["event"] is True
 
 
 async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
@@ -147,7 +148,8 @@ async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
     """Leading system blocks of an empty conversation are omitted, and a warning is logged."""
     chat = open_chat()
     with caplog.at_level(logging.WARNING, "kedge.chat"):
-        state = chat.append_to_state(None, system("Be kind."), user("Hello!"), system("Later."))
+        turn = Turn([system("Be kind."), user("Hello!"), system("Later.")])
+        state = chat.write_state(None, turn)
     assert dict(chat.inspect_state(state).kinds) == {"user": 1, "system": 1}
     assert [record.getMessage() for record in caplog.records] == [
         "leading system blocks are not stored; give them with each call"
@@ -320,7 +322,7 @@ async def test_unreachable_server_leaves_a_pending_message(open_chat: OpenChat) 
 async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
     """Repair is on by default: a missing tool result is added, so that the history can be sent."""
     history = (user("Add!"), tool_call("add", {"a": 1, "b": 2}, call_id="call_1"))
-    state = open_chat().append_to_state(None, *history)
+    state = open_chat().write_state(None, Turn(history))
     answer = await open_chat().chat_with_state(state, "Hello?")
     assert [block.kind for block in answer.turn] == [
         "user",
@@ -424,7 +426,7 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
     assert await chat.compact_pending(first.state) == first.state
     state = first.state
     for number in range(20):
-        state = chat.update_state_after_event(state, f"Event {number}.")
+        state = chat.write_state(state, chat.read_state(state).append(user(f"Event {number}.")))
     state = await chat.compact_pending(state)
     report = chat.inspect_state(state)
     assert (report.blocks, report.processed_length, report.pending) == (6, 0, 6)
@@ -437,7 +439,7 @@ async def test_pending_compaction_updates_the_seen_length(open_chat: OpenChat) -
     chat = open_chat(compactor=MessageLimitCompactor(4))
     first = await chat.chat_with_state(None, "One.")
     second = await chat.chat_with_state(first.state, "Two.")
-    state = chat.append_to_state(second.state, user("Three."))
+    state = chat.write_state(second.state, second.turn.append(user("Three.")))
     report = chat.inspect_state(await chat.compact_pending(state))
     assert (report.blocks, report.processed_length) == (3, 2)
 
@@ -479,29 +481,26 @@ async def test_edited_state_chains_on_the_unchanged_part(
     first = await chat.chat_with_state(None, "My name is Ada.")
     second = await chat.chat_with_state(first.state, "My ship is the Erebus.")
     three = second.turn.blocks[2]
-    state = chat.replace_in_state(second.state, three.id, "My ship is the Terror.")
+    edited = second.turn.replace(three.id, user("My ship is the Terror."))
+    state = chat.write_state(second.state, edited)
     plan = chat.plan(state)
     assert plan.previous_response_id == first.response_id
     assert (plan.delta_blocks, plan.rejected) == (2, ())
     assert (
         await chat.chat_with_state(state, "What is my ship?")
     ).text == "Your ship is the Terror."
-    state = chat.truncate_state(second.state, -2)
+    state = chat.write_state(second.state, second.turn.truncate(-2))
     assert chat.plan(state, "Hello").delta_blocks == 1
-    state = chat.insert_in_state(second.state, 0, "My dog is Rex.")
+    state = chat.write_state(second.state, second.turn.insert(0, user("My dog is Rex.")))
     assert chat.plan(state).previous_response_id == ""
     answer = await chat.chat_with_state(state, "What is my dog?")
     assert answer.text == "Your dog is Rex."
-    state = chat.remove_from_state(answer.state, *(block.id for block in answer.turn.blocks))
+    state = chat.write_state(answer.state, Turn([]))
     assert chat.read_state(state).blocks == ()
     assert chat.read_state(second.state) == second.turn
-    assert chat.truncate_state(second.state, 9) == second.state
-    chat.insert_in_state(None, 0, system("Be brief."))
+    assert chat.write_state(second.state, second.turn) == second.state
+    chat.write_state(None, Turn([system("Be brief.")]))
     assert "leading system blocks are not stored" in caplog.text
-    with pytest.raises(InvalidTurn, match="no block with the id 'nothing'"):
-        chat.remove_from_state(first.state, "nothing")
-    with pytest.raises(InvalidSetting, match="a text can only replace a user block"):
-        chat.replace_in_state(first.state, first.turn.blocks[1].id, "no")
 
 
 async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
@@ -525,24 +524,22 @@ async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
     chat = open_chat()
     with pytest.raises(InvalidTurn, match="must have blocks"):
         await chat.chat_with_state(None, wrong)
-    with pytest.raises(InvalidTurn, match="must have blocks"):
-        chat.append_to_state(None, wrong)
 
 
 async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
     """Without its key, an encrypted state is unreadable and starts a fresh conversation."""
     key, other = new_key(), new_key()
-    first = await open_chat(key=key).chat_with_state(None, "My name is Ada.")
+    first = await open_chat(state_key=key).chat_with_state(None, "My name is Ada.")
     assert b"My name is Ada." not in first.state
     assert b"version" not in first.state
-    for settings, reason in (({}, "encrypted"), ({"key": other}, "wrong_key")):
+    for settings, reason in (({}, "encrypted"), ({"state_key": other}, "wrong_key")):
         report = open_chat(**settings).inspect_state(first.state)
         assert report.reason == reason
         assert report.encrypted
-    chat = open_chat(key=[other, key])
+    chat = open_chat(state_key=[other, key])
     second = await chat.chat_with_state(first.state, "What did I say first?")
     assert "My name is Ada." in second.text
-    third = await open_chat(key=other).chat_with_state(second.state, "What did I say first?")
+    third = await open_chat(state_key=other).chat_with_state(second.state, "What did I say first?")
     assert "My name is Ada." in third.text
 
 
@@ -551,7 +548,7 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(
 ) -> None:
     """A plain state is accepted, and is encrypted with the next answer."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
-    encrypted = await open_chat(key=new_key()).chat_with_state(plain.state, "Hello again!")
+    encrypted = await open_chat(state_key=new_key()).chat_with_state(plain.state, "Hello again!")
     assert len(encrypted.turn) == 4
     assert b"My name is Ada." not in encrypted.state
 
@@ -560,7 +557,7 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(
 async def test_invalid_key_is_rejected_without_quoting_it(key: Any, open_chat: OpenChat) -> None:
     """The message explains how to create a key and does not contain the given one."""
     with pytest.raises(InvalidSetting, match="new_key") as exc_info:
-        open_chat(key=[key])
+        open_chat(state_key=[key])
     assert "short" not in str(exc_info.value)
 
 

@@ -18,7 +18,7 @@ async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None
     """A report has the size, version, provider, block counts by kind, and pending blocks."""
     chat = open_chat()
     answer = await chat.chat_with_state(b"", user("My name is Ada Lovelace."))
-    state = chat.append_to_state(answer.state, user("One more thing"))
+    state = chat.write_state(answer.state, answer.turn.append(user("One more thing")))
     report = build_report(state, None, None)
     assert (report.usable, report.reason, report.problem) == (True, None, "")
     assert (report.size, report.version, report.encrypted) == (len(state), 3, False)
@@ -62,7 +62,7 @@ async def test_state_of_another_provider_is_not_usable(open_chat: OpenChat) -> N
 async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> None:
     """Without the key, the report says only that the state is encrypted."""
     key = new_key()
-    state = (await open_chat(key=key).chat_with_state(b"", user("Hello"))).state
+    state = (await open_chat(state_key=key).chat_with_state(b"", user("Hello"))).state
     inside, outside = build_report(state, None, FernetCipher(key)), build_report(state, None, None)
     assert (inside.usable, inside.encrypted, inside.blocks) == (True, True, 2)
     assert (outside.usable, outside.encrypted, outside.blocks) == (False, True, 0)

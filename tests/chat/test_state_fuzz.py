@@ -123,7 +123,8 @@ async def check_state(chat: Chat, state: bytes) -> bool:
     chat.read_state(state)
     answer = await chat.chat_with_state(state, "What is 2+3?")
     assert answer.text
-    again = await chat.chat_with_state(chat.append_to_state(answer.state, "Note."), "What is 2+3?")
+    noted = chat.write_state(answer.state, chat.read_state(answer.state).append(user("Note.")))
+    again = await chat.chat_with_state(noted, "What is 2+3?")
     assert again.discarded is None
     return answer.discarded is None
 

@@ -143,7 +143,7 @@ async def test_the_roles_of_workflows_use_objects_of_their_own(
 ) -> None:
     """Sides, authors and judges on one engine are answered from their own messages."""
     sides = [Side("Ada", engine, "Speak for tea."), Side("Bob", engine, "Speak for coffee.")]
-    await debate(sides, "Tea or coffee?", judge=lambda _: None, store=store, rounds=2)
+    await debate("Tea or coffee?", sides, judge=lambda _: None, store=store, rounds=2)
     conversation = await Conversation.create(engine, store=store)
     await conversation.send("One")
     await refine("Write a line.", conversation=conversation, judge=lambda _: "longer", rounds=2)

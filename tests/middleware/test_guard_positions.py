@@ -274,7 +274,9 @@ async def test_rules_for_the_way_out_do_not_change_messages_of_the_user(rule: An
         compactor=MessageLimitCompactor(1),
         middleware=[guard(rule(PATTERN, direction="out"))],
     )
-    state = await chat.compact_pending(chat.append_to_state(None, "one", f"It is {SECRET}"))
+    state = await chat.compact_pending(
+        chat.write_state(None, Turn([user("one"), user(f"It is {SECRET}")]))
+    )
     assert list(chat.read_state(state).blocks) == [user(f"It is {SECRET}")]
 
 
@@ -314,7 +316,7 @@ async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> No
         if inside
         else Chat(engine, tools=[read_file], middleware=[rules])
     )
-    states = [chat.append_to_state(None, f"It is {SECRET}")]
+    states = [chat.write_state(None, Turn([user(f"It is {SECRET}")]))]
     async with chat.stream_with_state(states[0], f"{SECRET}?", streaming=streaming) as run:
         states += [run.state]
         async for _ in run:

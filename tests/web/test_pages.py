@@ -225,8 +225,8 @@ async def _run_refine(service: ConversationService) -> str:
 
 async def _run_debate(service: ConversationService) -> str:
     result = await debate(
-        [Side("sail", service.models.engine), Side("steam", service.models.engine)],
         "Which is better?",
+        [Side("sail", service.models.engine), Side("steam", service.models.engine)],
         judge=lambda text: "sail" if len(text) >= 4 else None,
         store=service.store,
     )

@@ -87,8 +87,8 @@ async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) 
                 case "debate":
                     sides = [Side("one", engines[0]), Side("two", engines[-1])]
                     result = await debate(
-                        sides,
                         "Which?",
+                        sides,
                         judge=lambda arguments: "one" if len(arguments) == 4 else None,
                         store=store,
                         **options,

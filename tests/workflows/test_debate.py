@@ -45,8 +45,8 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
         ),
     )
     result = await debate(
-        [Side("tea", connected(tea)), Side("coffee", connected(coffee), "Coffee is better.")],
         "Tea or coffee?",
+        [Side("tea", connected(tea)), Side("coffee", connected(coffee), "Coffee is better.")],
         judge=ModelJudge(connected(bench), "Who has the better reasons?"),
         store=store,
         rounds=3,
@@ -71,8 +71,8 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
 async def test_debate_is_loaded_from_the_store(store: Store, scripted: Any, connected: Any) -> None:
     """A loaded debate has one chain per side with its rounds, and the rulings."""
     result = await debate(
-        [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))],
         "Tea or coffee?",
+        [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))],
         judge=lambda arguments: "coffee" if len(arguments) == 4 else None,
         store=store,
     )
@@ -94,7 +94,7 @@ async def test_more_than_two_sides(store: Store, scripted: Any, connected: Any) 
     """With three sides, each receives the arguments of both others."""
     server = scripted()
     sides = [Side(name, connected(server)) for name in ("tea", "coffee", "water")]
-    result = await debate(sides, "What?", judge=lambda arguments: None, store=store, rounds=2)
+    result = await debate("What?", sides, judge=lambda arguments: None, store=store, rounds=2)
     assert not result.ruling.over
     assert len(result.arguments) == 6
     last = str(server.requests[-1].body["input"])
@@ -111,10 +111,10 @@ async def test_failed_side_does_not_stop_the_others(
     coffee.faults.set("status=500", times=1)
     with pytest.raises(KedgeError):
         await debate(
-            sides, "Tea or coffee?", judge=lambda arguments: "tea", store=store, workflow="wf_one"
+            "Tea or coffee?", sides, judge=lambda arguments: "tea", store=store, workflow="wf_one"
         )
     result = await debate(
-        sides, "Tea or coffee?", judge=lambda arguments: "tea", store=store, workflow="wf_one"
+        "Tea or coffee?", sides, judge=lambda arguments: "tea", store=store, workflow="wf_one"
     )
     assert result.winner == "tea"
     assert len(tea.requests) == 1
@@ -125,10 +125,10 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
     """A ruling with an unknown side or of another type raises `InvalidWorkflow`."""
     sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
     with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
-        await debate(sides, "?", judge=lambda arguments: "water", store=store)
+        await debate("?", sides, judge=lambda arguments: "water", store=store)
     wrong: Any = lambda arguments: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):
-        await debate(sides, "?", judge=wrong, store=store)
+        await debate("?", sides, judge=wrong, store=store)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_invalid_debate_is_rejected(names: list[str], rounds: int, store: 
     """A debate needs two different names that are not reserved, and at least one round."""
     sides = [Side(name, "practice") for name in names]
     with pytest.raises(InvalidWorkflow):
-        await debate(sides, "?", judge=lambda arguments: None, store=store, rounds=rounds)
+        await debate("?", sides, judge=lambda arguments: None, store=store, rounds=rounds)
 
 
 async def test_judge_receives_all_arguments(store: Store, scripted: Any, connected: Any) -> None:
@@ -151,7 +151,7 @@ async def test_judge_receives_all_arguments(store: Store, scripted: Any, connect
         return Ruling(over=len(received) == 2, winner="tea", reason="enough")
 
     sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
-    await debate(sides, "?", judge=judge, store=store, watch=events.append)
+    await debate("?", sides, judge=judge, store=store, watch=events.append)
     assert [len(arguments) for arguments in received] == [2, 4]
     assert [type(each).__name__ for each in events].count("RoundRuled") == 2
 
@@ -163,8 +163,8 @@ async def test_sides_may_use_different_protocols(
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     chat = connect(f"chat:{coffee.base_url}#practice", max_retries=0)
     result = await debate(
-        [Side("tea", connected(tea)), Side("coffee", chat)],
         "Tea or coffee?",
+        [Side("tea", connected(tea)), Side("coffee", chat)],
         judge=lambda arguments: "tea" if len(arguments) == 4 else None,
         store=store,
     )

@@ -160,8 +160,8 @@ async def test_an_id_belongs_to_one_kind_of_workflow(store: Store) -> None:
                 await refine("x", judge=bool, workflow="w1", **place)
     sides = (Side("a", "practice"), Side("b", "practice"))
     with pytest.raises(InvalidWorkflow, match="w1 is a steps workflow, not a debate workflow"):
-        await debate(sides, "x?", store=store, judge=lambda _: "a", workflow="w1")
-    await debate(sides, "x?", store=store, judge=lambda _: "a", workflow="w2", rounds=1)
+        await debate("x?", sides, store=store, judge=lambda _: "a", workflow="w1")
+    await debate("x?", sides, store=store, judge=lambda _: "a", workflow="w2", rounds=1)
     with pytest.raises(InvalidWorkflow, match="w2 is a debate workflow, not a steps workflow"):
         await steps([Step("a", "Hi")], store=store, engine="practice", workflow="w2")
     assert {each.id: each.kind for each in await list_workflows(store)} == {

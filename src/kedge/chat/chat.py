@@ -50,7 +50,6 @@ from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, UnknownBlock, user
-from kedge.turns.constructors import build_replacement
 from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
@@ -61,8 +60,6 @@ State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
 
 UNSTORED_LEAD = "leading system blocks are not stored; give them with each call"
-EVENT_KEY = "kedge.event"
-"""Metadata key of a block that describes an event."""
 
 
 class _StateInspector:
@@ -83,7 +80,7 @@ class Chat(AsyncResource):
         approve: A function that is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Compacts conversations when they become too long.
-        key: The key that encrypts state bytes; with several keys, the first one encrypts and all decrypt.
+        state_key: The key that encrypts state bytes; with several keys, the first one encrypts and all decrypt.
         counter: A token counter for the compactor. Whether to compact is decided by the usage that the
             server reported with its last answer, or by this counter if there is none.
         resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
@@ -109,7 +106,7 @@ class Chat(AsyncResource):
         approve: Approver | None = None,
         middleware: Sequence[Middleware] = (),
         compactor: Compactor | None = None,
-        key: Key | Iterable[Key] | None = None,
+        state_key: Key | Iterable[Key] | None = None,
         counter: TokenCounter = DEFAULT_COUNTER,
         resend_limit: int | ResendLimit | None = None,
         repair: bool = True,
@@ -119,7 +116,7 @@ class Chat(AsyncResource):
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.provider = unwrap(self._base_engine).name
         self.compactor = compactor
-        self.cipher = None if key is None else FernetCipher(key)
+        self.cipher = None if state_key is None else FernetCipher(state_key)
         self._recent = RecentStates()
         self._counter = counter
         self.keep_reasoning = keep_reasoning
@@ -187,120 +184,40 @@ class Chat(AsyncResource):
         stream = self.engine.stream(turn, output=output, **options)
         return ChatStream(stream, turn, as_bytes(state), self._make_writer(start), discarded)
 
-    def append_to_state(self, state: State, *blocks: Block | str) -> bytes:
-        """Add blocks without a request; they are pending until the next call.
-
-        Args:
-            state: The state to add to, or None for a new conversation.
-            *blocks: Blocks or texts.
-
-        Returns:
-            The new state.
-
-        Raises:
-            Blocked: A guard rejects one of the blocks.
-        """
-        start, _ = self._load_state(state)
-        new = self._filter_blocks(start.blocks, blocks)
-        lead = 0 if start.blocks else count_leading(new)
-        if lead:
-            log.warning(UNSTORED_LEAD)
-        return self._encode_state(structs.replace(start, blocks=(*start.blocks, *new[lead:])))
-
-    def update_state_after_event(self, state: State, text: str) -> bytes:
-        """Add a description of an event as a user message, without a request.
-
-        Args:
-            state: The state to add to, or None for a new conversation.
-            text: The description of the event.
-
-        Returns:
-            The new state.
-        """
-        return self.append_to_state(state, user(text, metadata={EVENT_KEY: True}))
-
     def read_state(self, state: State) -> Turn:
-        """Return the conversation of a state, for example to look up the ids of its blocks.
+        """Return the conversation of a state, to look at it or to edit it for ``write_state``.
 
         Args:
             state: The state to read; for a state that cannot be used, the Turn is empty.
         """
         return self._load_state(state)[0].turn()
 
-    def insert_in_state(self, state: State, index: int, *blocks: Block | str) -> bytes:
-        """Insert blocks before an index, as ``list.insert`` does, without a request.
+    def write_state(self, state: State, turn: Turn) -> bytes:
+        """Return a state with another Turn: the one of ``read_state``, after any edits, without a request.
 
-        Like all edits of a state it retains the anchors that are still valid, so that the next call chains
-        on the newest response before the change.
+        The anchors that are still valid remain, so that the next call chains on the newest response before
+        the first change. New blocks at the end are pending until the next call.
 
         Args:
-            state: The state to change.
-            index: The index of the first new block.
-            *blocks: Blocks or texts.
+            state: The state whose Turn was edited, or None for a new conversation.
+            turn: The edited Turn.
 
         Returns:
             The new state.
 
         Raises:
-            Blocked: A guard rejects one of the blocks.
+            Blocked: A guard rejects a new or changed block.
         """
-        return self._edit_state(
-            state, lambda turn: turn.insert(index, *self._filter_blocks(turn.blocks, blocks))
-        )
-
-    def remove_from_state(self, state: State, *block_ids: str) -> bytes:
-        """Remove blocks.
-
-        Args:
-            state: The state to change.
-            *block_ids: The ids of the blocks to remove; ``ChatReply.turn`` has them.
-
-        Returns:
-            The new state.
-
-        Raises:
-            InvalidTurn: The state has no such block.
-        """
-        return self._edit_state(state, lambda turn: turn.remove(*block_ids))
-
-    def replace_in_state(self, state: State, block_id: str, new: Block | str) -> bytes:
-        """Replace a block.
-
-        Args:
-            state: The state to change.
-            block_id: The id of the block to replace.
-            new: The new block, or the text of a user block.
-
-        Returns:
-            The new state.
-
-        Raises:
-            InvalidTurn: The state has no such block.
-            InvalidSetting: ``new`` is a text and the block is not a user block.
-            Blocked: A guard rejects the new block.
-        """
-
-        def change(turn: Turn) -> Turn:
-            block = build_replacement(turn.blocks[turn.index(block_id)], new)
-            return turn.replace(block_id, self._filters().apply(block, ("input",)))
-
-        return self._edit_state(state, change)
-
-    def truncate_state(self, state: State, length: int | str) -> bytes:
-        """Remove all blocks after the first ones.
-
-        Args:
-            state: The state to change.
-            length: The number of blocks that remain, negative to count from the end; or the id of the
-                last block that remains.
-
-        Returns:
-            The new state.
-
-        Raises:
-            InvalidTurn: The state has no such block.
-        """
-        return self._edit_state(state, lambda turn: turn.truncate(length))
+        start, _ = self._load_state(state)
+        filters, known = self._filters(), {block.id: block for block in start.blocks}
+        for block in turn.blocks:
+            is_known = known.get(block.id) == block
+            filtered = block if is_known else filters.apply(block, ("input",))
+            if filtered is not block:
+                turn = turn.replace(block.id, filtered)
+        if turn.leading:
+            log.warning(UNSTORED_LEAD)
+        return self._make_writer(start)(drop_changed_anchors(turn), frozenset())
 
     async def compact_pending(self, state: State) -> bytes:
         """Compact now, before a call, if there are pending blocks and the compactor decides so.
@@ -350,21 +267,6 @@ class Chat(AsyncResource):
         """Close the connections of an engine that was made from a model string; a given engine stays open."""
         if self._owns_engine:
             await self.engine.aclose()
-
-    def _edit_state(self, state: State, change: Callable[[Turn], Turn]) -> bytes:
-        """Return a state with changed blocks and the anchors that are still valid."""
-        start, _ = self._load_state(state)
-        turn = change(start.turn())
-        if turn.leading:
-            log.warning(UNSTORED_LEAD)
-        return self._make_writer(start)(drop_changed_anchors(turn), frozenset())
-
-    def _filter_blocks(
-        self, known: Sequence[Block], added: Sequence[Block | str]
-    ) -> tuple[Block, ...]:
-        """Return blocks after the guards, as they may be stored; known ids are replaced."""
-        filters = self._filters()
-        return tuple(filters.apply(block, ("input",)) for block in _with_fresh_ids(known, added))
 
     def _filters(self) -> ContentFilters:
         return ContentFilters(find_filters(self.engine))

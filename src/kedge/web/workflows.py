@@ -20,7 +20,6 @@ from kedge.workflows import (
     Step,
     Workflow,
     WorkflowChain,
-    WorkflowExchange,
     debate,
     list_workflows,
     load_workflow,
@@ -100,7 +99,7 @@ def _build_workflow(
                 Side(each.name, models.engine_for(each.model or body.model), each.brief)
                 for each in body.sides
             ]
-            return debate(sides, body.question, judge=judge, rounds=body.rounds, **common)
+            return debate(body.question, sides, judge=judge, rounds=body.rounds, **common)
         case "steps":
             return steps(
                 [Step(each.name, each.prompt) for each in body.steps], engine=engine, **common
@@ -157,82 +156,53 @@ _SUCCESS_STATUSES = frozenset({"passed", "decided", "finished"})
 
 def build_workflow_view(workflow: Workflow) -> WorkflowView:
     """Build the view of a workflow."""
-    sides = [chain for chain in workflow.chains if chain.role != JUDGE_ROLE]
-    draw = _build_debate_rounds if workflow.kind == "debate" else _build_rounds
     return WorkflowView(
         id=workflow.id,
         kind=workflow.kind,
-        title=_title(workflow),
+        title=str(workflow.spec.get("question") or workflow.title or workflow.id),
         question=str(workflow.spec.get("question", "")),
         status=workflow.status,
-        rounds=draw(workflow, sides),
+        rounds=_build_rounds(workflow),
         verdict=_format_verdict(workflow),
         good=None if workflow.status == "running" else workflow.status in _SUCCESS_STATUSES,
         chains=tuple((chain.role, chain.conversation) for chain in workflow.chains),
     )
 
 
-def _title(workflow: Workflow) -> str:
-    """Return the question, without the name of the leading participant."""
-    return str(workflow.spec.get("question") or workflow.title or workflow.id)
-
-
-def _build_rounds(workflow: Workflow, sides: Sequence[WorkflowChain]) -> tuple[RoundView, ...]:
-    exchanges = sides[0].exchanges if sides else ()
-    names = list(workflow.spec.get("steps", ()))
+def _build_rounds(workflow: Workflow) -> tuple[RoundView, ...]:
+    """Build one round per question: of a debate with all participants, of others with the one chain."""
+    sides = [chain for chain in workflow.chains if chain.role != JUDGE_ROLE]
+    shown = sides if workflow.kind == "debate" else sides[:1]
     return tuple(
         RoundView(
-            _step_title(names, each.number) if workflow.kind == "steps" else f"Round {index + 1}",
-            (_build_cell(each, workflow, index, sides[0].conversation),),
+            _title_round(workflow, shown, index),
+            tuple(_build_cell(workflow, side, index) for side in shown),
+            _format_ruling(workflow, index),
         )
-        for index, each in enumerate(exchanges)
+        for index in range(max((len(side.exchanges) for side in shown), default=0))
     )
 
 
-def _step_title(names: Sequence[str], number: int) -> str:
+def _title_round(workflow: Workflow, sides: Sequence[WorkflowChain], index: int) -> str:
+    if workflow.kind != "steps":
+        return f"Round {index + 1}"
+    number, names = sides[0].exchanges[index].number, list(workflow.spec.get("steps", ()))
     has_name = 1 <= number <= len(names)
     return f"Step {number}: {names[number - 1]}" if has_name else f"Step {number}"
 
 
-def _build_cell(
-    exchange: WorkflowExchange, workflow: Workflow, index: int, conversation: str
-) -> Cell:
-    verdict = workflow.verdicts[index] if index < len(workflow.verdicts) else None
-    cell = Cell(
-        "Answer", exchange.answer, exchange.question, exchange=exchange, conversation=conversation
-    )
-    if verdict is None:
+def _build_cell(workflow: Workflow, side: WorkflowChain, index: int) -> Cell:
+    title = side.role if workflow.kind == "debate" else "Answer"
+    if index >= len(side.exchanges):
+        return Cell(title, "*No answer yet.*")
+    sent = side.exchanges[index]
+    cell = Cell(title, sent.answer, sent.question, exchange=sent, conversation=side.conversation)
+    if index >= len(workflow.verdicts):
         return cell
+    verdict = workflow.verdicts[index]
     score = "" if verdict.score is None else f", {verdict.score:g}"
     label = f"{'passed' if verdict.passed else 'not passed'}{score}"
     return replace(cell, verdict=label, critique=verdict.critique, good=verdict.passed)
-
-
-def _build_debate_rounds(
-    workflow: Workflow, sides: Sequence[WorkflowChain]
-) -> tuple[RoundView, ...]:
-    length = max((len(side.exchanges) for side in sides), default=0)
-    return tuple(
-        RoundView(
-            f"Round {index + 1}",
-            tuple(_build_argument_cell(side, index) for side in sides),
-            _format_ruling(workflow, index),
-        )
-        for index in range(length)
-    )
-
-
-def _build_argument_cell(side: WorkflowChain, index: int) -> Cell:
-    if index >= len(side.exchanges):
-        return Cell(side.role, "*No answer yet.*")
-    exchange = side.exchanges[index]
-    return Cell(
-        side.role,
-        exchange.answer,
-        exchange.question,
-        exchange=exchange,
-        conversation=side.conversation,
-    )
 
 
 def _format_ruling(workflow: Workflow, index: int) -> str:

@@ -1,7 +1,7 @@
 """Workflows: several requests toward one result, on stored conversations.
 
     result = await refine("Solve it.", judge=check, store=store, engine="openai:gpt-5.1")
-    result = await debate([Side("for", "openai:…"), Side("against", "xai:…")], question, …)
+    result = await debate(question, [Side("for", "openai:…"), Side("against", "xai:…")], …)
     result = await steps([Step("plan", "…"), Step("write", "Write it by this plan: {plan}")], …)
 
 Every chain of a workflow is a conversation in the store. Every question has an idempotency key derived from the

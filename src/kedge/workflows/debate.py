@@ -59,8 +59,8 @@ DebateJudge = ModelJudge | DebateJudgeFunction
 
 
 async def debate(
-    sides: Sequence[Side],
     question: str,
+    sides: Sequence[Side],
     *,
     judge: DebateJudge,
     store: Store,
@@ -73,8 +73,8 @@ async def debate(
     """Run a debate about a question until a judge decides.
 
     Args:
-        sides: The participants, at least two.
         question: The question.
+        sides: The participants, at least two.
         judge: A ``ModelJudge``, or a function of all arguments so far that returns a ``Ruling``, the name of
             the winner, or ``None`` to continue.
         store: The store of the conversations.

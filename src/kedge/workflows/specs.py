@@ -121,7 +121,7 @@ async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
         raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
     judge = _build_judge(spec, model)
     rounds = spec.get("rounds", 3)
-    return await debate(sides, spec["question"], judge=judge, store=store, rounds=rounds, **common)
+    return await debate(spec["question"], sides, judge=judge, store=store, rounds=rounds, **common)
 
 
 async def _run_steps(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:

@@ -75,9 +75,9 @@ async def test_edited_chat_state_obeys_the_law(engine: Engine, server: TestServe
     state = (await chat.chat_with_state(None, "My ship is the Erebus.")).state
     answer = await chat.chat_with_state(state, "What is 2+3?")
     first, _, third, _ = answer.turn.blocks
-    state = chat.replace_in_state(answer.state, first.id, "My ship is the Terror.")
-    state = chat.remove_from_state(chat.truncate_state(state, third.id), third.id)
-    state = chat.insert_in_state(state, 0, "My captain is Crozier.", assistant("Noted."))
+    turn = answer.turn.replace(first.id, user("My ship is the Terror.")).truncate(third.id)
+    turn = turn.remove(third.id).insert(0, user("My captain is Crozier."), assistant("Noted."))
+    state = chat.write_state(answer.state, turn)
     answer = await chat.chat_with_state(state, "What is my ship?")
     assert answer.text == "Your ship is the Terror."
     check_law(server, answer.turn)
