@@ -63,10 +63,11 @@ INTERRUPTED_EXIT_CODE = 130
 _MODULES = {
     "completion": "config",
     "diff": "show",
-    "search": "conversations",
     **dict.fromkeys(("delete", "export", "gc", "import", "verify"), "maintenance"),
     **dict.fromkeys(("mcp", "proxy"), "serve"),
-    **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
+    **dict.fromkeys(
+        ("archive", "fork", "redo", "rename", "search", "tag", "undo"), "conversations"
+    ),
 }
 """The modules of commands whose name differs from the module's."""
 
