@@ -185,6 +185,17 @@ def test_any_state_round_trips(
     assert is_identical(decoded, state)
 
 
+def test_equal_states_have_equal_bytes() -> None:
+    """A state without anchors has the same bytes whichever way it was made."""
+    states = [
+        ChatState("x", id="turn_1"),
+        ChatState("x", id="turn_1", memory=StateMemory()),
+        state_from_turn(Turn(id="turn_1"), "x", 0),
+    ]
+    assert states == [states[0]] * 3
+    assert len({encode_state(state) for state in states}) == 1
+
+
 def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:
     """Leading system blocks are sent with each call; later ones are part of the state."""
     turn = Turn([system("be kind"), system("be brief"), user("hello"), system("now be rude")])

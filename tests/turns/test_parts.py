@@ -19,6 +19,7 @@ from kedge.turns import (
     file,
     image,
 )
+from kedge.turns.parts import split_data_url
 
 
 def test_image_from_bytes_equals_its_data_url() -> None:
@@ -132,3 +133,18 @@ def test_invalid_turn_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="lone surrogate"):
         TextPart("\udfff")
     assert issubclass(InvalidJSON, InvalidTurn)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("data:image/png;base64,AA==", ("image/png", "AA==")),
+        ("data:text/plain;charset=utf-8;base64,YQ==", ("text/plain", "YQ==")),
+        ("data:text/plain,a", ("", "")),
+        ("data:image/png;base64", ("", "")),
+        ("https://example.com/a;base64,AA==", ("", "")),
+    ],
+)
+def test_split_data_url(url: str, expected: tuple[str, str]) -> None:
+    """The media type has no parameters; another URL has neither a type nor content."""
+    assert split_data_url(url) == expected

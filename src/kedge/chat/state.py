@@ -131,6 +131,10 @@ class ChatState(
     id: str = ""
     data: FrozenMap = EMPTY
 
+    def __post_init__(self) -> None:
+        if self.memory == _NO_MEMORY:  # a default is omitted only if it is the same object
+            structs.force_setattr(self, "memory", _NO_MEMORY)
+
     @property
     def is_imported(self) -> bool:
         """Whether this is the history of another program."""
