@@ -128,24 +128,17 @@ def _build_message(builder: ContentBlockBuilder) -> JsonObject:
     part: JsonObject = {"type": "output_text", "text": builder.text("text")}
     if builder.block.get("citations"):
         part["citations"] = builder.block["citations"]
-    return {"type": "message", "role": "assistant", "content": [part]}
+    return fields.build_message([part])
 
 
 def _build_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    text = builder.text("thinking")
-    item: JsonObject = {"type": "reasoning", "summary": []}
-    if text:
-        item["content"] = [{"type": "reasoning_text", "text": text}]
-    return {**item, "encrypted_content": fields.get_text(builder.block, "signature")}
+    signature = fields.get_text(builder.block, "signature")
+    return fields.build_reasoning(builder.text("thinking"), signature)
 
 
 def _build_redacted_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    return {
-        "type": "reasoning",
-        "summary": [],
-        "encrypted_content": fields.get_text(builder.block, "data"),
-        NATIVE_KEY: REDACTED_REASONING,
-    }
+    sealed = fields.get_text(builder.block, "data")
+    return {**fields.build_reasoning("", sealed), NATIVE_KEY: REDACTED_REASONING}
 
 
 def _build_native_item(builder: ContentBlockBuilder) -> JsonObject:
@@ -378,13 +371,11 @@ def _complete_blocks(state: _MessageState, found: EventList, *, only_stopped: bo
 
 def _emit_refusal(state: _MessageState, found: EventList) -> None:
     """Emit a message with the refusal that stopped the model."""
-    stop_details = state.message.get("stop_details")
-    details = cast("JsonObject", stop_details) if isinstance(stop_details, dict) else {}
+    details = fields.get_object(state.message, "stop_details")
     text = fields.get_text(details, "explanation") or DEFAULT_REFUSAL
     index = state.next_index()
     item_id = state.item_id(index)
-    content = [{"type": "refusal", "refusal": text}]
-    item: JsonObject = {"type": "message", "role": "assistant", "content": content}
+    item = fields.build_message([{"type": "refusal", "refusal": text}])
     found.append(RefusalDelta(text, item_id, index))
     found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
 
@@ -407,11 +398,11 @@ def read_usage(counts: JsonObject) -> Usage | None:
     """
     if not counts:
         return None
-    iterations: Any = counts.get("iterations")
-    runs = [_read_run(each) for each in iterations] if isinstance(iterations, list) else []  # pyright: ignore[reportUnknownVariableType]
+    iterations = fields.list_objects(counts.get("iterations"))
+    runs = [_read_run(each) for each in iterations]
     total = sum(runs, Usage()) if runs else _read_run(counts)
     reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
-    context = _count_context(cast("list[Any]", iterations), runs) if len(runs) > 1 else 0
+    context = _count_context(iterations, runs) if len(runs) > 1 else 0
     return structs.replace(total, reasoning_tokens=reasoning, context_tokens=context)
 
 
@@ -424,13 +415,10 @@ def _read_run(counts: Any) -> Usage:
     return Usage(read, cached, written, 0, read + written, cache_writes)
 
 
-def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
+def _count_context(iterations: list[JsonObject], runs: list[Usage]) -> int:
     """Return the tokens of the context after the last run of the model itself."""
-    kinds = [
-        fields.get_text(cast("JsonObject", each), "type") if isinstance(each, dict) else ""
-        for each in iterations
-    ]
-    own = [run for kind, run in zip(kinds, runs, strict=True) if kind == "message"]
+    pairs = zip(iterations, runs, strict=True)
+    own = [run for each, run in pairs if each.get("type") == "message"]
     return own[-1].total_tokens if own else runs[-1].output_tokens
 
 

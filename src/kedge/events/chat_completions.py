@@ -139,6 +139,10 @@ class _CompletionState(DecoderState):
         if call.call_id:
             self.calls_by_id[call.call_id] = call
 
+    def get_call(self, call: _StreamedCall) -> ToolCall:
+        """Return a call that is announced."""
+        return cast("ToolCall", self.calls.items[call.output_index])
+
     def item_index(self, item: str) -> int:
         """Return the output index of the reasoning or of the message."""
         if item not in self.item_indices:
@@ -201,9 +205,8 @@ class ChatDecoder(StreamDecoder[_CompletionState]):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             self._fail(choice, found)
-        if isinstance(logprobs := choice.get("logprobs"), dict):
-            listed = cast("JsonObject", logprobs).get("content")
-            state.logprobs += fields.read_logprobs({"logprobs": listed})
+        if logprobs := fields.get_object(choice, "logprobs"):
+            state.logprobs += fields.read_logprobs({"logprobs": logprobs.get("content")})
         raw_fields = cast("JsonObject", raw)
         delta = {name: value for name, value in raw_fields.items() if value is not None}
         state.has_message = state.has_message or bool(raw_fields)
@@ -262,8 +265,7 @@ def _get_choices(chunk: JsonObject) -> list[JsonObject]:
     choices: object = chunk.get("choices") or []
     if not isinstance(choices, list):
         raise MalformedEvent("choices is not an array")
-    listed = cast("list[Any]", choices)
-    return [cast("JsonObject", choice) for choice in listed if isinstance(choice, dict)]
+    return fields.list_objects(cast("object", choices))
 
 
 # Readers of the fields of a delta.
@@ -308,10 +310,7 @@ def _text_reader(kind: TextKind) -> DeltaReader:
 
 def _read_details(state: _CompletionState, value: object, _: EventList) -> None:
     """Read reasoning details, of which a piece with the same index and type continues the last one."""
-    for entry in cast("list[Any]", value) if isinstance(value, list) else ():
-        if not isinstance(entry, dict):
-            continue
-        piece = cast("JsonObject", entry)
+    for piece in fields.list_objects(value):
         if not state.item_count:  # what comes after an answer belongs to it
             state.item_index("reasoning")
         place = piece.get("index"), piece.get("type")
@@ -331,8 +330,7 @@ _DETAIL_TEXTS = ("text", "summary", "data")
 
 
 def _read_annotations(state: _CompletionState, value: object, _: EventList) -> None:
-    if isinstance(value, list):
-        state.annotations += [each for each in cast("list[Any]", value) if isinstance(each, dict)]
+    state.annotations += fields.list_objects(value)
 
 
 def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -> None:
@@ -367,10 +365,7 @@ def _build_reasoning(state: _CompletionState, index: int) -> JsonObject:
     known, text = fields.get_text(state.facts, "id"), "".join(state.texts.get("reasoning", ()))
     sealed = [each.get("signature") or each.get("data") for each in state.details]
     return {
-        "type": "reasoning",
-        "summary": [],
-        **({"content": [{"type": "reasoning_text", "text": text}]} if text else {}),
-        "encrypted_content": next((each for each in sealed if each), ""),
+        **fields.build_reasoning(text, next((each for each in sealed if each), "")),
         CHAT_MESSAGE: {"reasoning_details": state.details},
         **({"id": f"{known}.{index}"} if known else {}),
     }
@@ -383,7 +378,7 @@ def _build_message(state: _CompletionState) -> JsonObject:
         part["logprobs"] = [dict(each) for each in state.text_logprobs]
     refused = [{"type": "refusal", "refusal": refusal}] if refusal else []
     written = [part] if text or state.annotations else []
-    return {"type": "message", "role": "assistant", "content": [*written, *refused]}
+    return fields.build_message([*written, *refused])
 
 
 def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: EventList) -> None:
@@ -464,10 +459,7 @@ def _read_call(
     if seen and seen.unannounced is None and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
         # extended, so this is another call, or a repetition; a list does not repeat a call.
-        known, in_list = (
-            cast("ToolCall", state.calls.items[seen.output_index]),
-            seen.output_index in listed,
-        )
+        known, in_list = state.get_call(seen), seen.output_index in listed
         if _is_complete(known):
             if not in_list and known.arguments == _argument_text(arguments):
                 return seen.output_index
@@ -498,7 +490,7 @@ def _is_repeated(
 ) -> bool:
     """Return whether a piece after the finish reason belongs to a call that is complete."""
     if seen is not None:
-        known = None if seen.unannounced else cast("ToolCall", state.calls.items[seen.output_index])
+        known = None if seen.unannounced else state.get_call(seen)
         return known is not None and (known.custom or _is_complete(known))
     text = _argument_text(arguments or "")
     calls = [call for call in state.calls.sorted_calls() if call.name == name]
@@ -579,15 +571,9 @@ def _response(state: _CompletionState) -> JsonObject:
 
 def _find_usage(chunk: JsonObject) -> JsonObject | None:
     """Return the counts of a chunk; Moonshot puts them into the choice, and Groq into ``x_groq``."""
-    choices: object = chunk.get("choices")
-    first: list[Any] = cast("list[Any]", choices)[:1] if isinstance(choices, list) else []
-    for holder in (chunk, chunk.get("x_groq"), *first):
-        usage: object = (
-            cast("JsonObject", holder).get("usage") if isinstance(holder, dict) else None
-        )
-        if usage and isinstance(usage, dict):
-            return cast("JsonObject", usage)
-    return None
+    choices = fields.list_objects(chunk.get("choices"))[:1]
+    holders = (chunk, fields.get_object(chunk, "x_groq"), *choices)
+    return next((usage for each in holders if (usage := fields.get_object(each, "usage"))), None)
 
 
 _CACHED_NAMES = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")

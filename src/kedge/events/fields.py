@@ -65,6 +65,18 @@ def require_object(message: JsonObject, name: str) -> JsonObject:
     return cast("JsonObject", value)
 
 
+def get_object(message: JsonObject, name: str) -> JsonObject:
+    """Return an object field, or an empty object."""
+    value = message.get(name)
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def list_objects(value: object) -> list[JsonObject]:
+    """Return the objects in an array; none if it is not an array."""
+    listed = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("JsonObject", each) for each in listed if isinstance(each, dict)]
+
+
 def read_facts(response: JsonObject) -> JsonObject:
     """Return the fields of ``ResponseFacts`` from the response object of any API."""
     created_at = response.get("created_at", response.get("created"))
@@ -155,16 +167,22 @@ def read_message_parts(
     return found
 
 
+def build_message(parts: list[JsonObject]) -> JsonObject:
+    """Return a finished message of the model in the form of the Responses API."""
+    return {"type": "message", "role": "assistant", "content": parts}
+
+
+def build_reasoning(text: str, encrypted_content: Any) -> JsonObject:
+    """Return a finished reasoning item in the form of the Responses API."""
+    content = {"content": [{"type": "reasoning_text", "text": text}]} if text else {}
+    item: JsonObject = {"type": "reasoning", "summary": [], **content}
+    return {**item, "encrypted_content": encrypted_content}
+
+
 def read_logprobs(container: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return the log probabilities of the tokens of a text, each as a read-only object."""
-    listed = container.get("logprobs")
-    if not isinstance(listed, list):
-        return ()
-    return tuple(
-        copy_read_only_object(repair_surrogates(each))
-        for each in cast("list[Any]", listed)
-        if isinstance(each, dict)
-    )
+    listed = list_objects(container.get("logprobs"))
+    return tuple(copy_read_only_object(repair_surrogates(each)) for each in listed)
 
 
 def read_error(message: JsonObject) -> JsonObject:

@@ -7,7 +7,7 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 from kedge.events import fields
 from kedge.events.decoder import (
@@ -105,7 +105,7 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
         found.append(OpaqueEvent(message["type"], message))
         return
     state.started = True
-    started = ResponseStarted(**fields.read_facts(_get_object(message, "response")))
+    started = ResponseStarted(**fields.read_facts(fields.get_object(message, "response")))
     state.response_id = started.response_id
     found.append(started)
 
@@ -197,7 +197,7 @@ def _part_object_reader(index: str) -> EventReader:
 
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         found.append(OpaqueEvent(message["type"], message))
-        content = _get_object(message, "part")
+        content = fields.get_object(message, "part")
         kind, member = _PART_MEMBERS.get(get_text(content, "type"), ("text", ""))
         if text := get_text(content, member):
             item_id, part = state.find_part(kind, message, index)
@@ -258,14 +258,14 @@ def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
 
 def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        response = _get_object(message, "response")
+        response = fields.get_object(message, "response")
         state.started = True
         if state.replaced or state.joiner.replaced:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
             found.append(AnomalyNoted("replaced_text", detail))
         status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
         more: JsonObject = {"usage": fields.read_usage(response)}
-        reason, failure = get_text(_get_object(response, "incomplete_details"), "reason"), ""
+        reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
         if status == "failed":
             reason, failure = _read_failure(response, code)
         else:
@@ -292,9 +292,8 @@ def _read_output(state: StreamState, response: JsonObject, found: EventList) -> 
     """Return the items that a finished response lists; calls in the list complete the open ones."""
     if not isinstance(response.get("output"), list):
         return {}
-    listed = cast("list[Any]", response["output"])
-    items = [cast("JsonObject", item) for item in listed if isinstance(item, dict)]
-    if len(items) < len(listed):
+    items = fields.list_objects(response["output"])
+    if len(items) < len(response["output"]):
         found.append(
             AnomalyNoted("malformed", "the finished response lists something that is not an item")
         )
@@ -324,11 +323,6 @@ def _complete_call_item(item: JsonObject, call: ToolCall) -> JsonObject:
     if all(item.get(name) == value for name, value in known.items()):
         return item
     return {**item, **known}
-
-
-def _get_object(message: JsonObject, name: str) -> JsonObject:
-    value = message.get(name)
-    return cast("JsonObject", value) if isinstance(value, dict) else {}
 
 
 EVENT_READERS: dict[str, EventReader] = {
