@@ -1,5 +1,7 @@
 """The eight programs with the bare client."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+
 import json
 import sys
 from pathlib import Path

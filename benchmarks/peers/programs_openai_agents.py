@@ -1,6 +1,6 @@
 """The eight programs with openai-agents."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
 
 import asyncio
 import sys

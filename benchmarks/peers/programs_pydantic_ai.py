@@ -1,6 +1,6 @@
 """The eight programs with pydantic-ai."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
 
 import sys
 from copy import deepcopy

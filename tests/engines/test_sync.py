@@ -100,6 +100,18 @@ def test_every_async_method_has_a_sync_version(source: type, facade: type) -> No
     assert methods - {"aclose"} <= vars(facade).keys()
 
 
+def test_methods_without_io_are_available_too() -> None:
+    """Plans and states are read and written by the sync form, as by the object itself."""
+    with connect("practice").sync as engine:
+        assert engine.plan(Turn([user("Hello")])).full_blocks == 1
+        assert engine.name == "practice"
+    with Chat("practice").sync as chat:
+        state = chat.write_state(None, Turn([user("My name is Ada.")]))
+        assert chat.read_state(state)[0].text == "My name is Ada."
+        assert chat.inspect_state(state).pending == 1
+        assert chat.plan(state, "What is my name?").full_blocks == 2
+
+
 def test_interrupt_before_waiting_for_an_event_closes_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

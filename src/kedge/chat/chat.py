@@ -41,7 +41,7 @@ from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
 from kedge.errors import InvalidSetting, describe_type
-from kedge.event_loops import AsyncResource, SyncFacade, wrap_method
+from kedge.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -318,12 +318,20 @@ class Chat(AsyncResource):
 
 
 class SyncChat(SyncFacade[Chat]):
-    """The async methods of ``Chat`` for sync code; see ``Chat.sync``."""
+    """The methods of ``Chat`` for sync code; see ``Chat.sync``."""
 
     chat_with_state = wrap_method(Chat.chat_with_state)
     stream_with_state = wrap_stream(Chat.stream_with_state)
     compact_pending = wrap_method(Chat.compact_pending)
     probe_and_plan = wrap_method(Chat.probe_and_plan)
+    plan = delegate(Chat.plan)
+    read_state = delegate(Chat.read_state)
+    write_state = delegate(Chat.write_state)
+
+    @property
+    def inspect_state(self) -> Callable[[State], StateReport]:
+        """Return a ``StateReport`` of a state; see ``Chat.inspect_state``."""
+        return self._target.inspect_state
 
 
 def _build_turn(start: ChatState, added: Sequence[Block | str]) -> Turn:

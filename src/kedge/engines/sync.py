@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kedge.engines.base import Engine
 from kedge.engines.stream import RunStream
-from kedge.event_loops import SyncCall, SyncFacade, wrap_method
+from kedge.event_loops import SyncCall, SyncFacade, delegate, wrap_method
 from kedge.event_loops.per_loop import ResourceT
 from kedge.events import Event
 
@@ -133,3 +133,9 @@ class SyncEngine(SyncFacade[Engine]):
     poll = wrap_method(Engine.poll)
     cancel = wrap_method(Engine.cancel)
     probe_and_plan = wrap_method(Engine.probe_and_plan)
+    plan = delegate(Engine.plan)
+
+    @property
+    def name(self) -> str:
+        """The name of the provider."""
+        return self._target.name

@@ -255,6 +255,18 @@ def wrap_method(
     return call
 
 
+def delegate(
+    method: Callable[Concatenate[ResourceT, P], T],
+) -> Callable[Concatenate[SyncFacade[ResourceT], P], T]:
+    """Return a method that does no I/O, for a facade; that of a subclass if it has its own."""
+
+    @wraps(method)
+    def call(facade: SyncFacade[ResourceT], *args: P.args, **kwargs: P.kwargs) -> T:
+        return getattr(facade._target, method.__name__)(*args, **kwargs)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
 def wrap_navigation(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]],
 ) -> Callable[Concatenate[FacadeT, P], FacadeT]:
