@@ -14,7 +14,7 @@ from kedge.server.errors import ApiError
 from strategies import scale_examples
 
 if TYPE_CHECKING:
-    from kedge.server.stateless_run import StatelessRequest
+    from kedge.server.generation import StatelessRequest
 
 CHAT: dict[str, Any] = {
     "model": "m",

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from kedge.backends.errors import to_api_error
-from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
+from kedge.backends.events_to_items import OutputEmitter
 from kedge.backends.items_to_turn import DecryptReasoning, build_turn
 from kedge.engines import (
     AnthropicEngine,
@@ -86,24 +86,10 @@ FORWARDED_PARAMS = (
     "max_tool_calls",
 )
 """Parameters that change the answer, forwarded to every API."""
-ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
-    ResponsesEngine: (
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-    ),
-    ChatCompletionsEngine: (
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-    ),
-    AnthropicEngine: ("user", "safety_identifier", "service_tier"),
-}
-"""Parameters about the account and the cache, for each API that accepts them."""
+ACCOUNT_PARAMS = ("user", "safety_identifier", "service_tier")
+"""Parameters about the account, for the APIs of the two large providers."""
+CACHE_PARAMS = ("prompt_cache_key", "prompt_cache_retention")
+"""Parameters about the cache, for the APIs of OpenAI."""
 CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
 """The tools that every API has; hosted tools run only at providers of the Responses API."""
 ANTHROPIC_TIERS: Mapping[str, str] = {"auto": "auto", "default": "standard_only"}
@@ -157,9 +143,11 @@ class EngineModel:
         self._can_chain = isinstance(inner, ResponsesEngine) and not stateless
         self._is_stateless_api = isinstance(inner, ChatCompletionsEngine | AnthropicEngine)
         self._omitted_tools: set[str] = set()
-        self._account_params = next(
-            (names for api, names in ACCOUNT_PARAMS.items() if isinstance(inner, api)), ()
-        )
+        self._forwarded = FORWARDED_PARAMS
+        if isinstance(inner, ResponsesEngine | ChatCompletionsEngine | AnthropicEngine):
+            self._forwarded += ACCOUNT_PARAMS
+        if isinstance(inner, ResponsesEngine | ChatCompletionsEngine):
+            self._forwarded += CACHE_PARAMS
         self._anchors = AnchorCache()
 
     async def answer(self, prompt: Prompt) -> AsyncGenerator[OutputEvent]:
@@ -250,8 +238,7 @@ class EngineModel:
         """Return the parameters to forward, in the names of the Responses API."""
         body = prompt.body
         engine = unwrap(self._engine)
-        names = (*FORWARDED_PARAMS, *self._account_params)
-        params = {name: body[name] for name in names if body.get(name) is not None}
+        params = {name: body[name] for name in self._forwarded if body.get(name) is not None}
         if "service_tier" in params and isinstance(engine, AnthropicEngine):
             params["service_tier"] = _map_anthropic_tier(params["service_tier"])
         if not self._select_tools(prompt.ask.tools):
@@ -284,7 +271,7 @@ class EngineModel:
                         emitter = OutputEmitter(emitter.prefix_digest)  # nothing was emitted yet
                     elif isinstance(event, AnswerFinished):
                         self._anchors.record(event.turn, prompt.namespace)
-                        for output in _finish_output(emitter, event.outcome, streaming=streaming):
+                        for output in emitter.finish(event.outcome):
                             yield output
                     elif streaming:
                         for output in emitter.feed(event):
@@ -295,7 +282,7 @@ class EngineModel:
             reason = INCOMPLETE_REASONS.get(error.code)
             if reason is None:
                 raise
-            for output in _finish_incomplete(emitter, error, streaming=streaming):
+            for output in _finish_incomplete(emitter, error):
                 yield output
             yield OutputTruncated(reason)
 
@@ -312,22 +299,9 @@ def _map_anthropic_tier(tier: str) -> str:
     return ANTHROPIC_TIERS[tier]
 
 
-def _finish_output(
-    emitter: OutputEmitter, outcome: Outcome, *, streaming: bool
-) -> list[OutputEvent]:
-    if streaming:
-        return list(emitter.finish(outcome))
-    events = [
-        event for block in outcome.blocks for event in emit_block(block, emitter.prefix_digest)
-    ]
-    return [*events, *([convert_usage(outcome.usage)] if outcome.usage else [])]
-
-
-def _finish_incomplete(
-    emitter: OutputEmitter, error: AnswerIncomplete, *, streaming: bool
-) -> list[OutputEvent]:
+def _finish_incomplete(emitter: OutputEmitter, error: AnswerIncomplete) -> list[OutputEvent]:
     """Return the output of an answer that stopped early; its last item is left open."""
     outcome = Outcome("incomplete", error.partial, usage=emitter.assembler.finish().usage)
-    events = _finish_output(emitter, outcome, streaming=streaming)
+    events = list(emitter.finish(outcome))
     last = max((at for at, event in enumerate(events) if isinstance(event, ItemClosed)), default=-1)
     return [event for at, event in enumerate(events) if at != last]

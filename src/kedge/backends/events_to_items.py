@@ -22,7 +22,6 @@ from kedge.events import (
     ToolCallCompleted,
     ToolCallRenamed,
     ToolCallStarted,
-    Usage,
 )
 from kedge.events.assembler import Assembler
 from kedge.server.models import (
@@ -117,8 +116,10 @@ class OutputEmitter:
         for block in outcome.blocks:
             if block.output_index not in self._seen_indices:
                 yield from emit_block(block, self.prefix_digest)
-        if outcome.usage is not None:
-            yield convert_usage(outcome.usage)
+        if (usage := outcome.usage) is not None:
+            yield ModelUsage(
+                usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
+            )
 
     # Text, refusals and reasoning.
 
@@ -294,10 +295,3 @@ def _read_list(part: Part | None, name: str) -> tuple[Mapping[str, Any], ...]:
     """Return a list of objects that the provider attached to a text."""
     found = part.extra.get(name) if isinstance(part, TextPart) else None
     return tuple(thaw(found)) if isinstance(found, tuple) else ()
-
-
-def convert_usage(usage: Usage) -> ModelUsage:
-    """Convert the provider's token usage."""
-    return ModelUsage(
-        usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
-    )

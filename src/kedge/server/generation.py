@@ -1,28 +1,45 @@
 """Run a model for one request, within its deadline, until it ends.
 
-Stored responses (``response_run``) and stateless ones, streams, background responses and those over a WebSocket write
-and process the output differently, but all of them are one ``Generation.run``. So all failures while a model writes are
-handled here, once: an error of the model, a bug in it, the deadline, a client that disconnects, a server that shuts
-down.
+Stored responses (``response_run``) and those of the stateless APIs (Chat Completions, Messages), streams, background
+responses and those over a WebSocket process the output differently, but all of them are one ``Generation.run``. So all
+failures while a model writes are handled here, once: an error of the model, a bug in it, the deadline, a client that
+disconnects, a server that shuts down.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
-from kedge.server.http import respond_encoded
+from kedge.server.http import get_recorded_request, get_service, respond_encoded
+from kedge.server.item_forms import (
+    Item,
+    measure_texts,
+    new_unstored_key,
+    normalize_items,
+    precount,
+)
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, count_answer, count_usage, precount_output
+from kedge.server.prepare import (
+    EMPTY_HISTORY,
+    build_model_input,
+    build_prompt,
+    read_prompt_cache,
+    truncate_to_window,
+)
 from kedge.server.request_log import log_failure
 from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
+from kedge.server.storage.context import EMPTY_CONTEXT
+from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
@@ -299,3 +316,135 @@ async def respond(request: Request, run: Generation, last_frame: bytes = b"") ->
         return EventStream(run, last_frame)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
         return respond_encoded(await run.generate(watcher.start) or b"")
+
+
+def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a parameter that is an object, or an empty one if it is missing or null."""
+    return body.get(name) or {}
+
+
+@dataclass(frozen=True, slots=True)
+class StatelessRequest:
+    """One stateless request: its items, oldest first, and its parameters."""
+
+    input: Sequence[Item]
+    body: Mapping[str, Any]
+    stream: bool = False
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that is ready for its model; ids of the response are derived from ``key``."""
+
+    key: str
+    model: Model
+    prompt: Prompt
+    usage: ModelUsage
+    """The usage before the first token of the answer."""
+
+
+async def prepare(
+    service: ServerState, request: StatelessRequest, *, automatic_cache: bool = False
+) -> PreparedRequest:
+    """Prepare a request for its model, or raise an error if it is too long for the model.
+
+    With ``automatic_cache`` its prompt is cached without breakpoints.
+    """
+    body = request.body
+    model = service.find_model(body["model"])
+    key = new_unstored_key()
+    items = normalize_items(request.input, key)
+    count = partial(build_model_input, service, body, EMPTY_HISTORY, items)
+    await precount(measure_texts((items, body.get("instructions"), body.get("tools"))), count)
+    counted = count()
+    model_input = truncate_to_window(counted, body, model.window)
+    prompt = build_prompt(
+        service, body, model_input.items, stream=request.stream, stop=request.stop
+    )
+    cached = 0
+    if automatic_cache and model_input is counted:
+        cached = read_prompt_cache(service, body, EMPTY_CONTEXT, items, counted)
+    return PreparedRequest(key, model, prompt, ModelUsage(model_input.tokens, 1, cached))
+
+
+class Serializer(Protocol):
+    """Protocol of serializers, each of which writes responses in the format of one API.
+
+    The bytes are frames of a stream; ``writer`` has the output so far, including the newest piece.
+    """
+
+    def start(self, usage: ModelUsage) -> bytes:
+        """Return the frames that open the stream."""
+        ...
+
+    def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
+        """Return the frames for one piece of output."""
+        ...
+
+    def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
+        """Return the frames that end the stream."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the frames that end the stream with an error."""
+        ...
+
+    def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
+        """Return the complete response."""
+        ...
+
+
+class StatelessRun(Generation):
+    """One stateless response while it is written. It is not stored."""
+
+    def __init__(
+        self,
+        service: ServerState,
+        request: PreparedRequest,
+        writer: OutputWriter,
+        serializer: Serializer,
+    ) -> None:
+        super().__init__(service, request.model, request.prompt, writer, request.usage)
+        self._serializer = serializer
+
+    @property
+    def start_error(self) -> ApiError | None:
+        """The error to respond with if the stream has not been opened."""
+        failed = not self.is_complete and not self.is_cancelled
+        return (self.error or INTERNAL_ERROR()) if failed else None
+
+    async def _start(self) -> Frames:
+        return [self._serializer.start(self._input_usage)] if self.is_streamed else []
+
+    def _render(self, piece: OutputEvent) -> Frames:
+        self._writer.consume(piece)
+        frames = self._serializer.delta(piece, self._writer)
+        return [frames] if frames else []
+
+    def _finish(self) -> Frames:
+        if self.is_complete:
+            return [self._serializer.end(self._writer, self._count_usage())]
+        return [self._serializer.error(self.error or INTERNAL_ERROR())]
+
+    def _serialize(self) -> bytes:
+        return encode(self._serializer.response(self._writer, self._count_usage()))
+
+
+async def respond_stateless(
+    request: Request,
+    prepared: PreparedRequest,
+    response_id: str,
+    writer: OutputWriter,
+    serializer: Serializer,
+) -> Any:
+    """Record the request and generate its response, complete or as a stream."""
+    recorded = get_recorded_request(request)
+    if recorded is not None:
+        recorded.context = tuple(prepared.prompt.ask.items)
+        recorded.response_id = response_id
+    service = get_service(request)
+    reservation = await service.reserve_tokens(prepared.usage.input, prepared.prompt.max_tokens)
+    run = StatelessRun(service, prepared, writer, serializer)
+    run.reservation = reservation
+    return await respond(request, run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from kedge.server import errors
 from kedge.server.access import (
@@ -146,36 +146,34 @@ async def _read_body(request: Request) -> bytes:
     limits = get_service(request).settings.limits
     try:
         async with asyncio.timeout(limits.read_seconds):
-            return await collect_body(request, limits.body_bytes)
+            return await collect_body(request.scope, request.receive, limits.body_bytes)
     except TimeoutError:
         raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
 
 
-async def collect_body(request: Request, max_bytes: int) -> bytes:
+async def collect_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """Read the body of a request.
 
     Raises:
         ApiError: If it is compressed, or larger than ``max_bytes``.
         ClientDisconnect: If it is incomplete.
     """
-    if is_compressed(request.scope):
-        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=request.headers["content-encoding"])
-    declared = read_header(request.scope, b"content-length")
+    if is_compressed(scope):
+        got = read_header(scope, b"content-encoding").decode("latin-1")
+        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=got)
+    declared = read_header(scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
             raise errors.BODY_TOO_LARGE(most=max_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
+        more = message.get("more_body")
+    return bytes(body)
 
 
 def respond_encoded(body: bytes) -> Response:

@@ -168,7 +168,7 @@ async def _read_json(request: Request, max_bytes: int) -> bytes:
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read the body of a request, up to a maximum size."""
     try:
-        return await collect_body(request, max_bytes)
+        return await collect_body(request.scope, request.receive, max_bytes)
     except ApiError as error:
         if error.status == 415:
             raise RequestError(415, "compressed", "send the body uncompressed") from None

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from kedge.server.faults import KINDS
+from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.routes.test_responses_stream import FailingModel
 from server.waiting import TIMEOUT
@@ -708,3 +709,17 @@ def test_every_fault_is_tested() -> None:
     """The name of every fault occurs in this file."""
     text = Path(__file__).read_text()
     assert [name for name in KINDS if f'"{name}' not in text] == []
+
+
+def test_the_size_of_a_body_is_limited_while_a_fault_is_active() -> None:
+    """A body without an end is rejected as soon as it is too large."""
+    head = (
+        b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    with serve(limits=Limits(body_bytes=1_000)) as server:
+        server.faults.set("not_found=vllm")
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connection:
+            connection.sendall(head + b"800\r\n" + b" " * 2_048 + b"\r\n")
+            assert b" 413 " in connection.recv(1_000).splitlines()[0]

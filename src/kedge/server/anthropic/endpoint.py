@@ -30,6 +30,7 @@ from kedge.server.anthropic.parse import (
     parse_request,
 )
 from kedge.server.errors import ApiError
+from kedge.server.generation import PreparedRequest, prepare, respond_stateless
 from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.item_forms import count_items, count_json, count_text
 from kedge.server.models import (
@@ -45,7 +46,6 @@ from kedge.server.output_writer import OutputWriter
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
-from kedge.server.stateless_run import PreparedRequest, prepare, respond_stateless
 from kedge.tokens.items import find_min_tokens
 
 Body = Mapping[str, Any]

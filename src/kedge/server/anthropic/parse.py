@@ -6,9 +6,9 @@ from typing import Any
 
 from kedge.server.anthropic import errors, schema
 from kedge.server.encrypted_content import parse_reasoning_payload
+from kedge.server.generation import StatelessRequest, get_object
 from kedge.server.item_forms import Item
 from kedge.server.schema.requests import RequestSchema, check_tool_choice
-from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.text.json_text import encode
 
 ContentBlock = Mapping[str, Any]

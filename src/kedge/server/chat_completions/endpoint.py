@@ -12,18 +12,18 @@ from starlette.requests import Request
 from kedge.server import errors
 from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.errors import ApiError
-from kedge.server.http import get_service, read_json, validate
-from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
-from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DONE_FRAME, encode_data
-from kedge.server.state import ServerState
-from kedge.server.stateless_run import (
+from kedge.server.generation import (
     PreparedRequest,
     StatelessRequest,
     get_object,
     prepare,
     respond_stateless,
 )
+from kedge.server.http import get_service, read_json, validate
+from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
+from kedge.server.output_writer import OutputWriter
+from kedge.server.sse import DONE_FRAME, encode_data
+from kedge.server.state import ServerState
 
 DELTA_MEMBERS: Mapping[str, str] = {
     "text": "content",

@@ -115,86 +115,68 @@ UNSUPPORTED: Mapping[str, ChainRejection] = {
 StreamEvent = dict[str, Any]
 
 
-def event_type(event: StreamEvent) -> str:
-    """Return the type of an event; for chunks of a chat completion, that of their object."""
-    return str(event.get("type") or event.get("object") or "")
+StreamStep = Callable[[StreamEvent | None], Iterable[StreamEvent]]
+"""A change to a stream: returns the events that replace one, and those that are delayed for None, at its end."""
 
 
-class StreamStep:
-    """A change to the events of a stream; ``only`` limits it to one type of events."""
-
-    def __init__(self, only: str | None = None) -> None:
-        self._only = only
-
-    def _applies_to(self, event: StreamEvent) -> bool:
-        return self._only in (None, event_type(event))
-
-    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Return the events that replace this one: none, one or several."""
-        return (event,)
-
-    def flush(self) -> Iterable[StreamEvent]:
-        """Return the events that are still delayed, at the end of the stream."""
-        return ()
+def _is_selected(event: StreamEvent, only: str | None) -> bool:
+    """Return whether an event has this type; for chunks of a chat completion, that of their object."""
+    return only in (None, str(event.get("type") or event.get("object") or ""))
 
 
-class EditStep(StreamStep):
-    """A step that changes every event in place."""
+def edit_events(edit: Callable[[StreamEvent], None]) -> StreamStep:
+    """Return a step that changes every event in place."""
 
-    def __init__(self, edit: Callable[[StreamEvent], None]) -> None:
-        super().__init__()
-        self._edit = edit
-
-    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Change the event."""
-        self._edit(event)
-        return (event,)
-
-
-class DuplicateStep(StreamStep):
-    """A step that sends events twice."""
-
-    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Repeat the event."""
-        return (event, event) if self._applies_to(event) else (event,)
-
-
-class ReorderStep(StreamStep):
-    """A step that swaps an event with the next one."""
-
-    _pending: StreamEvent | None = None
-
-    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Delay an event until the next one is sent."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            return event, pending
-        if self._applies_to(event):
-            self._pending = event
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        if event is None:
             return ()
+        edit(event)
         return (event,)
 
-    def flush(self) -> Iterable[StreamEvent]:
-        """Return the last event if it is delayed."""
-        return () if self._pending is None else (self._pending,)
+    return process
 
 
-class RepeatStep(StreamStep):
-    """A step that sends the deltas of a chat completion again after its finish reason."""
+def duplicate_events(only: str | None) -> StreamStep:
+    """Return a step that sends events twice."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._deltas: list[StreamEvent] = []
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        return () if event is None else (event,) * (2 if _is_selected(event, only) else 1)
 
-    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Return the event, followed by the earlier deltas if it has the finish reason."""
+    return process
+
+
+def reorder_events(only: str | None) -> StreamStep:
+    """Return a step that swaps an event with the next one."""
+    pending: list[StreamEvent] = []
+
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        if event is not None and not pending and _is_selected(event, only):
+            pending.append(event)
+            return ()
+        delayed = tuple(pending)
+        pending.clear()
+        return delayed if event is None else (event, *delayed)
+
+    return process
+
+
+def repeat_deltas() -> StreamStep:
+    """Return a step that sends the deltas of a chat completion again after its finish reason."""
+    deltas: list[StreamEvent] = []
+
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        if event is None:
+            return ()
         choices: list[StreamEvent] = event.get("choices") or []
         if any(choice.get("finish_reason") for choice in choices):
-            deltas, self._deltas = self._deltas, []
-            return (event, *deltas)
+            repeated = tuple(deltas)
+            deltas.clear()
+            return (event, *repeated)
         if any(choice["delta"].get("content") for choice in choices):
-            self._deltas.append(event)
+            deltas.append(event)
         return (event,)
+
+    return process
 
 
 class FrameRewriter:
@@ -222,13 +204,13 @@ class FrameRewriter:
         """Yield the events that the steps delayed, once, at the end."""
         steps, self._steps = self._steps, ()
         for number, step in enumerate(steps):
-            yield from map(encode_frame, self._apply_steps(step.flush(), steps[number + 1 :]))
+            yield from map(encode_frame, self._apply_steps(step(None), steps[number + 1 :]))
 
     def _apply_steps(
         self, events: Iterable[StreamEvent], steps: Sequence[StreamStep]
     ) -> Iterable[StreamEvent]:
         for step in steps:
-            events = [out for event in events for out in step.process(event)]
+            events = [out for event in events for out in step(event)]
         return events
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, cast
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,15 +21,15 @@ from kedge.server import errors
 from kedge.server.faults.effects import (
     RESPONSES_PATH,
     Body,
-    EditStep,
     FaultedRequest,
     FrameRewriter,
     StreamStep,
+    edit_events,
     encode_frame,
     translate_not_found,
 )
 from kedge.server.faults.spec import KINDS, Fault, Faults
-from kedge.server.http import build_error_response, render_error
+from kedge.server.http import build_error_response, collect_body, render_error
 from kedge.server.request_log import RECORD_KEY
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import decode, encode_escaped
@@ -99,7 +100,7 @@ class FaultyConnection:
 
     def _build_steps(self) -> list[StreamStep]:
         steps: list[StreamStep] = (
-            [EditStep(self._edit_event)] if any(KINDS[name].edit for name in self._armed) else []
+            [edit_events(self._edit_event)] if any(KINDS[name].edit for name in self._armed) else []
         )
         for name, kind in KINDS.items():
             if kind.step is not None and name in self._armed:
@@ -192,7 +193,14 @@ class FaultMiddleware:
         if not is_eligible(scope) or not (self._faults.armed or self._withheld_call_ids):
             await self._app(scope, receive, send)
             return
-        request = await self._read_request(scope, receive)
+        max_bytes: int = scope["app"].state.service.settings.limits.body_bytes
+        try:
+            request = self._parse_request(scope, await collect_body(scope, receive, max_bytes))
+        except errors.ApiError as error:
+            await build_error_response(scope, error)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
         request.update_access_record()
         armed = self._faults.armed
         slow = armed.get("slow_first_byte")
@@ -206,8 +214,7 @@ class FaultMiddleware:
         with limit_history(find_history_limit(armed, request)):
             await self._app(scope, connection.receive, connection.send)
 
-    async def _read_request(self, scope: Scope, receive: Receive) -> FaultedRequest:
-        raw = await read_whole_body(receive)
+    def _parse_request(self, scope: Scope, raw: bytes) -> FaultedRequest:
         body: Any = None
         with suppress(ValueError, RecursionError):
             body = decode(raw)
@@ -235,17 +242,6 @@ def _is_loopback(scope: Scope) -> bool:
         return ip_address(scope["server"][0]).is_loopback
     except (KeyError, TypeError, ValueError):
         return False
-
-
-async def read_whole_body(receive: Receive) -> bytes:
-    """Read the body of a request."""
-    chunks: list[bytes] = []
-    more = True
-    while more:
-        message = await receive()
-        chunks.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(chunks)
 
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> Response | None:

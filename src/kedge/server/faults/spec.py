@@ -156,7 +156,7 @@ KINDS: Mapping[str, FaultKind] = {
     ),
     "repeat_after_finish": FaultKind(
         "The deltas of a chat completion are sent again after its finish_reason.",
-        step=lambda _: effects.RepeatStep(),
+        step=lambda _: effects.repeat_deltas(),
     ),
     "lone_surrogate": FaultKind(
         "The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'.",
@@ -165,12 +165,12 @@ KINDS: Mapping[str, FaultKind] = {
     "duplicate_events": FaultKind(
         "Every event is sent twice, or those of one type only.",
         options=ONLY_OPTION,
-        step=lambda fault: effects.DuplicateStep(fault.options["only"]),
+        step=lambda fault: effects.duplicate_events(fault.options["only"]),
     ),
     "reorder_events": FaultKind(
         "Every event is swapped with the next, or those of one type only.",
         options=ONLY_OPTION,
-        step=lambda fault: effects.ReorderStep(fault.options["only"]),
+        step=lambda fault: effects.reorder_events(fault.options["only"]),
     ),
     "omit_call_id": FaultKind(
         "Calls have no call_id; outputs may name the call's item id instead.",
