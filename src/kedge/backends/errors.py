@@ -7,7 +7,6 @@ provider's reason of every failure except a rejected key.
 """
 
 import logging
-from collections.abc import Callable
 
 from kedge.errors import (
     CannotConnect,
@@ -49,10 +48,32 @@ def to_api_error(error: KedgeError) -> ApiError:
         The error to send to the client.
     """
     log.warning("the model behind this server failed: %s", _describe_error(error))
-    for kind, build in _ERROR_MAPPERS:
-        if isinstance(error, kind):
-            return build(error)
-    return _build_upstream_error(error, 502, "upstream_error", "failed in an unexpected way")
+    reason = _get_reason(error)
+    match error:
+        case RateLimited():
+            mapped = RATE_LIMITED(seconds=f"{error.retry_after or 1:g}")
+            mapped.headers |= _list_headers(error)
+            return mapped
+        case NotAuthorized():  # without the provider's message, which may contain a part of the key
+            detail = "rejected this server's API key; the operator of this server has to replace it"
+            return _build_upstream_error(error, 502, "not_authorized", detail)
+        case RequestRefused() | ServerFailed():
+            return _map_engine_error(error)
+        case StreamCut():
+            detail = "ended its stream before the answer was complete; the same request may succeed later"
+            return _build_upstream_error(error, 502, "cut", detail)
+        case Unreachable() | CannotConnect() if "in time" in reason:
+            return _build_upstream_error(error, 504, "timeout", "did not answer in time")
+        case Unreachable() | CannotConnect():
+            return _build_upstream_error(error, 503, "unreachable", f"cannot be reached: {reason}")
+        case UnsupportedParameter() | UnsupportedBlock() | Unsendable() | InvalidTurn():
+            return ApiError(
+                f"The model behind this server does not support this request: {error}",
+                param=getattr(error, "param", None),
+                code="unsupported_parameter",
+            )
+        case _:
+            return _build_upstream_error(error, 502, "error", "failed in an unexpected way")
 
 
 def _describe_error(error: KedgeError) -> str:
@@ -70,88 +91,37 @@ def _get_reason(error: KedgeError) -> str:
     return error.message if isinstance(error, EngineError) else str(error)
 
 
+def _list_headers(error: KedgeError) -> dict[str, str]:
+    after = getattr(error, "retry_after", None)
+    return {} if after is None else {"retry-after": f"{after:g}"}
+
+
 def _build_upstream_error(error: KedgeError, status: int, code: str, detail: str) -> ApiError:
     provider = getattr(error, "provider", "") or "upstream"
-    after = getattr(error, "retry_after", None)
     return ApiError(
         f"The model behind this server ({provider}) {detail.rstrip('.')}.",
         status=status,
-        code=code,
-        headers={} if after is None else {"retry-after": f"{after:g}"},
+        code=f"upstream_{code}",
+        headers=_list_headers(error),
     )
 
 
-def _map_rate_limit(error: KedgeError) -> ApiError:
-    after = getattr(error, "retry_after", None)
-    mapped = RATE_LIMITED(seconds=f"{after or 1:g}")
-    if after is not None:
-        mapped.headers["retry-after"] = f"{after:g}"
-    return mapped
-
-
-def _map_auth_error(error: KedgeError) -> ApiError:
-    # Without the provider's message, which may contain a part of the key.
-    detail = "rejected this server's API key; the operator of this server has to replace it"
-    return _build_upstream_error(error, 502, "upstream_not_authorized", detail)
-
-
-def _map_engine_error(error: KedgeError) -> ApiError:
+def _map_engine_error(error: EngineError) -> ApiError:
     """Map a rejection or a failure by whether the same request can succeed later."""
-    assert isinstance(error, EngineError)  # noqa: S101 - by the table
     reason = error.message
     if error.status in OVERLOADED_STATUSES:
-        return _build_upstream_error(
-            error, 503, "upstream_overloaded", "is overloaded; try again later"
-        )
+        return _build_upstream_error(error, 503, "overloaded", "is overloaded; try again later")
     if error.status == 404:
-        return _build_upstream_error(
-            error, 502, "upstream_not_found", f"was not found there: {reason}"
-        )
+        return _build_upstream_error(error, 502, "not_found", f"was not found there: {reason}")
     if error.code in CONTEXT_LENGTH_CODES or any(
         phrase in reason.lower() for phrase in CONTEXT_LENGTH_PHRASES
     ):
         return CONTEXT_TOO_LONG()
     if error.retryable:
         detail = "failed; the same request may succeed later"
-        return _build_upstream_error(error, 502, "upstream_failed", detail)
+        return _build_upstream_error(error, 502, "failed", detail)
     return ApiError(
         f"The model behind this server ({error.provider}) rejected the request: {reason}",
         param=error.param or None,
         code="upstream_refused" if error.code in GENERIC_CODES else error.code,
     )
-
-
-def _map_unsupported(error: KedgeError) -> ApiError:
-    return ApiError(
-        f"The model behind this server does not support this request: {error}",
-        param=getattr(error, "param", None),
-        code="unsupported_parameter",
-    )
-
-
-def _map_unreachable(error: KedgeError) -> ApiError:
-    reason = _get_reason(error)
-    if "in time" in reason:
-        return _build_upstream_error(error, 504, "upstream_timeout", "did not answer in time")
-    return _build_upstream_error(error, 503, "upstream_unreachable", f"cannot be reached: {reason}")
-
-
-def _map_stream_cut(error: KedgeError) -> ApiError:
-    detail = "ended its stream before the answer was complete; the same request may succeed later"
-    return _build_upstream_error(error, 502, "upstream_cut", detail)
-
-
-_ERROR_MAPPERS: tuple[tuple[type[KedgeError], Callable[[KedgeError], ApiError]], ...] = (
-    (RateLimited, _map_rate_limit),
-    (NotAuthorized, _map_auth_error),
-    (RequestRefused, _map_engine_error),
-    (ServerFailed, _map_engine_error),
-    (StreamCut, _map_stream_cut),
-    (Unreachable, _map_unreachable),
-    (CannotConnect, _map_unreachable),
-    (UnsupportedParameter, _map_unsupported),
-    (UnsupportedBlock, _map_unsupported),
-    (Unsendable, _map_unsupported),
-    (InvalidTurn, _map_unsupported),
-)
-"""The mapper of each kind of failure; the first match applies."""
