@@ -183,7 +183,8 @@ class ToolExchangeCompactor:
             return block
         match block:
             case ToolCallBlock():
-                shortened: Block = replace(block, arguments=_shorten_arguments(block, limit))
+                shorten = truncate_text if block.custom else truncate_json
+                shortened: Block = replace(block, arguments=shorten(block.arguments, limit))
             case ToolResultBlock():
                 text = "\n".join(map(_part_to_text, block.parts))
                 shortened = replace(block, parts=(TextPart(truncate_text(text, limit)),))
@@ -192,13 +193,6 @@ class ToolExchangeCompactor:
         if _content_length(shortened) >= _content_length(block):
             return block
         return shortened.with_metadata({SHORTENED_KEY: _content_length(block)})
-
-
-def _shorten_arguments(block: ToolCallBlock, max_chars: int) -> str:
-    """Return the shortened arguments, as JSON unless the tool has free-form input."""
-    if block.custom:
-        return truncate_text(block.arguments, max_chars)
-    return truncate_json(block.arguments, max_chars)
 
 
 def _content_length(block: Block) -> int:

@@ -46,7 +46,11 @@ def base_scope(scope: str) -> str:
 
 def derived_digests(blocks: Iterable[Block]) -> tuple[str, ...]:
     """Return the digests of the reasoning and compaction items among a response's blocks."""
-    return tuple(_digest_block(block) for block in blocks if _is_derived(block))
+    return tuple(
+        _digest_block(block)
+        for block in blocks
+        if isinstance(block, ReasoningBlock) or is_compaction(block)
+    )
 
 
 def find_compaction_start(
@@ -158,10 +162,6 @@ def _is_inserted(block: Block, state: ConversationState) -> bool:
         return False
     digest = _digest_block(block)
     return not any(digest in record.derived for record in state.anchors)
-
-
-def _is_derived(block: Block) -> bool:
-    return isinstance(block, ReasoningBlock) or is_compaction(block)
 
 
 def _digest_block(block: Block) -> str:
