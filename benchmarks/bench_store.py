@@ -26,7 +26,7 @@ from benchmarks.table import Row, compare_cpu
 from kedge.planning import plan_request, record_response
 from kedge.planning.state import get_state
 from kedge.store import ConversationRow, Node, RequestRecord, Store, open_store
-from kedge.turns import Block, Turn, assistant, dump_block, user
+from kedge.turns import Block, Source, Turn, assistant, dump_block, user
 
 BASELINE = "one bare durable INSERT"
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
@@ -40,12 +40,8 @@ def make_exchange(number: int) -> list[Block]:
         f"Question {number}: what is the weather in city number {number}, and do I need a coat? "
     )
     answer = f"In city number {number} it is mild and a little windy, so a light coat will do. " * 4
-    tags = {
-        "response_id": _make_id("resp", number),
-        "item_id": _make_id("msg", number),
-        "output_index": 0,
-    }
-    return [user(question * 2), assistant(answer, metadata=tags, origin="engine")]
+    source = Source(_make_id("resp", number), _make_id("msg", number), 0)
+    return [user(question * 2), assistant(answer, source=source, origin="engine")]
 
 
 def _make_id(kind: str, number: int) -> str:

@@ -406,12 +406,6 @@ def _hash_columns(
     return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
 
 
-def write_node_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
-    """Update the checksums of nodes whose columns were changed."""
-    update = "UPDATE nodes SET checksum = ? WHERE id = ?"
-    tx.run_many(update, [(hash_node(node), node.id) for node in nodes])
-
-
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
     """Store blocks that are not stored yet, and return the numbers of all blocks."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ RESPONSE_COLUMNS: tuple[str, ...] = tuple(
     if name not in ("node", "parent", "conversation")
 )
 STORED_COLUMNS = (*RESPONSE_COLUMNS, "checksum")
+_get_columns = attrgetter(*RESPONSE_COLUMNS)
 CHECKSUM_BYTES = 8
 _NULLABLE_TEXTS = frozenset(
     {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "settings"}
@@ -43,7 +45,7 @@ _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 def response_values(row: RequestRecord, scope: int) -> Row:
     """Return the values of `STORED_COLUMNS`, with the number of the scope instead of its name."""
-    values = [getattr(row, name) for name in RESPONSE_COLUMNS]
+    values = [*_get_columns(row)]
     for index, convert in _CONVERTERS.items():
         values[index] = convert(values[index])
     checksum = hash_response(values)
@@ -51,16 +53,12 @@ def response_values(row: RequestRecord, scope: int) -> Row:
     return (*values, checksum)
 
 
+_TO_JSON: dict[type, Callable[[Any], Any]] = {bytes: bytes.hex, int: float, bool: float}
+
+
 def hash_response(values: Sequence[Any]) -> bytes:
     """Return the checksum of the values of `RESPONSE_COLUMNS`; a database may return integers as floats."""
-    plain = [
-        each.hex()
-        if isinstance(each, bytes)
-        else each + 0.0
-        if isinstance(each, int | float)
-        else each
-        for each in values
-    ]
+    plain = [_TO_JSON[type(each)](each) if type(each) in _TO_JSON else each for each in values]
     return hashlib.sha256(json.dumps(plain).encode()).digest()[:CHECKSUM_BYTES]
 
 
