@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -24,7 +25,11 @@ from kedge.observe import otel, reset, snapshot
 from kedge.observe.logs import get_fields
 from kedge.store import RequestRecord, Store, open_store
 from kedge.store.summaries import load_exchanges
+from kedge.store.tree import build_response_graph, read_tree
 from kedge.testing import TestServer
+from kedge.web.app import create_page
+from kedge.web.models import ModelSelector
+from kedge.web.service import ConversationService
 
 SPAN_NAMES = ["chat practice", "fetch_response practice"]
 QUESTION = "Say: Hello there."
@@ -233,3 +238,28 @@ async def test_the_span_of_the_request_is_no_failure(
     assert fetched.attributes[otel.INPUT_TOKENS] == row.input_tokens
     assert fetched.attributes[otel.RESPONSE_ID] == row.provider_response_id
     provider.shutdown()
+
+
+async def test_views_show_the_request_while_it_runs(store: Store, connected: Connect) -> None:
+    """The chain has the request, which is pending, and the page does not say that it failed."""
+    engine = connected()
+    conversation = await Conversation.create(engine, store=store)
+    await wait_later(conversation)
+    (row,) = await store.responses()
+    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
+    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
+        (row.node, QUESTION, {"pending"})
+    ]
+    page = create_page(ConversationService(store, ModelSelector(engine, ("practice",))))
+    transport = httpx2.ASGITransport(page)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        path = f"/conversations/{conversation.id}"
+        html = (await client.get(path, params={"at": str(row.node)})).text
+    assert "still generated in the background" in html
+    assert "The request failed" not in html
+    await conversation.resume()
+    (row,) = await store.responses()
+    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
+    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
+        (row.node, QUESTION, {"head"})
+    ]

@@ -360,8 +360,10 @@ class RequestViews:
                 nodes = {each["node"]: each["response"] for each in chain["nodes"]}
                 for row in rows:
                     record = _describe_row(row)
-                    if row.node in nodes:
-                        self._compare("API chain", _describe_shape(nodes[row.node]), record)
+                    if row.node not in nodes:
+                        self._report("API chain", sorted(nodes), row.node)
+                        continue
+                    self._compare("API chain", _describe_shape(nodes[row.node]), record)
                     plan = await page.get(f"/api/conversations/{name}/plans/{row.node}")
                     self._compare("API plan", _describe_plan_shape(plan.json()), record)
                     html = (await page.get(f"/conversations/{name}/plans/{row.node}")).text

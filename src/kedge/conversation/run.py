@@ -379,7 +379,7 @@ class ConversationRun:
             await self._save_answer()
             row = self.log.take()
             if row and row.status == "running":
-                if self.recorder.exchanges:  # they are known only at the end of the stream
+                if self.recorder.recorded.exchanges:  # they are known only at the end of the stream
                     self.pending_answer = self.checkpoint.turn, row
                     await self._save_answer()
                 return

@@ -296,7 +296,7 @@ def build_response_graph(tree: StoredTree, now: float) -> ResponseGraph:
         above = shown_nodes.get(node.parent, 0)
         question = tree.questions.get(node.id) or questions.get(node.parent, "")
         is_pending = node.kind == "asked" and node.id not in parents
-        is_shown = node.kind in SHOWN_KINDS or is_pending
+        is_shown = node.kind in SHOWN_KINDS or is_pending or node.id in tree.responses
         shown_nodes[node.id] = node.id if is_shown else above
         questions[node.id] = "" if node.kind in SHOWN_KINDS else question
         if is_shown:

@@ -197,6 +197,7 @@ class ExchangeView:
 
 _TROUBLES = {
     "pending": "This message has no answer yet.",
+    "running": "The answer is still generated in the background.",
     "cancelled": "This answer was stopped. It is sent again only if you continue from it.",
     "refused": "The request was rejected.",
     "cut": "The answer was cut off.",
