@@ -26,7 +26,7 @@ from kedge.chat.state import build_report
 from kedge.engines import Request, to_output_schema
 from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
 from kedge.incremental.report import ReportBuilder
-from kedge.server.faults import spec
+from kedge.server import faults
 from kedge.tools.approval import Edit
 from kedge.turns.frozen_json import ReadOnlyList, ReadOnlyObject
 
@@ -263,7 +263,7 @@ FROZEN_VALUES = (
     build_report(b"", None, None),
     ReportBuilder().build(),
     Edit(NESTED),
-    spec.parse("status=429,retry_after=1"),
+    faults.parse("status=429,retry_after=1"),
     to_output_schema(int),
     Request(tools=(NESTED,), params=NESTED),
     Request().with_tools((NESTED,)),

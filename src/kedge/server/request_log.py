@@ -100,6 +100,17 @@ async def _is_valid(registry: CallerRegistry, caller: AccessToken) -> bool:
         return True
 
 
+async def receive_until(receive: Receive, end: asyncio.Event) -> Message | None:
+    """Return the next message of a client, or None if the event is set before."""
+    tasks = asyncio.ensure_future(receive()), asyncio.ensure_future(end.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return None if end.is_set() else tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 class _Connection:
     """A request or a WebSocket, whose client seems to disconnect when its token is revoked."""
 
@@ -112,16 +123,8 @@ class _Connection:
 
     async def receive(self) -> Message:
         """Return the next message of the client, or its disconnect if the token is revoked."""
-        message = asyncio.ensure_future(self._receive())
-        revoked = asyncio.ensure_future(self.revoked.wait())
-        try:
-            await asyncio.wait((message, revoked), return_when=asyncio.FIRST_COMPLETED)
-            if not self.revoked.is_set():
-                return message.result()
-        finally:
-            message.cancel()
-            revoked.cancel()
-        return {"type": f"{self._scope['type']}.disconnect", "code": POLICY_VIOLATION}
+        disconnect = {"type": f"{self._scope['type']}.disconnect", "code": POLICY_VIOLATION}
+        return await receive_until(self._receive, self.revoked) or disconnect
 
     async def send(self, message: Message) -> None:
         """Send a message of the app, unless the token is revoked."""

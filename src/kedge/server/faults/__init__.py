@@ -1,9 +1,329 @@
 """Fault injection: make the local server misbehave as real servers do.
 
-``spec`` parses fault specifications and has the active ones; ``middleware`` applies them to requests,
-``effects`` are what they change. See docs/practice.md.
+A fault is written as its name, its value and its options: ``cut_after_events=3``,
+``status=429,retry_after=1,times=2``, ``forget_silently,echo=no``. ``KINDS`` lists them all. A fault
+applies to requests for a response, at any endpoint; with ``times=k`` it is removed after the k-th
+request that it changed. ``middleware`` applies the active faults to requests, ``effects`` are what they change. See
+docs/faults.md.
 """
 
-from kedge.server.faults.spec import KINDS, Fault, Faults, parse
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
 
-__all__ = ["KINDS", "Fault", "Faults", "parse"]
+from starlette.responses import Response
+
+from kedge.errors import InvalidFault
+from kedge.server.faults import effects
+from kedge.server.faults.effects import Body, Fault, FaultedRequest, StreamStep
+
+
+@dataclass(frozen=True, slots=True)
+class FaultArgument:
+    """The value of a fault or of an option: its placeholder in the docs, its parser, its default."""
+
+    placeholder: str
+    parse: Callable[[str], Any]
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """One kind of fault: its description, its value, its options and its effect.
+
+    The effect may be a response instead of that of the server (``override``), a change of a response or of each event
+    of its stream (``edit``, which returns whether it changed anything), a change of the order of events (``step``), or
+    the number of earlier responses that the model sees (``history``). ``middleware`` has the effects on the connection.
+    """
+
+    description: str
+    value: FaultArgument | None = None
+    options: Mapping[str, FaultArgument] = field(default_factory=dict[str, FaultArgument])
+    override: Callable[[Fault, FaultedRequest], Response | None] | None = None
+    edit: Callable[[Fault, FaultedRequest, Body], bool] | None = None
+    step: Callable[[Fault], StreamStep] | None = None
+    history: Callable[[Fault], int] | None = None
+    is_memory: bool = False
+    """Whether it is a fault of memory: while one is active, the server does not identify itself."""
+
+
+def _integer_parser(minimum: int, maximum: float, description: str) -> Callable[[str], int]:
+    def parse_integer(text: str) -> int:
+        if not text.isdecimal() or not minimum <= int(text) <= maximum:
+            raise ValueError(description)
+        return int(text)
+
+    return parse_integer
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise ValueError("a number of seconds up to 3600")
+    return seconds
+
+
+def _choice_argument(*choices: str, default: str | None = None) -> FaultArgument:
+    def parse_choice(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    return FaultArgument("|".join(choices), parse_choice, default)
+
+
+COUNT_ARGUMENT = FaultArgument("N", _integer_parser(0, inf, "an integer, 0 or more"))
+STATUS_ARGUMENT = FaultArgument("CODE", _integer_parser(400, 599, "an HTTP status from 400 to 599"))
+SECONDS_ARGUMENT = FaultArgument("SECONDS", _parse_seconds)
+ONLY_OPTION: Mapping[str, FaultArgument] = {"only": FaultArgument("TYPE", str)}
+
+KINDS: Mapping[str, FaultKind] = {
+    "cut_after_events": FaultKind(
+        "The connection breaks after N events of a stream.", COUNT_ARGUMENT
+    ),
+    "cut_in_event": FaultKind(
+        "The connection breaks in the middle of an event, after N complete ones.", COUNT_ARGUMENT
+    ),
+    "fail_after_events": FaultKind(
+        "The stream ends with an error event after N events; the server was overloaded.",
+        COUNT_ARGUMENT,
+    ),
+    "status": FaultKind(
+        "The request is rejected with this HTTP status; retry_after sends the header of that name.",
+        STATUS_ARGUMENT,
+        {"retry_after": SECONDS_ARGUMENT},
+        override=effects.reject_with_status,
+    ),
+    "slow_first_byte": FaultKind("Nothing is sent for this time.", SECONDS_ARGUMENT),
+    "forget_all": FaultKind(
+        "All stored responses are deleted before the request is handled.",
+        override=effects.forget_all,
+        is_memory=True,
+    ),
+    "forget_silently": FaultKind(
+        "The model sees no earlier response, yet the status is 200; with echo=no the response does "
+        "not name the previous response or conversation either, with echo=late it does at its start "
+        "only, with echo=missing the member is absent.",
+        options={"echo": _choice_argument("yes", "no", "late", "missing", default="yes")},
+        edit=effects.omit_echo,
+        history=lambda _: 0,
+        is_memory=True,
+    ),
+    "remember": FaultKind(
+        "The model sees only the last N responses of the chain; the status is 200.",
+        COUNT_ARGUMENT,
+        history=lambda fault: fault.value,
+        is_memory=True,
+    ),
+    "anonymous": FaultKind("The server does not identify itself to its clients.", is_memory=True),
+    "report_usage": FaultKind(
+        "The usage is left out, is always the same, counts only the tokens of the request itself, "
+        "counts cached tokens apart from the others, or does not count whitespace in the request.",
+        _choice_argument("none", "constant", "new", "uncached", "trimmed"),
+        edit=effects.change_usage,
+        is_memory=True,
+    ),
+    "report_unstored": FaultKind(
+        "The response has store: false, whatever was requested.",
+        edit=effects.report_unstored,
+        is_memory=True,
+    ),
+    "reuse_response_id": FaultKind(
+        "Every response has the same id, which continues the newest of them.",
+        edit=effects.reuse_response_id,
+        is_memory=True,
+    ),
+    "hide_stored": FaultKind(
+        "A stored response cannot be fetched: GET is answered with 404.", is_memory=True
+    ),
+    "change_completed": FaultKind(
+        "The completed event of a stream has another text, other arguments of calls, or one output "
+        "item less than the events before it.",
+        _choice_argument("text", "arguments", "missing"),
+        edit=effects.change_completed,
+    ),
+    "omit_output_index": FaultKind(
+        "The events of a stream have no output_index.",
+        edit=lambda _, __, event: event.pop("output_index", None) is not None,
+    ),
+    "stream_content_type": FaultKind(
+        "A stream is sent without a content type, or as text/plain.",
+        _choice_argument("none", "plain"),
+    ),
+    "repeat_after_finish": FaultKind(
+        "The deltas of a chat completion are sent again after its finish_reason.",
+        step=lambda _: effects.repeat_deltas(),
+    ),
+    "lone_surrogate": FaultKind(
+        "The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'.",
+        edit=effects.break_surrogates,
+    ),
+    "duplicate_events": FaultKind(
+        "Every event is sent twice, or those of one type only.",
+        options=ONLY_OPTION,
+        step=lambda fault: effects.duplicate_events(fault.options["only"]),
+    ),
+    "reorder_events": FaultKind(
+        "Every event is swapped with the next, or those of one type only.",
+        options=ONLY_OPTION,
+        step=lambda fault: effects.reorder_events(fault.options["only"]),
+    ),
+    "omit_call_id": FaultKind(
+        "Calls have no call_id; outputs may name the call's item id instead.",
+        edit=effects.remove_call_ids,
+    ),
+    "empty_call_id": FaultKind(
+        "Calls have an empty call_id; outputs may name the call's item id instead.",
+        edit=effects.remove_call_ids,
+    ),
+    "omit_call_name": FaultKind("Calls have no name.", edit=effects.omit_call_names),
+    "omit_response_id": FaultKind("The response has no id.", edit=effects.omit_response_id),
+    "refuse_encrypted_reasoning": FaultKind(
+        "A request with encrypted reasoning is rejected.",
+        override=effects.reject_encrypted_reasoning,
+    ),
+    "refuse_previous_response_id": FaultKind(
+        "A request with a previous_response_id is rejected with the message of this server.",
+        _choice_argument(*effects.UNSUPPORTED),
+        override=effects.reject_previous_response,
+        is_memory=True,
+    ),
+    "refuse_empty_input": FaultKind(
+        "A request with empty input is rejected, also if it continues a response.",
+        override=effects.reject_empty_input,
+    ),
+    "refuse_output_format": FaultKind(
+        "A request for an answer that matches a JSON schema is rejected: the model has no structured output.",
+        override=effects.reject_output_format,
+    ),
+    "not_found": FaultKind(
+        "An unknown previous response is rejected with the message and body of this server.",
+        _choice_argument(*effects.NOT_FOUND),
+    ),
+}
+"""Every kind of fault, by name."""
+
+TIMES_ARGUMENT = FaultArgument("K", _integer_parser(1, inf, "an integer, 1 or more"))
+
+
+def parse(spec: str) -> Fault:
+    """Parse a fault specification.
+
+    Args:
+        spec: For example ``status=429,retry_after=1``.
+
+    Returns:
+        The fault.
+
+    Raises:
+        InvalidFault: If it is invalid; the message lists what is valid.
+    """
+    first, *rest = [part.strip() for part in spec.split(",")]
+    name, *_ = first.partition("=")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise InvalidFault(f"unknown fault {name!r}; choose one of {', '.join(KINDS)}")
+    value = _parse_argument(spec, first, kind.value)
+    arguments = {**kind.options, "times": TIMES_ARGUMENT}
+    options = {option: argument.default for option, argument in kind.options.items()}
+    for part in rest:
+        option, *_ = part.partition("=")
+        if option not in arguments:
+            raise InvalidFault(
+                f"{spec!r}: {name} has no option {option!r}, only {', '.join(arguments)}"
+            )
+        options[option] = _parse_argument(spec, part, arguments[option])
+    times = options.pop("times", None)
+    return Fault(name, value, options, times)
+
+
+def _parse_argument(spec: str, part: str, argument: FaultArgument | None) -> Any:
+    name, equals, text = part.partition("=")
+    if argument is None:
+        if equals:
+            raise InvalidFault(f"{spec!r}: {name} takes no value")
+        return None
+    if not text:
+        raise InvalidFault(f"{spec!r}: {name} needs a value: {name}={argument.placeholder}")
+    try:
+        return argument.parse(text)
+    except ValueError as problem:
+        raise InvalidFault(f"{spec!r}: {name} must be {problem}, not {text!r}") from None
+
+
+class Faults:
+    """The active faults, at most one of each kind. They may change while the server runs.
+
+    Args:
+        specs: Specifications of the first faults.
+
+    Raises:
+        InvalidFault: If a specification is invalid.
+
+    Example:
+        >>> faults = Faults(["cut_after_events=3"])
+        >>> faults.set("status=429,retry_after=1", times=2)
+    """
+
+    def __init__(self, specs: Iterable[str] = ()) -> None:
+        self._armed: dict[str, Fault] = {}
+        self._lock = threading.Lock()
+        for spec in specs:
+            self.set(spec)
+
+    def set(self, spec: str, *, times: int | None = None) -> Fault:
+        """Activate a fault, replacing an earlier one of its kind.
+
+        Args:
+            spec: The specification.
+            times: The number of requests that it applies to; None for all.
+
+        Returns:
+            The fault.
+
+        Raises:
+            InvalidFault: If the specification is invalid.
+        """
+        fault = parse(spec if times is None else f"{spec},times={times}")
+        with self._lock:
+            self._armed[fault.name] = fault
+        return fault
+
+    def clear(self, name: str | None = None) -> None:
+        """Deactivate faults.
+
+        Args:
+            name: The kind to deactivate; None for all.
+        """
+        with self._lock:
+            if name is None:
+                self._armed.clear()
+            else:
+                self._armed.pop(name, None)
+
+    @property
+    def armed(self) -> Mapping[str, Fault]:
+        """The active faults by name; ``times`` counts down."""
+        with self._lock:
+            return dict(self._armed)
+
+    @property
+    def hides_server(self) -> bool:
+        """Whether the server does not identify itself, because a fault of memory is active."""
+        return any(KINDS[name].is_memory for name in self.armed)
+
+    def consume(self, fault: Fault) -> None:
+        """Count down the ``times`` of a fault that applied to one request."""
+        with self._lock:
+            active = self._armed.get(fault.name)
+            if active is None or active.times is None:
+                return
+            if active.times == 1:
+                del self._armed[fault.name]
+            else:
+                self._armed[fault.name] = replace(active, times=active.times - 1)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
+from kedge.server.faults import KINDS, Fault, Faults
 from kedge.server.faults.effects import (
     RESPONSES_PATH,
     Body,
@@ -28,9 +29,8 @@ from kedge.server.faults.effects import (
     encode_frame,
     translate_not_found,
 )
-from kedge.server.faults.spec import KINDS, Fault, Faults
 from kedge.server.http import build_error_response, collect_body, render_error
-from kedge.server.request_log import RECORD_KEY
+from kedge.server.request_log import RECORD_KEY, receive_until
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import decode, encode_escaped
 
@@ -60,12 +60,7 @@ class FaultyConnection:
         if self._request_body is not None:
             request, self._request_body = self._request_body, None
             return {"type": "http.request", "body": request, "more_body": False}
-        ends = [asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._is_cut.wait())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
+        await receive_until(self._receive, self._is_cut)
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
