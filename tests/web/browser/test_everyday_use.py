@@ -348,6 +348,15 @@ def test_toast_does_not_cover_the_composer(page: PageServer, watched: WatchedTab
 
 
 @pytest.mark.parametrize("watched", [PHONE], indirect=True)
+def test_actions_have_one_line_each_on_phones(page: PageServer, watched: WatchedTab) -> None:
+    """The labels of the actions of an answer are not broken into letters."""
+    tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
+    heights = tab.locator(".acts-row > *").evaluate_all("all => all.map(each => each.clientHeight)")
+    assert len(heights) == 5
+    assert max(heights) <= 40
+
+
+@pytest.mark.parametrize("watched", [PHONE], indirect=True)
 def test_disclosures_have_marks_on_phones(page: PageServer, watched: WatchedTab) -> None:
     """Each summary that can be opened on a phone shows a mark at the end of its line."""
     name = page.create_conversation("Please call add with a=2 and b=3")
