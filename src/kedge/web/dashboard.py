@@ -26,7 +26,6 @@ from kedge.analytics import (
 from kedge.observe import snapshot
 from kedge.planning import REASONS
 from kedge.planning.explain import MODE_REASONS
-from kedge.server.sse import EventStreamResponse
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision, list_summaries
 from kedge.text.display import (
@@ -220,7 +219,7 @@ def build_charts(
         ),
         draw_ranking(
             "Tool calls by source of their id",
-            _rank_calls(counts),
+            _rank_counts([Count(*each) for each in (counts.call_ids or {}).items() if each[1]]),
             "No tool calls in this process.",
             "Who made the id by which a tool call and its result belong together",
         ),
@@ -283,15 +282,6 @@ def _rank_lengths(stats: Analytics) -> list[RankedBar]:
             next((name for maximum, name in _LENGTH_BINS if length <= maximum), _LAST_LENGTH_BIN)
         ] += times
     return [RankedBar(name, times, format_number(times)) for name, times in sums.items() if times]
-
-
-def _rank_calls(counts: ProcessCounts) -> list[RankedBar]:
-    call_ids = counts.call_ids or {}
-    return [
-        RankedBar(name, times, format_number(times))
-        for name, times in sorted(call_ids.items())
-        if times
-    ]
 
 
 POLL_INTERVAL = 0.25
@@ -431,16 +421,10 @@ async def read_change_token(service: ConversationService) -> str:
     return "-".join(map(str, await get_revision(service.store)))
 
 
-def stream_figures(
-    service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
-) -> EventStreamResponse:
-    """Stream the rendered figures as server-sent events; ``seen`` is the page's last change token."""
-    return EventStreamResponse(_iter_figures(service, range_name, seen, is_stopping))
-
-
-async def _iter_figures(
+async def iter_figures(
     service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
+    """Yield the rendered figures as server-sent events; ``seen`` is the page's last change token."""
     yield b"retry: 1000\n\n"
     idle_ticks = 0
     while not is_stopping():

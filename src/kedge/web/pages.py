@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from kedge.errors import StoreError
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
+from kedge.server.sse import EventStreamResponse
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import ConversationSummary, list_labels
 from kedge.text import display
@@ -20,8 +21,8 @@ from kedge.web.dashboard import (
     DEFAULT_RANGE,
     RANGES,
     build_dashboard,
+    iter_figures,
     read_change_token,
-    stream_figures,
 )
 from kedge.web.openapi import ApiCall, get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
@@ -203,7 +204,8 @@ async def stream_dashboard(request: Request) -> Response:
     """Stream the figures of the dashboard after every change."""
     service = get_service(request)
     seen = request.query_params.get("seen") or await read_change_token(service)
-    return stream_figures(service, _read_range(request), seen, request.app.state.stopping)
+    figures = iter_figures(service, _read_range(request), seen, request.app.state.stopping)
+    return EventStreamResponse(figures)
 
 
 def _read_range(request: Request) -> str:
