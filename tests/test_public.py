@@ -266,7 +266,7 @@ FROZEN_VALUES = (
     faults.parse("status=429,retry_after=1"),
     to_output_schema(int),
     Request(tools=(NESTED,), params=NESTED),
-    Request().with_tools((NESTED,)),
+    Request(tools=(NESTED,)),
     Request.of(tools=[NESTED], extra_body=NESTED),
     ItemCompleted(NESTED),
     OpaqueEvent("a", NESTED),

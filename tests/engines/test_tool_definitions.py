@@ -53,7 +53,7 @@ def test_the_body_and_its_hash_do_not_change(tools: list[Any], settings: dict[st
     "make",
     [
         lambda: Request(tools=(make_definition(),)),
-        lambda: Request().with_tools((make_definition(),)),
+        lambda: Request(tools=(make_definition(),)),
     ],
 )
 def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
@@ -93,8 +93,8 @@ def test_later_changes_of_the_caller_have_no_effect() -> None:
 def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
     """Requests contain the same object, which equals the definition of the tool."""
     toolbox = Toolbox(add)
-    [first] = Request().with_tools(toolbox.frozen_definitions()).tools
-    [second] = Request().with_tools(toolbox.frozen_definitions()).tools
+    [first] = Request(tools=toolbox.frozen_definitions()).tools
+    [second] = Request(tools=toolbox.frozen_definitions()).tools
     assert first is second
     assert first == add.definition() == toolbox.definitions()[0]
 

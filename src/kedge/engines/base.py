@@ -69,9 +69,14 @@ class TurnProbe:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The options of a request: how to send a Turn, and with which tools.
+    """The options of a request, as ``RequestOptions`` describes them, in the form that engines and middleware use.
 
-    ``params`` are further members of the request body, by the names of the provider's API.
+    Attributes:
+        params: The parameters: members of the request body, by the names of the provider's API.
+        probe: The last state of the Turn inside the middleware that receives this request.
+        filters: The content filters of the full stack, for components that send or store content.
+        applied: The content filters outside of this position, which must also be applied to content added here.
+        output: The schema of the answer, if it is typed.
     """
 
     model: str = ""
@@ -79,29 +84,18 @@ class Request(msgspec.Struct, frozen=True):
     tools: tuple[Mapping[str, Any], ...] = ()
     params: Mapping[str, Any] = EMPTY
     candidates: tuple[AnchorRecord, ...] = ()
-    """Further anchors that may be used, such as those of a store's index."""
     streaming: bool = True
     resend_limit: int | ResendLimit | None = None
-    """Raise, rather than heal, if a full send would be more bytes or blocks than this."""
     probe: TurnProbe | None = None
     tap: WireTap | None = None
-    """Called with each request and its reply, as they were transmitted."""
     before_send: BeforeSend | None = None
-    """Awaited before each request of the run, for example to store what is sent."""
     heal: bool = True
-    """Whether a request that the server rejects, or answers without its context, is sent again in full."""
     keep_reasoning: bool = True
-    """Whether encrypted reasoning is requested, so that it can be sent again."""
     ephemeral: str = ""
-    """System text of this run only, which does not become part of a Turn."""
     filters: ContentFilters = msgspec.field(default_factory=ContentFilters)
-    """The content filters of the full stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
-    """The content filters outside of this position, which must also be applied to content added here."""
     output: OutputSchema[Any] | None = None
-    """The schema of the answer, if it is typed."""
     output_retries: int = DEFAULT_OUTPUT_RETRIES
-    """How often an answer that does not match ``output`` is requested again."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
@@ -131,15 +125,14 @@ class Request(msgspec.Struct, frozen=True):
                 "text.format", "set one of the two", "output= determines text.format"
             )
         functions, definitions = _split_tools(given.pop("tools", ()))
-        return cls(
-            mode=validate_mode(given.pop("mode", None)),
-            tools=(*definitions, *_describe_tools(functions)),
-            params=params,
-            candidates=tuple(given.pop("candidates", ())),
-            output=None if output is None else to_output_schema(output),
-            ephemeral=_join_ephemeral(given.pop("ephemeral", ())),
-            **given,
-        )
+        given |= {
+            "mode": validate_mode(given.get("mode")),
+            "tools": (*definitions, *_describe_tools(functions)),
+            "candidates": tuple(given.get("candidates", ())),
+            "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
+        }
+        schema = None if output is None else to_output_schema(output)
+        return cls(params=params, output=schema, **given)
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of an engine and of this request, with the format of a typed answer."""
@@ -163,14 +156,6 @@ class Request(msgspec.Struct, frozen=True):
             return plan
         text = self.filters.apply(system(self.ephemeral), ("input",)).text
         return replace(plan, instructions="\n\n".join(filter(None, (plan.instructions, text))))
-
-    def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
-        """Return the request with further tools."""
-        return replace(self, tools=(*self.tools, *tools))
-
-    def with_probe(self, probe: TurnProbe) -> "Request":
-        """Return the request with another probe; every middleware of a stack sets its own."""
-        return replace(self, probe=probe)
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:

@@ -1,7 +1,7 @@
 """Group the blocks of a Turn into alternating model output and input, for the stateless APIs.
 
 These APIs have no items, only messages of two roles, and they require the results of calls directly after the
-message with the calls. So blocks are grouped into ``AssistantTurn`` and ``UserTurn``, and within a user turn
+message with the calls. So blocks are grouped into ``AssistantGroup`` and ``UserGroup``, and within a user group
 the results come first.
 """
 
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar, cast
 
 from kedge.errors import UnsupportedBlock
 from kedge.planning import RequestPlan
@@ -50,6 +51,7 @@ class UserGroup:
 
 
 MessageGroup = AssistantGroup | UserGroup
+G = TypeVar("G", AssistantGroup, UserGroup)
 
 
 def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
@@ -65,14 +67,14 @@ def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
     for block in blocks:
         match block:
             case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
-                _open_assistant_group(groups).blocks.append(block)
+                _open_group(groups, AssistantGroup).blocks.append(block)
             case ToolResultBlock() | UserBlock() | SystemBlock() if members := get_members(block):
                 detail = f"it has members of an item of another API ({', '.join(sorted(members))})"
                 raise unsupported_block(block, provider, "remove them from its extra", detail)
             case ToolResultBlock():
-                _open_user_group(groups).results.append(block)
+                _open_group(groups, UserGroup).results.append(block)
             case UserBlock() | SystemBlock():
-                _open_user_group(groups).inputs.append(block)
+                _open_group(groups, UserGroup).inputs.append(block)
             case UnknownBlock():
                 raise UnsupportedBlock(
                     f"block {block.id} is of a kind that this version of Kedge does not know "
@@ -82,18 +84,11 @@ def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
     return groups
 
 
-def _open_assistant_group(groups: list[MessageGroup]) -> AssistantGroup:
-    if groups and isinstance(last := groups[-1], AssistantGroup):
-        return last
-    groups.append(group := AssistantGroup())
-    return group
-
-
-def _open_user_group(groups: list[MessageGroup]) -> UserGroup:
-    if groups and isinstance(last := groups[-1], UserGroup):
-        return last
-    groups.append(group := UserGroup())
-    return group
+def _open_group(groups: list[MessageGroup], kind: type[G]) -> G:
+    """Return the last group if it is of a kind, or else a new one."""
+    if not groups or not isinstance(groups[-1], kind):
+        groups.append(kind())
+    return cast("G", groups[-1])
 
 
 def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:

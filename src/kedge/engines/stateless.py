@@ -21,6 +21,7 @@ from kedge.engines.request_body import SendOptions
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_plan
 from kedge.engines.response import RawResponse
+from kedge.engines.tool_definitions import to_definition
 from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
@@ -44,10 +45,6 @@ class Advice:
     no_model: str = ""
 
 
-class _ReasoningMissingError(HealableError):
-    """The server requires the reasoning of earlier responses."""
-
-
 class StatelessEngine(RequestEngine):
     """The base of engines for stateless APIs; a subclass renders requests for its API.
 
@@ -58,6 +55,10 @@ class StatelessEngine(RequestEngine):
 
     path: ClassVar[str]
     sdk: ClassVar["Sdk"] = "openai"
+    map_tool: ClassVar[Callable[[Mapping[str, Any]], Mapping[str, Any]]]
+    """Converts the definition of a tool from the Responses API."""
+    can_replay_reasoning: ClassVar[bool] = False
+    """Whether a server may require reasoning that it did not encrypt."""
 
     def __init__(
         self,
@@ -88,18 +89,32 @@ class StatelessEngine(RequestEngine):
         """Whether reasoning that the provider did not encrypt is sent."""
 
     @abstractmethod
+    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
+        """Return the messages of a plan."""
+
+    @abstractmethod
+    def _add_params(
+        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a body with the parameters of a request; members that are ``None`` are not sent."""
+
+    def _concerns_reasoning(self, error: EngineError) -> bool:
+        """Return whether the server rejected a request because of reasoning in it, or missing from it."""
+        return False
+
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the body of the request; members that are ``None`` are not sent."""
-
-    def _is_reasoning_rejected(self, error: EngineError) -> bool:
-        """Return whether the server rejected a request because of the reasoning in it."""
-        return False
-
-    def _is_reasoning_missing(self, error: EngineError) -> bool:
-        """Return whether the server rejected a request because reasoning of earlier responses is missing."""
-        return False
+        body: dict[str, Any] = {
+            "model": request.model or self.model,
+            "messages": self._render_messages(plan),
+        }
+        if request.tools:
+            convert = type(self).map_tool
+            body["tools"] = [to_definition(each).convert(convert) for each in request.tools]
+        if request.streaming:
+            body["stream"] = True
+        return self._add_params(body, plan, params)
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         """Add the members to a body that make the provider cache it."""
@@ -169,15 +184,15 @@ class StatelessEngine(RequestEngine):
         error = self._add_advice(error)
         if not isinstance(error, RequestRefused):
             return error
-        if self._is_reasoning_rejected(error) and _has_reasoning(session.plan):
+        plan = session.plan
+        is_missing = self.can_replay_reasoning and not plan.unsealed
+        if self._concerns_reasoning(error) and (is_missing or _has_reasoning(plan)):
             return HealableError("reasoning", error)
-        if self._is_reasoning_missing(error) and not self._replay_reasoning:
-            return _ReasoningMissingError("reasoning", error)
         return error
 
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
         """Send the reasoning of earlier responses from now on if it is missing, or else omit it."""
-        if isinstance(failure, _ReasoningMissingError):
+        if self.can_replay_reasoning and not session.plan.unsealed:
             self._replay_reasoning = True
         else:
             session.options = replace(session.options, reasoning=False)

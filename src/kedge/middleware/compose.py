@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypedDict, cast
 
+from msgspec import structs
+
 from kedge.compaction import Compactor
 from kedge.engines.base import (
     Engine,
@@ -149,7 +151,7 @@ class StackLayer(BaseMiddleware):
             probe, turn = TurnProbe(turn), layer.plain.enter(turn)
             layer = cast("StackLayer", layer.plain.inner)
         inside = TurnProbe(turn)
-        request = request.with_probe(inside)
+        request = structs.replace(request, probe=inside)
         if not layer.name:
             # All filters are applied, also those of guards inside, because only filtered content may be stored.
             turn = request.filters.apply_to_turn(turn, ("input",))

@@ -226,7 +226,8 @@ def _count_run(run: ToolRun) -> None:
 def _offer_tools(request: Request, toolbox: Toolbox) -> Request:
     """Return the request with these tools; the descriptions of external tools are filtered."""
     edit = request.filters.edit_text if request.filters else None
-    return request.with_tools(toolbox.frozen_definitions(edit))
+    offered = (*request.tools, *toolbox.frozen_definitions(edit))
+    return structs.replace(request, tools=offered)
 
 
 def find_open_calls(turn: Turn) -> list[ToolCallBlock]:

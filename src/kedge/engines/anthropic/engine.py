@@ -21,7 +21,6 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
-from kedge.engines.tool_definitions import to_definition
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
@@ -233,6 +232,7 @@ class AnthropicEngine(StatelessEngine):
 
     decoder_type = AnthropicDecoder
     path = "/v1/messages"
+    map_tool = staticmethod(map_tool)
     sdk: ClassVar["Sdk"] = "anthropic"
 
     def __init__(
@@ -271,19 +271,14 @@ class AnthropicEngine(StatelessEngine):
             raise ServerFailed("the server did not return a token count", provider=self.name)
         return tokens
 
-    def _build_body(
-        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
+    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
+        return render_messages(plan, self.name)
+
+    def _add_params(
+        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": request.model or self.model,
-            "messages": render_messages(plan, self.name),
-        }
         if plan.instructions is not None:
             body["system"] = plan.instructions
-        if request.tools:
-            body["tools"] = [to_definition(each).convert(map_tool) for each in request.tools]
-        if request.streaming:
-            body["stream"] = True
         merge(body, map_params(params, self._param_rules))
         return reconcile_body(body)
 
@@ -293,6 +288,6 @@ class AnthropicEngine(StatelessEngine):
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         place_breakpoints(body, plan, self._cache_rules(body["model"], body), self._cache_lifetime)
 
-    def _is_reasoning_rejected(self, error: EngineError) -> bool:
+    def _concerns_reasoning(self, error: EngineError) -> bool:
         message = error.message
         return error.status == 400 and "Invalid" in message and "thinking" in message

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kedge.engines.base import Request
 from kedge.engines.cache_control import anthropic_rules, mark_chat_messages
 from kedge.engines.chat_completions.render import render_messages
 from kedge.engines.param_rules import (
@@ -18,7 +17,6 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.request_body import LOGPROBS
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.tool_definitions import to_definition
 from kedge.errors import EngineError, UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
@@ -164,6 +162,8 @@ class ChatCompletionsEngine(StatelessEngine):
 
     decoder_type = ChatDecoder
     path = "/chat/completions"
+    map_tool = staticmethod(map_tool)
+    can_replay_reasoning = True
     text_only_results = True
 
     def __init__(
@@ -185,18 +185,13 @@ class ChatCompletionsEngine(StatelessEngine):
         self._replay_reasoning = replay_reasoning
         self._cache_control = cache_control
 
-    def _build_body(
-        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
+    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
+        return render_messages(plan, self.name, self._max_call_id)
+
+    def _add_params(
+        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         check_choice_count(params)
-        body: dict[str, Any] = {
-            "model": request.model or self.model,
-            "messages": render_messages(plan, self.name, self._max_call_id),
-        }
-        if request.tools:
-            body["tools"] = [to_definition(each).convert(map_tool) for each in request.tools]
-        if request.streaming:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
         more = map_params(params, self._param_rules)
         if "tools" not in {**body, **more}:
             more = {
@@ -204,7 +199,12 @@ class ChatCompletionsEngine(StatelessEngine):
                 for k, v in more.items()
                 if k not in TOOL_ONLY_PARAMS or v not in TOOL_ONLY_PARAMS[k]
             }
-        return {**body, **more, **self._build_stream_options(body, more, params)}
+        if "stream" in body:
+            # With usage included, unless the caller disabled it.
+            chosen = params.get("stream_options", {})
+            options = None if chosen is None else {"include_usage": True, **chosen}
+            more["stream_options"] = options
+        return {**body, **more}
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         return anthropic_rules(model, "5m") if self._cache_control else self.cache_rules
@@ -215,21 +215,5 @@ class ChatCompletionsEngine(StatelessEngine):
         elif cache.key:
             body.setdefault("prompt_cache_key", cache.key)
 
-    def _is_reasoning_rejected(self, error: EngineError) -> bool:
-        return self._replay_reasoning and self._mentions_reasoning(error)
-
-    def _is_reasoning_missing(self, error: EngineError) -> bool:
-        return not self._replay_reasoning and self._mentions_reasoning(error)
-
-    @staticmethod
-    def _mentions_reasoning(error: EngineError) -> bool:
+    def _concerns_reasoning(self, error: EngineError) -> bool:
         return error.status in (400, 422) and "reasoning_content" in error.message
-
-    @staticmethod
-    def _build_stream_options(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a stream with usage included, unless the caller disabled it."""
-        if "stream_options" not in body:
-            return {}
-        if "stream_options" in params and params["stream_options"] is None:
-            return {"stream_options": None}
-        return {"stream_options": {**body["stream_options"], **more.get("stream_options", {})}}
