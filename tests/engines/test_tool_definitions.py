@@ -53,7 +53,7 @@ def test_the_body_and_its_hash_do_not_change(tools: list[Any], settings: dict[st
     "make",
     [
         lambda: Request(tools=(make_definition(),)),
-        lambda: Request(tools=(make_definition(),)),
+        lambda: Request.of(tools=[make_definition()]),
     ],
 )
 def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
