@@ -1,10 +1,12 @@
 """Test the HTTP client: its headers, proxies, retries and the bodies of errors."""
 
+import asyncio
 import gzip
 import json
 import socket
 import threading
 
+import aiohttp
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -213,3 +215,16 @@ async def test_closed_client_cannot_reach_its_server() -> None:
     await client.close()
     with pytest.raises(Unreachable):
         await client.send("GET", "/models", headers={})
+
+
+async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that times out is reported as such, although its root cause is a cancellation."""
+
+    async def time_out(*_: object, **__: object) -> None:
+        raise aiohttp.ConnectionTimeoutError("timeout") from asyncio.CancelledError()
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", time_out)
+    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {}, max_retries=0)
+    with pytest.raises(Unreachable, match="did not answer in time"):
+        await client.send("GET", "/models", headers={})
+    await client.close()

@@ -119,7 +119,9 @@ class HttpClient:
                 )
             except self.read_errors as exc:
                 if not retries or self._session.closed or isinstance(exc, aiohttp.InvalidURL):
-                    raise self.errors.build_unreachable(exc) from self.errors.find_cause(exc)
+                    timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
+                    error = self.errors.build_unreachable(exc, timed_out=timed_out)
+                    raise error from self.errors.find_cause(exc)
             else:
                 if response.status < 300:
                     return RawResponse(

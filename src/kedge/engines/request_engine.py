@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from msgspec.structs import replace
 from typing_extensions import TypeVar
@@ -54,6 +54,9 @@ from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan, get_stat
 from kedge.planning.render import measure_full_body
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
+
+if TYPE_CHECKING:
+    from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder
 
 log = get_logger("kedge.engines")
 
@@ -233,7 +236,7 @@ class Answer(Generic[SessionT]):
 class RequestEngine(Engine, Generic[SessionT]):
     """The base of engines that send requests to a provider; a subclass implements one API."""
 
-    decoder_type: ClassVar[type[StreamDecoder]]
+    decoder_type: ClassVar["type[ResponsesDecoder | ChatDecoder | AnthropicDecoder]"]
     """The decoder of a response."""
 
     def __init__(

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from kedge.engines import responses_endpoints
 from kedge.engines.audit import Audit, audit, audit_blocks
-from kedge.engines.background import continue_stream, fetch_response, stream_response
 from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
@@ -41,7 +40,12 @@ from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_lost_context, record_plan
 from kedge.engines.request_options import to_resend_limit
 from kedge.engines.response import RawResponse
-from kedge.engines.responses_endpoints import identify_server
+from kedge.engines.responses_endpoints import (
+    continue_stream,
+    fetch_response,
+    identify_server,
+    stream_response,
+)
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage

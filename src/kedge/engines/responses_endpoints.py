@@ -1,13 +1,30 @@
-"""Further endpoints of the Responses API: token counts, compaction and the server's identity."""
+"""Further endpoints of the Responses API: token counts, compaction, identity, and responses in the background.
 
+A response that a server generates in the background continues when its connection ends. It is paid for once, so it is
+fetched by its id and never requested again: as a stream from the event after the last one received, or else as an
+object once it has ended.
+"""
+
+import json
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+from anyio import sleep
+
 from kedge.engines.request_body import build_input
+from kedge.engines.response import RawResponse, make_response
 from kedge.engines.transport import Transport
-from kedge.errors import EngineError, RequestRefused, ServerFailed
+from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut
 from kedge.events import Usage, fields
+from kedge.events.responses import RUNNING, ResponsesDecoder
 from kedge.planning import RequestPlan
+from kedge.security.urls import quote_segment
 from kedge.turns import Block, block_from_item
+
+POLL_SECONDS = (0.2, 5.0)
+"""The first and the longest pause between two requests for a response that has not ended."""
+MAX_CONTINUATIONS = 4
+"""How often in a row a stream is continued without a new event."""
 
 
 async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **params: Any) -> int:
@@ -55,3 +72,88 @@ async def _post(
                 continue
             raise
     raise AssertionError("there is always a plan")
+
+
+async def fetch_response(transport: Transport, response_id: str, *, wait: bool) -> RawResponse:
+    """Return a response, with ``wait`` when it has ended."""
+    pause, longest = POLL_SECONDS
+    while True:
+        found = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
+        if not wait or found.get("status") not in RUNNING:
+            return make_response(json.dumps(found).encode(), transport.client.errors)
+        await sleep(pause)
+        pause = min(pause * 1.5, longest)
+
+
+async def stream_response(
+    transport: Transport, response_id: str, decoder: ResponsesDecoder
+) -> RawResponse:
+    """Return the stream of a response from its start; when it has ended, if the server does not stream it."""
+    try:
+        reply = await _open_stream(transport, response_id, decoder)
+    except RequestRefused as error:
+        if error.status == 404:
+            raise
+        return await fetch_response(transport, response_id, wait=True)
+    if reply.is_stream:
+        return continue_stream(transport, reply, decoder)
+    await reply.aclose()
+    return await fetch_response(transport, response_id, wait=True)
+
+
+async def _open_stream(
+    transport: Transport, response_id: str, decoder: ResponsesDecoder
+) -> RawResponse:
+    last = decoder.last_sequence_number
+    after = {"starting_after": last} if last >= 0 else {}
+    path = f"/responses/{quote_segment(response_id)}"
+    query = {"stream": "true", **after}
+    return await transport.send(path, method="GET", streaming=True, query=query)
+
+
+def continue_stream(
+    transport: Transport, reply: RawResponse, decoder: ResponsesDecoder
+) -> RawResponse:
+    """Return a stream that is continued on another connection if its connection ends before the response.
+
+    Args:
+        transport: The connection to the server.
+        reply: The stream so far.
+        decoder: The decoder that reads it, and knows the id and the last event of the response.
+    """
+
+    async def read() -> AsyncGenerator[bytes]:
+        nonlocal reply
+        tries, last = 0, -1
+        while True:
+            try:
+                while chunk := await reply.next_chunk():
+                    yield chunk
+            except StreamCut:
+                if not decoder.response_id:
+                    raise
+            tries = 0 if decoder.last_sequence_number > last else tries + 1
+            last = decoder.last_sequence_number
+            if decoder.ended or not decoder.response_id or tries > MAX_CONTINUATIONS:
+                return
+            await reply.aclose()
+            await sleep(POLL_SECONDS[0] * tries)
+            decoder.restart()
+            try:
+                reply = await _open_stream(transport, decoder.response_id, decoder)
+            except EngineError:  # the response can be fetched later
+                return
+            if not reply.is_stream:
+                return
+
+    async def release() -> None:
+        await reply.aclose()
+
+    return RawResponse(
+        read(),
+        release,
+        reply.errors,
+        reply.max_bytes,
+        reply.headers,
+        streaming=reply.streaming,
+    )

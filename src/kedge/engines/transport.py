@@ -117,10 +117,6 @@ class Transport:
             raise ServerFailed(message, provider=self.provider, retryable=True)
         return found
 
-    def redact(self, text: str) -> str:
-        """Return a text of the server without the API key."""
-        return self.client.errors.redact(text)
-
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
         """Return the error for a response with an error status."""
         return self.client.errors.build_error(status, text, headers)
@@ -146,12 +142,14 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
     Raises:
         InvalidSetting: A parameter is not JSON.
     """
-    return b"{%b}" % b",".join([_encode_member(*member) for member in body.items()])
-
-
-def _encode_member(name: str, value: Any) -> bytes:
-    if name in _ITEM_LISTS:
-        return b'"%b":%b' % (name.encode(), encode(value))
-    if name == "tools" and type(value) is list:
-        return b'"tools":[%b]' % b",".join(map(encode_tool, cast("list[Any]", value)))
-    return encode_param(name, value)
+    members: list[bytes] = []
+    for name, value in body.items():
+        if name in _ITEM_LISTS:
+            member = b'"%b":%b' % (name.encode(), encode(value))
+        elif name == "tools" and type(value) is list:
+            listed = map(encode_tool, cast("list[Any]", value))
+            member = b'"tools":[%b]' % b",".join(listed)
+        else:
+            member = encode_param(name, value)
+        members.append(member)
+    return b"{%b}" % b",".join(members)
