@@ -231,6 +231,9 @@ def _arguments_done_reader(member: str) -> EventReader:
 
 def _get_call_place(message: JsonObject) -> tuple[str, int]:
     """Return the item id and the index of an event about arguments."""
+    item_id, index = message.get("item_id"), message.get("output_index")
+    if type(item_id) is str and type(index) is int and index >= 0:  # most events
+        return item_id, index
     return get_text(message, "item_id"), get_index(message)
 
 
