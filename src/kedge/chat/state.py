@@ -131,10 +131,6 @@ class ChatState(
     id: str = ""
     data: FrozenMap = EMPTY
 
-    def __post_init__(self) -> None:
-        if self.memory == _NO_MEMORY:  # a default is omitted only if it is the same object
-            structs.force_setattr(self, "memory", _NO_MEMORY)
-
     @property
     def is_imported(self) -> bool:
         """Whether this is the history of another program."""
@@ -178,6 +174,8 @@ class DiscardedState:
 
 def encode_state(state: ChatState) -> bytes:
     """Return the bytes of a state."""
+    if state.memory == _NO_MEMORY:  # a default is omitted only if it is the same object
+        state = structs.replace(state, memory=_NO_MEMORY)
     if all(map(is_plain, state.blocks)):
         data = encode_json(state)
     else:
