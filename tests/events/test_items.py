@@ -114,6 +114,31 @@ def test_arguments_without_ids_are_not_assigned_to_one_of_two_open_calls() -> No
     assert unresolved == ["call 'call_2'", "item ''"]
 
 
+def test_finished_part_after_its_item_adds_no_message() -> None:
+    """A part that ends after its item, under another id, does not repeat the text of the item."""
+    part = {"type": "output_text", "text": "Hello"}
+    ended = {"type": "response.content_part.done", "item_id": "y", "output_index": 0, "part": part}
+    done = item_event("done", message("Hello"), output_index=0)
+    text_done = {
+        "type": "response.output_text.done",
+        "item_id": "x",
+        "output_index": 0,
+        "text": "Hello",
+    }
+    stream = [text_delta("Hello", output_index=0), text_done, done, ended, completed()]
+    shown = [e.delta for e in decode(encode_sse(stream)) if isinstance(e, TextDelta)]
+    assert shown == ["Hello"]
+    assert list(replay(stream).blocks) == [assistant("Hello")]
+
+
+def test_repeated_call_without_index_is_one_call() -> None:
+    """Events of a call that arrive twice, without ids and indexes of their own, add nothing."""
+    arguments = {"type": "response.function_call_arguments.delta", "delta": "{}"}
+    stream = [item_event("added", {**CALL, "arguments": ""}), arguments, item_event("done", CALL)]
+    outcome = replay([*stream, *stream, completed()])
+    assert (outcome.status, len(outcome.blocks)) == ("completed", 1)
+
+
 @pytest.mark.parametrize("kind", [{}, [], None, 7])
 def test_part_with_a_type_that_is_no_text_does_not_raise(kind: Any) -> None:
     """A part whose type is an object or an array is content that is stored or rejected, never an exception."""

@@ -162,13 +162,14 @@ class ItemTable:
         if here is None and role == "start":
             return None
         known = self.items.values() if here is None else here
-        found = [each for each in known if _family(each.type) == family and not each.completed]
-        if here is None:
+        same = [each for each in known if _family(each.type) == family]
+        found = [each for each in same if not each.completed]
+        if role == "part" and not found and family == _CALL:
+            found = same  # late arguments of a complete call add nothing
+        elif here is None:
             found = [each for each in found if not _has_name(each)] or found
         elif role == "start":
             found = [each for each in found if not (each.item_id and item_id)]
-        elif role == "part" and not found and family == _CALL:
-            found = here  # late arguments of a complete call add nothing
         return found[0] if len(found) == 1 else None
 
     def _add_name(self, item: OutputItem, item_id: str) -> OutputItem:

@@ -199,7 +199,10 @@ def _part_object_reader(index: str) -> EventReader:
         found.append(OpaqueEvent(message["type"], message))
         content = fields.get_object(message, "part")
         kind, member = _PART_MEMBERS.get(get_text(content, "type"), ("text", ""))
-        if text := get_text(content, member):
+        place = kind, get_index(message), fields.get_part_index(message, index)
+        known = state.parts.get(place)
+        text = get_text(content, member)
+        if text and not (known and known.is_complete):
             item_id, part = state.find_part(kind, message, index)
             if not part.is_complete:
                 _complete_part(state, item_id, part, text, content, found)
