@@ -14,6 +14,7 @@ import pytest
 
 from kedge.database.connections import _Permits
 from kedge.database.postgres import MAX_ATTEMPTS, PostgresDatabase, PostgresTransaction
+from kedge.database.transactions import Tx
 from kedge.errors import StoreBusy, StoreUnreachable
 from postgresql import PostgresServer, freeze, list_client_pids, terminate_clients
 
@@ -76,7 +77,7 @@ def occupy(pool: Pool, count: int) -> Iterator[None]:
     """Use this many connections of a pool at the same time."""
     barrier, done = threading.Barrier(count + 1), threading.Event()
 
-    def work(tx: PostgresTransaction) -> None:
+    def work(tx: Tx) -> None:
         tx.rows("SELECT 1")
         barrier.wait(TIMEOUT)
         done.wait(TIMEOUT)

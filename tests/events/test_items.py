@@ -61,9 +61,9 @@ def message(text: str, item_id: str = "x") -> Message:
     return {"type": "message", "id": item_id, "role": "assistant", "content": content}
 
 
-def text_delta(delta: str, item_id: str = "x", **place: int) -> Message:
+def text_delta(delta: str, **place: int) -> Message:
     kind = "response.output_text.delta"
-    return {"type": kind, "item_id": item_id, "content_index": 0, **place, "delta": delta}
+    return {"type": kind, "item_id": "x", "content_index": 0, **place, "delta": delta}
 
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "roll", "arguments": "{}"}

@@ -23,7 +23,6 @@ from kedge.events import (
     ChatDecoder,
     Outcome,
     ResponseStarted,
-    StreamDecoder,
     StreamEvent,
     ToolCallStarted,
     Usage,
@@ -39,7 +38,7 @@ from kedge.turns import (
     tool_call,
 )
 
-DECODERS: dict[str, type[StreamDecoder]] = {
+DECODERS: dict[str, type[ChatDecoder | AnthropicDecoder]] = {
     "chat": ChatDecoder,
     "anthropic": AnthropicDecoder,
 }
@@ -232,7 +231,7 @@ def split_messages(name: str) -> list[bytes]:
     return [message + b"\n\n" for message in read_bytes(name).split(b"\n\n") if message]
 
 
-def make_decoder(name: str) -> StreamDecoder:
+def make_decoder(name: str) -> ChatDecoder | AnthropicDecoder:
     """Return a decoder for the API of a transcript."""
     return DECODERS[name.partition("/")[0]]()
 
