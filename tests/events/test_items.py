@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.streams import Message, decode, encode_sse, replay
-from kedge.events import AnomalyNoted, ItemCompleted, TextDelta, ToolArgumentsDelta
+from kedge.events import (
+    AnomalyNoted,
+    AnthropicDecoder,
+    ItemCompleted,
+    ResponseCompleted,
+    ResponsesDecoder,
+    TextDelta,
+    ToolArgumentsDelta,
+)
 from kedge.events.items import match_items
 from kedge.turns import assistant, reasoning, tool_call
 
@@ -145,3 +153,13 @@ def test_part_with_a_type_that_is_no_text_does_not_raise(kind: Any) -> None:
     item = {**message("Hello"), "content": [{"type": kind, "text": "Hello"}]}
     events = [text_delta("Hello", output_index=0), item_event("done", item, output_index=0)]
     assert replay([*events, completed(item)]).status in ("completed", "failed")
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 7])
+def test_types_and_statuses_that_are_no_text_do_not_raise(kind: Any) -> None:
+    """A delta with half a character and a complete response are read, whatever is in the place of a name."""
+    delta = {"type": kind, "text": "\ud83d"}
+    event = {"type": "content_block_delta", "index": 0, "delta": delta}
+    assert [type(e) for e in AnthropicDecoder().feed(encode_sse([event]))] == [AnomalyNoted]
+    whole = ResponsesDecoder().feed_whole({"id": "resp_1", "status": kind, "output": []})
+    assert isinstance(whole[-1], ResponseCompleted)

@@ -456,8 +456,8 @@ class AnthropicDecoder(StreamDecoder[_MessageState]):
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         clean = repair_surrogates(message)
-        delta = message.get("delta")
-        if isinstance(delta, dict) and cast("JsonObject", delta).get("type") in PIECE_TYPES:
+        delta = fields.get_object(message, "delta")
+        if fields.get_text(delta, "type") in PIECE_TYPES:
             clean["delta"] = delta
         return clean
 

@@ -426,7 +426,7 @@ class ResponsesDecoder(StreamDecoder[StreamState]):
             yield {**response, "type": "error"}  # some gateways send errors with HTTP 200
             return
         begun = {name: value for name, value in response.items() if name != "output"}
-        if response.get("status") in RUNNING:  # it continues in the background
+        if get_text(response, "status") in RUNNING:  # it continues in the background
             yield {"type": "response.created", "response": {**begun, "background": True}}
             return
         yield {"type": "response.created", "response": begun}
