@@ -88,7 +88,9 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | No
         nl: Whether a line break follows.
         color: Whether to keep styles, instead of the choice by the output.
     """
-    click.echo(sanitize_styled(text), err=err, nl=nl, color=color)
+    # The stream itself: without it, click writes UTF-8 where the output is ASCII.
+    file = sys.stderr if err else sys.stdout
+    click.echo(sanitize_styled(text), file=file, nl=nl, color=color)
 
 
 def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
