@@ -262,7 +262,7 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
 
 # The responses of some conversations, which are found by the index on the nodes of their trees.
 _SELECT_RESPONSES = (
-    f"SELECT r.conversation, {', '.join(f'r.{name}' for name in _Response._fields)} "
+    f"SELECT r.conversation, {', '.join(f'r.{name}' for name in _Response.__annotations__)} "
     "FROM conversations c JOIN nodes n ON n.tree = c.tree JOIN responses r ON r.node = n.id "
     "WHERE c.number IN ({marks}) AND r.conversation = c.number"
 )
