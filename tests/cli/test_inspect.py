@@ -1,5 +1,7 @@
 """A dry run sends nothing, and says if its plan depends on a probe that the request would make."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +44,28 @@ def test_a_conditional_plan_is_shown_as_such(server: TestServer) -> None:
     plan = run_json("inspect", *options)["plan"]
     assert (plan["conditional"], plan["reason"]) == (True, "untrusted")
     assert len(server.requests) == sent
+
+
+PROGRAM = """
+import sys
+from kedge import Conversation, user
+with Conversation("practice", store=sys.argv[1], id="notes").sync as conversation:
+    conversation.send("My name is Ada.")
+    if sys.argv[2] == "changed":
+        conversation.edit(conversation.turn[0].id, user("My name is Bob."))
+"""
+
+
+@pytest.mark.parametrize("reason", ["lost", "changed"])
+def test_a_response_is_found_missing_only_if_it_would_be_used(
+    reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The plan has the reason of the next request, which does not ask for a response of an edited history."""
+    path = str(tmp_path / "kedge.db")
+    monkeypatch.setenv("KEDGE_STORE", path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    subprocess.run([sys.executable, "-c", PROGRAM, path, reason], check=True)
+    plan = run_json("inspect", "notes", "--say", "What is my name?")["plan"]
+    assert [each["reason"] for each in plan["rejected"]] == [reason]
+    sent = run_json("chat", "-c", "notes", "What is my name?")["requests"][-1]
+    assert (sent["reason"], sent["sent_blocks"]) == (reason, 3)

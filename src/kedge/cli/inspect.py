@@ -171,22 +171,22 @@ def _is_turn(data: bytes) -> bool:
 def _plan_next(
     engine: Engine, turn: Turn, found: Sequence[AnchorRecord]
 ) -> tuple[Turn, RequestPlan]:
-    if getattr(engine, "scope", "") == PRACTICE_SCOPE:
-        turn, found = _exclude_missing(turn, found)
     # Commands and the page stream their answers, and evidence about streams is separate.
-    return turn, engine.plan(turn, candidates=tuple(found), streaming=True)
+    plan = engine.plan(turn, candidates=tuple(found), streaming=True)
+    if plan.anchor is None or plan.anchor.scope != PRACTICE_SCOPE:
+        return turn, plan
+    state = get_state(turn)
+    missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
+    if plan.anchor.response_id not in missing:
+        return turn, plan
+    # A request would find out, mark them as lost and be sent again.
+    turn = set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE))
+    remaining = tuple(record for record in found if record.response_id not in missing)
+    return turn, engine.plan(turn, candidates=remaining, streaming=True)
 
 
 def _count(turn: Turn) -> tuple[int, ...]:
     return tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
-
-
-def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, list[AnchorRecord]]:
-    """Mark responses that the practice model no longer has as lost, as a request would do."""
-    state = get_state(turn)
-    missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
-    remaining = [record for record in found if record.response_id not in missing]
-    return set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE)), remaining
 
 
 EXCERPT_LENGTH = 80
