@@ -1,5 +1,6 @@
 """Edits through the API and the page: allowed for every message, marked, and checked against the head."""
 
+import re
 from pathlib import Path
 
 from kedge.conversation import Conversation
@@ -101,3 +102,15 @@ def test_request_after_a_reopened_edit_has_one_name(tmp_path: Path) -> None:
             "chained": 1, "new chain": 1, "sent in full": 1
         }  # fmt: skip
         assert "1 chained, 1 new chain, 1 sent in full" in page.client.get("/dashboard").text
+
+
+def test_a_conversation_without_a_title_has_one_name(page: PageServer) -> None:
+    """After an edit of its first message, a conversation has the same name in the list and in its heading."""
+    name = page.create_conversation("Hello", "What is 2+3?")
+    path = f"/api/conversations/{name}"
+    first = page.get(f"{path}/turns")["blocks"][0]["id"]
+    page.post(f"{path}/edit", block=first, text="Good morning")
+    html = page.client.get(f"/conversations/{name}").text
+    [heading, *_] = re.findall(r"<title>(.*?)</title>", html)
+    assert heading.startswith("Good morning")
+    assert '<span class="name">Good morning</span>' in page.client.get("/").text

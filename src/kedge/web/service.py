@@ -214,7 +214,7 @@ class ConversationService:
         layout = compute_layout(chain.nodes, chosen, unfold)
         return ConversationView(
             id=row.id,
-            name=row.title or _first_question(tree) or "New conversation",
+            name=await self._find_name(row),
             model=model,
             models=tuple(dict.fromkeys((*((model,) if not problem else ()), *self.models.names))),
             model_problem=problem,
@@ -281,6 +281,13 @@ class ConversationService:
                 exchanges[-1] = replace(exchanges[-1], status=each.status, has_progress=True)
         return exchanges
 
+    async def _find_name(self, row: ConversationRow) -> str:
+        """Return the title of a conversation, or the beginning of its first message."""
+        if row.title:
+            return row.title
+        summaries, _ = await list_summaries(self.store, ids=[row.id], show="all")
+        return next((each.first_words for each in summaries), "") or "New conversation"
+
     async def compare(self, name: str, left: str, right: str) -> Comparison:
         """Compare the paths to two nodes block by block."""
         row = await self.store.conversation(name)
@@ -293,7 +300,7 @@ class ConversationService:
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(
             id=row.id,
-            name=row.title or _first_question(tree) or "New conversation",
+            name=await self._find_name(row),
             left=str(ends[0]),
             right=str(ends[1]),
             rows=rows,
@@ -382,10 +389,6 @@ def conversation_status(
     lost = response is not None and response.status == "lost"
     until = relied_until(response) if response is not None and response.stored else None
     return classify_status(row, unanswered=status, lost=lost, until=until, now=now)
-
-
-def _first_question(tree: StoredTree) -> str:
-    return next((text for text in tree.questions.values() if text), "")
 
 
 def _node_label(chain: ResponseGraph, chosen: int) -> str:
