@@ -18,7 +18,6 @@ from kedge.web.markdown import (
     MAX_PAGE_WORK,
     PageMarkdown,
     is_safe_link,
-    to_html,
 )
 
 ALLOWED = {
@@ -26,6 +25,11 @@ ALLOWED = {
     "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 ATTRIBUTES = {"href", "title", "rel", "target", "class", "start"}
+
+
+def to_html(text: str) -> str:
+    """Convert the only Markdown text of a page."""
+    return PageMarkdown().render(text)
 
 
 class _TagCollector(HTMLParser):

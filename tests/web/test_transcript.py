@@ -18,7 +18,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.web.markdown import to_html
+from kedge.web.markdown import PageMarkdown
 from kedge.web.transcript import (
     indent_json,
     render_exchanges,
@@ -126,7 +126,7 @@ def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, expec
     """Each kind of block is shown under a readable title."""
     (message,) = render_messages([block], {"c": "add"})
     assert (message.kind, message.title) == (kind, title)
-    assert expected in to_html(message.source)
+    assert expected in PageMarkdown().render(message.source)
 
 
 def test_origin_of_block_is_shown() -> None:

@@ -57,11 +57,6 @@ class PageMarkdown:
         return _cache.get(text)
 
 
-def to_html(text: str) -> Markup:
-    """Convert a Markdown text to safe HTML."""
-    return PageMarkdown().render(text)
-
-
 class _HtmlCache:
     """The HTML of the texts that were rendered last."""
 
