@@ -27,7 +27,7 @@ from kedge.engines import Request, to_output_schema
 from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
 from kedge.incremental.report import ReportBuilder
 from kedge.server import faults
-from kedge.tools.approval import Edit
+from kedge.tools import Edit
 from kedge.turns.frozen_json import ReadOnlyList, ReadOnlyObject
 
 HEAVY_MODULES = (

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
 from kedge.errors import InvalidArguments
-from kedge.tools.arguments import MAX_PROBLEMS
-from kedge.tools.schema import build_function_schema
+from kedge.tools.schema import MAX_PROBLEMS, build_function_schema
 from kedge.tools.signature import parse_signature
 from kedge.turns import tool_call
 

@@ -8,12 +8,8 @@ from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.tools.concurrency import (
-    ConcurrencyExhausted,
-    ConcurrencyLimit,
-    ConcurrencyLimiter,
-    ConcurrencyPermit,
-)
+from kedge.tools import AnyTool, tool
+from kedge.tools.invoke import ConcurrencyExhausted, ConcurrencyLimiter, get_limiter
 
 
 class GateRunner:
@@ -24,7 +20,6 @@ class GateRunner:
         self.group = group
         self.log: list[str] = []
         self.inside: dict[str, anyio.Event] = {}
-        self.places: dict[str, ConcurrencyPermit] = {}
         self.scopes: dict[str, anyio.CancelScope] = {}
 
     async def start(self, name: str) -> None:
@@ -39,8 +34,12 @@ class GateRunner:
 
     async def leave_thread(self, name: str) -> None:
         """End a task whose thread is still running."""
-        self.places[name].transfer_to_thread()
+        self.gate.abandoned.add(name)
         await self.leave(name)
+
+    def end_thread(self, name: str) -> None:
+        """End an abandoned thread."""
+        self.gate.abandoned.discard(name)
 
     async def cancel(self, name: str) -> None:
         """Cancel a task that waits for a permit or holds one."""
@@ -52,9 +51,8 @@ class GateRunner:
         with anyio.CancelScope() as scope:
             self.scopes[name] = scope
             try:
-                async with self.gate.acquire() as position:
+                async with self.gate.acquire():
                     self.log.append(name)
-                    self.places[name] = position
                     self.inside[name] = anyio.Event()
                     await self.inside[name].wait()
             except ConcurrencyExhausted:
@@ -121,7 +119,7 @@ async def test_an_abandoned_thread_holds_its_permit_until_it_ends() -> None:
             await at.start(name)
         await at.leave_thread("a")
         assert at.log == ["a", "b"]
-        at.places["a"].release()
+        at.end_thread("a")
         await at.leave("b")
         await at.start("d")
         assert at.log == ["a", "b", "c", "d"]
@@ -139,7 +137,7 @@ async def test_abandoned_threads_alone_do_not_block_calls() -> None:
         assert at.log == ["a", "b is told", "c is told"]
         await at.start("d")
         assert at.log[-1] == "d is told"
-        at.places["a"].release()
+        at.end_thread("a")
         await at.start("e")
         assert at.log[-1] == "e"
 
@@ -152,17 +150,17 @@ async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> 
     async def scenario(at: GateRunner) -> None:
         await at.start("a")
         await at.start("b")
-        at.places["a"].transfer_to_thread()
+        at.gate.abandoned.add("a")
         at.inside.pop("a").set()
-        at.group.start_soon(_release, at.places["a"])
+        at.group.start_soon(_end_thread, at, "a")
         await anyio.wait_all_tasks_blocked()
         assert at.log in (["a", "b"], ["a", "b is told"])
 
     await run_at_gate(1, scenario)
 
 
-async def _release(permit: ConcurrencyPermit) -> None:
-    permit.release()
+async def _end_thread(at: GateRunner, name: str) -> None:
+    at.end_thread(name)
 
 
 steps = st.lists(st.sampled_from(["start", "leave", "cancel", "stray", "end"]), max_size=25)
@@ -176,7 +174,7 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     waiting: set[str] = set()
 
     async def scenario(at: GateRunner) -> None:
-        abandoned: list[ConcurrencyPermit] = []
+        abandoned: list[str] = []
         for i, event in enumerate(events):
             name = next(iter(at.inside), "")
             match event:
@@ -186,7 +184,7 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
                 case "leave" if name:
                     await at.leave(name)
                 case "stray" if name:
-                    abandoned.append(at.places[name])
+                    abandoned.append(name)
                     await at.leave_thread(name)
                 case "cancel" if at.scopes:
                     cancelled = next(reversed(at.scopes))
@@ -194,7 +192,7 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
                     at.scopes.pop(cancelled)
                     waiting.discard(cancelled)
                 case "end" if abandoned:
-                    abandoned.pop().release()
+                    at.end_thread(abandoned.pop())
                 case _:
                     pass
             waiting.difference_update(entry.removesuffix(" is told") for entry in at.log)
@@ -205,14 +203,23 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     await run_at_gate(size, scenario)
 
 
+def make_limited(size: int) -> AnyTool:
+    """Return a tool with a limit."""
+
+    def work() -> None: ...
+
+    return tool(work, concurrency=size)
+
+
 def test_each_event_loop_has_its_own_limiter() -> None:
     """A permit that is never released in one event loop does not block calls in the next one."""
-    limit = ConcurrencyLimit(1)
+    limited = make_limited(1)
 
     async def hold() -> ConcurrencyLimiter:
-        gate = limit.current_limiter()
+        gate = get_limiter(limited)
+        assert gate
         await gate.acquire().__aenter__()
-        assert limit.current_limiter() is gate
+        assert get_limiter(limited) is gate
         return gate
 
     assert anyio.run(hold) is not anyio.run(hold)
@@ -220,8 +227,9 @@ def test_each_event_loop_has_its_own_limiter() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_limits_of_the_same_size_are_independent(size: int) -> None:
-    """Two limits of the same size have separate limiters."""
-    assert ConcurrencyLimit(size).current_limiter() is not ConcurrencyLimit(size).current_limiter()
+    """Two tools with limits of the same size have separate limiters."""
+    limited, other = make_limited(size), make_limited(size)
+    assert get_limiter(limited) is not get_limiter(other)
 
 
 async def test_a_new_task_waits_behind_others_when_an_abandoned_thread_ends() -> None:
@@ -232,7 +240,7 @@ async def test_a_new_task_waits_behind_others_when_an_abandoned_thread_ends() ->
             await at.start(name)
         await at.leave_thread("b")
         await at.start("c")
-        at.places["b"].release()
+        at.end_thread("b")
         await at.start("d")
         assert at.log == ["a", "b"]
         await at.leave("a")

@@ -11,7 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
-from kedge.tools.invoke import ThreadRun
+from kedge.tools.invoke import ThreadRun, get_limiter
 from kedge.turns import ToolCallBlock, tool_call
 
 SOON = 0.01
@@ -186,12 +186,13 @@ async def test_an_abandoned_thread_holds_its_permit(clock: ManualTimeout) -> Non
     assert runs[1].result.text == busy
     assert (await run_one(slow)).result.text == busy
     release.set()
-    assert slow.limit
+    gate = get_limiter(slow)
+    assert gate
     with anyio.fail_after(300):
-        while slow.limit.current_limiter().abandoned:  # noqa: ASYNC110 - threads notify no event loop
+        while gate.abandoned:  # noqa: ASYNC110 - threads notify no event loop
             await anyio.sleep(0.001)
-        async with slow.limit.current_limiter().acquire():
-            assert slow.limit.current_limiter().running == 1
+        async with gate.acquire():
+            assert gate.running == 1
 
 
 @pytest.mark.parametrize("first", ["the thread ends", "the caller goes"])
@@ -203,10 +204,10 @@ async def test_the_last_holder_releases_the_permit(first: str) -> None:
     def quick() -> None:
         called.append(1)
 
-    assert quick.limit
-    gate = quick.limit.current_limiter()
-    async with gate.acquire() as position:
-        run = ThreadRun(quick, {}, position)
+    gate = get_limiter(quick)
+    assert gate
+    async with gate.acquire():
+        run = ThreadRun(quick, {}, gate)
         steps = (
             [run.call_function, run.abandon]
             if first == "the thread ends"
@@ -269,10 +270,11 @@ async def test_waiting_for_a_slot_does_not_count_towards_the_timeout(
     async def queued() -> str:
         return "done"
 
-    assert queued.limit
+    gate = get_limiter(queued)
+    assert gate
     runs: list[ToolRun] = []
     async with run_in_background((Toolbox(queued), make_calls("queued")), on_run=runs.append):
-        async with queued.limit.current_limiter().acquire():
+        async with gate.acquire():
             await anyio.wait_all_tasks_blocked()
             assert clock.scopes == []
         assert runs == []

@@ -22,8 +22,8 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from kedge.engines.annotations import replace_iterables
 from kedge.errors import InvalidArguments, InvalidTool
-from kedge.tools.arguments import MAX_PROBLEMS
 from kedge.tools.schema import (
+    MAX_PROBLEMS,
     FreeForm,
     FunctionSchema,
     build_explicit_schema,

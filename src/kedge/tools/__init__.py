@@ -5,12 +5,20 @@ of a model: validated, approved, in parallel, each with exactly one result.
 """
 
 from kedge.errors import ToolFailed
-from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit
-from kedge.tools.call_runner import OnRun, ToolOutcome, ToolRun
+from kedge.tools.call_runner import (
+    Allow,
+    Approver,
+    Decision,
+    Deny,
+    Edit,
+    OnRun,
+    ToolOutcome,
+    ToolRun,
+)
 from kedge.tools.execute import run_calls
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.registry import AnyTool, Toolbox, ToolSource
-from kedge.tools.tool import Grammar, Tool, tool
+from kedge.tools.registry import Toolbox, ToolSource
+from kedge.tools.tool import AnyTool, Grammar, Tool, tool
 
 __all__ = [
     "MAX_OUTPUT",

@@ -1,27 +1,31 @@
 """Execution of one tool call: find the tool, parse the arguments, request approval, run, retry.
 
 A step that ends the execution early raises ``_EarlyResult``: an outcome and a text for the model.
+
+An approver is a function of the call, sync or async; a sync one runs in a thread, so it may wait for
+input at a terminal. It returns ``Allow()``, ``Deny("reason")`` or ``Edit(arguments)``; ``True`` and ``False``
+mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from inspect import isawaitable
+from typing import Any, Literal
 
 import anyio
 from msgspec import structs
 
 from kedge.engines.content_filter import ContentFilters
-from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
+from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
 from kedge.text.display import capitalize
-from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
-from kedge.tools.concurrency import ConcurrencyExhausted
 from kedge.tools.invoke import (
     Arguments,
     AttemptTimeout,
+    ConcurrencyExhausted,
     Parts,
     SelfCancelled,
     invoke_tool,
@@ -32,8 +36,50 @@ from kedge.tools.output import (
     locate_error,
     truncate_parts,
 )
-from kedge.tools.registry import AnyTool, Toolbox
-from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
+from kedge.tools.registry import Toolbox
+from kedge.tools.signature import is_async
+from kedge.tools.tool import AnyTool
+from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
+from kedge.turns.frozen_json import copy_read_only_object
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Run the call unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Do not run the call.
+
+    Args:
+        reason: The reason, which is returned to the model as the result of the call.
+    """
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Run the call with other arguments.
+
+    Args:
+        arguments: The new arguments, as a mapping or as JSON text.
+        tell: Whether the result shows the new arguments to the model.
+    """
+
+    arguments: str | Mapping[str, Any]
+    tell: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arguments, str):
+            object.__setattr__(self, "arguments", copy_read_only_object(self.arguments))
+
+
+Decision = Allow | Deny | Edit
+"""The decision of an approver."""
+Approver = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool]]
+"""Decides about a call before it runs, sync or async; True and False are ``Allow`` and ``Deny``."""
 
 ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
 """The outcome of a call."""
@@ -121,7 +167,10 @@ class CallRunner:
         self.record: ToolRun | None = None
         self.edited_call: ToolCallBlock | None = None
         self.note = ""
-        self.clock = _RunTimer()
+        self.attempts = 0
+        self.seconds = 0.0
+        self._created_at = time.perf_counter()
+        self._started_at: float | None = None
 
     async def run(self) -> None:
         """Run the call; log records written meanwhile carry its id."""
@@ -129,8 +178,8 @@ class CallRunner:
             try:
                 tool = self._find_tool()
                 arguments = self._parse_arguments(tool, self.call)
-                if await self._request_approval(tool):
-                    arguments = self._parse_edited_arguments(tool)
+                if self._needs_approval(tool):
+                    arguments = await self._request_approval(tool, arguments)
                 parts = await self._invoke_with_retries(tool, arguments)
             except _EarlyResult as early:
                 self._finish(early.outcome, early.parts, early.error)
@@ -141,9 +190,7 @@ class CallRunner:
         """Return the record; a call without a result was cancelled."""
         if self.record:
             return self.record
-        when = (
-            "while it ran; it may have had an effect" if self.clock.start_count else "before it ran"
-        )
+        when = "while it ran; it may have had an effect" if self.attempts else "before it ran"
         return self._finish("cancelled", (TextPart(f"This call was cancelled {when}."),))
 
     def _find_tool(self) -> AnyTool:
@@ -166,61 +213,63 @@ class CallRunner:
         except Exception as error:  # raised by a validator of the tool
             raise self._failure_result(tool, error) from error
 
-    async def _request_approval(self, tool: AnyTool) -> bool:
-        """Request approval if required, and return whether the arguments were changed."""
-        approve = self.context.approve
-        if approve is None and tool.approval:
+    def _needs_approval(self, tool: AnyTool) -> bool:
+        if self.context.approve is None and tool.approval:
             raise _EarlyResult(
                 "refused", f"{tool.name} requires approval, and no approver is configured."
             )
-        if approve is None or tool.approval is False:
-            return False
-        async with self.context.approval_lock:
-            match await self._ask_approver(approve):
-                case Allow():
-                    return False
-                case Deny(reason):
-                    suffix = f": {reason}" if reason else "."
-                    raise _EarlyResult("refused", f"The call was denied and did not run{suffix}")
-                case Edit() as edit:
-                    self._apply_edit(edit)
-                    return True
+        return self.context.approve is not None and tool.approval is not False
 
-    async def _ask_approver(self, approve: Approver) -> Decision:
+    async def _request_approval(self, tool: AnyTool, arguments: Arguments) -> Arguments:
+        """Return the arguments to run with, unless the approver denies the call or fails."""
+        problem = "the approver failed"
         try:
-            return await request_approval(approve, self.call)
+            async with self.context.approval_lock:
+                decision = await self._ask_approver()
+            if isinstance(decision, Edit):
+                problem = "the approver's arguments are not JSON"
+                edited = tool_call(self.call.name, decision.arguments).arguments
+                self.edited_call = structs.replace(self.call, arguments=edited)
+                problem = "the approver's arguments are invalid"
+                arguments = self._parse_arguments(tool, self.edited_call)
         except Exception as error:
-            raise self._approval_failure("the approver failed", error) from error
+            cause = (isinstance(error, _EarlyResult) and error.error) or error
+            location = _describe_location(cause)
+            log.error("%s (call %s): %s", problem, self.call.call_id, location)  # noqa: TRY400 - a traceback has content
+            text = f"The call was not approved and did not run: {problem}."
+            raise _EarlyResult("refused", text, cause) from error
+        if isinstance(decision, Deny):
+            suffix = f": {decision.reason}" if decision.reason else "."
+            raise _EarlyResult("refused", f"The call was denied and did not run{suffix}")
+        if isinstance(decision, Edit) and decision.tell:
+            shown = self.context.filters.apply(self.edited_call or self.call).arguments
+            self.note = (
+                f"[The arguments were changed before the call ran, to: {shown[:MAX_NOTE_CHARS]}]"
+            )
+        return arguments
 
-    def _apply_edit(self, edit: Edit) -> None:
-        try:
-            self.edited_call = apply_edit(self.call, edit)
-        except KedgeError as error:
-            raise self._approval_failure("the approver's arguments are not JSON", error) from error
-        if edit.tell:
-            shown = self.context.filters.apply(self.edited_call).arguments[:MAX_NOTE_CHARS]
-            self.note = f"[The arguments were changed before the call ran, to: {shown}]"
-
-    def _parse_edited_arguments(self, tool: AnyTool) -> Arguments:
-        try:
-            return self._parse_arguments(tool, self.edited_call or self.call)
-        except _EarlyResult as early:
-            problem = "the approver's arguments are invalid"
-            raise self._approval_failure(problem, early.error or early) from early
-
-    def _approval_failure(self, reason: str, error: BaseException) -> _EarlyResult:
-        log.error("%s (call %s): %s", reason, self.call.call_id, _describe_location(error))
-        return _EarlyResult(
-            "refused", f"The call was not approved and did not run: {reason}.", error
+    async def _ask_approver(self) -> Decision:
+        approve: Any = self.context.approve
+        if is_async(approve):
+            returned = approve(self.call)
+        else:
+            returned = await anyio.to_thread.run_sync(approve, self.call, abandon_on_cancel=True)
+        decided = await returned if isawaitable(returned) else returned
+        if isinstance(decided, bool):
+            return Allow() if decided else Deny()
+        if isinstance(decided, Allow | Deny | Edit):
+            return decided
+        raise TypeError(
+            f"an approver returns Allow(), Deny(reason) or Edit(arguments), not {decided!r:.100}"
         )
 
     async def _invoke_with_retries(self, tool: AnyTool, arguments: Arguments) -> Parts:
         failures = 0
         while True:
             try:
-                return await invoke_tool(tool, arguments, self.clock.start)
+                return await invoke_tool(tool, arguments, self._start_attempt)
             except Exception as error:
-                self.clock.stop()
+                self._stop_attempt()
                 failures += 1
                 final = isinstance(error, ToolFailed) or not isinstance(error, tool.retry_on)
                 if final or failures > tool.retries:
@@ -228,6 +277,15 @@ class CallRunner:
                 await self._wait_before_retry(tool, failures, error)
             # A failed attempt may have mutated its lists and models: parse them again.
             arguments = self._parse_arguments(tool, self.edited_call or self.call)
+
+    def _start_attempt(self) -> None:
+        self.attempts += 1
+        self._started_at = time.perf_counter()
+
+    def _stop_attempt(self) -> None:
+        if self._started_at is not None:
+            self.seconds += time.perf_counter() - self._started_at
+            self._started_at = None
 
     async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
         pause = min(tool.retry_wait * 2 ** min(failures - 1, 16), MAX_RETRY_WAIT)
@@ -252,7 +310,7 @@ class CallRunner:
     def _finish(
         self, outcome: ToolOutcome, parts: Parts, error: BaseException | None = None
     ) -> ToolRun:
-        self.clock.stop()
+        self._stop_attempt()
         if self.context.text_only:
             parts = describe_attachments(parts)
         result = self.context.filters.apply(
@@ -266,8 +324,8 @@ class CallRunner:
         )
         shown = self._prepend_note(truncate_parts(result.parts, self.context.max_output))
         result = structs.replace(result, parts=shown)
-        clock = self.clock
-        times = clock.start_count, clock.seconds, clock.waiting_seconds()
+        waited = max(0.0, time.perf_counter() - self._created_at - self.seconds)
+        times = self.attempts, self.seconds, waited
         self.record = ToolRun(self.call, result, outcome, *times, error, self.edited_call)
         self._log_run(self.record)
         if self.context.on_run:
@@ -277,7 +335,7 @@ class CallRunner:
     def _prepend_note(self, parts: Parts) -> Parts:
         """Return the output, after a note if the approver changed the arguments."""
         match parts:
-            case _ if not self.note or not self.clock.start_count:
+            case _ if not self.note or not self.attempts:
                 return parts
             case (TextPart(text), *rest):
                 return (TextPart(f"{self.note}\n{text}"), *rest)
@@ -292,28 +350,6 @@ class CallRunner:
             f": {_describe_location(run.error)}" if run.error else "",
             call_id=run.call_id,
         )
-
-
-class _RunTimer:
-    """Measures the running time and the waiting time of a call separately."""
-
-    def __init__(self) -> None:
-        self.start_count = 0
-        self.seconds = 0.0
-        self._created_at = time.perf_counter()
-        self._started_at: float | None = None
-
-    def start(self) -> None:
-        self.start_count += 1
-        self._started_at = time.perf_counter()
-
-    def stop(self) -> None:
-        if self._started_at is not None:
-            self.seconds += time.perf_counter() - self._started_at
-            self._started_at = None
-
-    def waiting_seconds(self) -> float:
-        return max(0.0, time.perf_counter() - self._created_at - self.seconds)
 
 
 def _describe_location(error: BaseException) -> str:

@@ -15,8 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from kedge.engines.content_filter import ContentFilters
-from kedge.tools.approval import Approver
-from kedge.tools.call_runner import CallContext, CallRunner, OnRun, ToolRun
+from kedge.tools.call_runner import Approver, CallContext, CallRunner, OnRun, ToolRun
 from kedge.tools.output import MAX_OUTPUT
 from kedge.tools.registry import Toolbox
 from kedge.turns import ToolCallBlock, ToolResultBlock

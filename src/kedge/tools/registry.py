@@ -15,10 +15,8 @@ from typing import Any, NamedTuple, cast
 
 from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.errors import InvalidTool, UnknownTool
-from kedge.tools.tool import MAX_NAME_CHARS, Tool, tool
+from kedge.tools.tool import MAX_NAME_CHARS, AnyTool, Tool, tool
 
-AnyTool = Tool[..., Any]
-"""A tool with any parameters and any result."""
 TextEdit = Callable[[str], str]
 
 

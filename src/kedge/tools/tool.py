@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack,
 
 from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.errors import InvalidTool
-from kedge.tools.concurrency import ConcurrencyLimit
 from kedge.tools.schema import (
     ArgumentReader,
     build_explicit_schema,
@@ -73,7 +72,7 @@ class ToolOptions(ExecutionOptions, total=False):
     grammar: Grammar
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False, kw_only=True)
 class Tool(Generic[P, R]):
     """A function that a model may call, created by ``tool``.
 
@@ -99,16 +98,12 @@ class Tool(Generic[P, R]):
     parameters: FrozenMap = field(init=False)
     frozen_definition: ToolDefinition = field(init=False)
     """The definition that requests contain."""
-    limit: ConcurrencyLimit | None = field(init=False)
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in FIELD_CHECKS:
             if not is_valid(getattr(self, name)):
                 raise InvalidTool(self.name, f"its {name} must be {expected}")
         object.__setattr__(self, "parameters", self.reader.json_schema)
-        object.__setattr__(
-            self, "limit", ConcurrencyLimit(self.concurrency) if self.concurrency else None
-        )
         object.__setattr__(self, "frozen_definition", to_definition(self.definition()))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -136,6 +131,10 @@ class Tool(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
+
+
+AnyTool = Tool[..., Any]
+"""A tool with any parameters and any result."""
 
 
 def _is_duration(value: Any) -> bool:
