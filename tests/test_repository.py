@@ -126,7 +126,7 @@ FORCED_FIELDS = {
     "planning/state.py": CHECKED_ONCE,
     "server/faults/effects.py": CHECKED_ONCE,
     "server/schema/validators.py": DERIVED,
-    "tools/approval.py": CHECKED_ONCE,
+    "tools/call_runner.py": CHECKED_ONCE,
     "tools/tool.py": DERIVED,
     "turns/blocks.py": CHECKED_ONCE,
     "turns/frozen_json.py": MEMOIZED,
