@@ -24,7 +24,7 @@ KIMI_CALL_ID = "functions.get_weather:0"
 def test_invalid_call_id_is_replaced(calls: str, chosen: str, is_retained: bool) -> None:
     """A call id that the server would reject in a request is replaced by a generated one."""
     writer = OutputWriter("0a1b", 3, call_prefix=calls)
-    writer.consume(ItemOpened("function_call", "get_weather", chosen))
+    writer.feed(ItemOpened("function_call", "get_weather", chosen))
     (item,) = writer.items
     assert (item["call_id"] == chosen) is is_retained
     assert item["call_id"].startswith(chosen if is_retained else f"{calls}_0a1b")

@@ -105,13 +105,18 @@ class ServerStateMachine(RuleBasedStateMachine):
         def prepare() -> ResponseRun:
             return ResponseRun(self.service, prepare_response(self.service, {"model": "m", **body}))
 
-        async def answered() -> bytes | None:
-            run = await self.service.run(prepare)
-            return await run.generate(on_wait=lambda: None)
+        async def discard(_: object) -> None:
+            pass
 
-        response = asyncio.run(answered())
-        assert response is not None
-        return decode(response)
+        async def answered() -> bytes:
+            run = await self.service.run(prepare)
+            await run.run(discard)
+            if run.error is not None:
+                raise run.error
+            assert run.is_complete
+            return run.serialize()
+
+        return decode(asyncio.run(answered()))
 
     def is_alive(self, id_: str) -> bool:
         """Return whether a response is expected to exist."""

@@ -119,16 +119,14 @@ class BackgroundJobs:
 
     def start(self, run: ResponseRun, log: EventLog) -> None:
         """Start a queued response; its events are only retained if it is streamed."""
-        id: str = run.draft.request_fields["id"]
-        self._jobs[id] = run
+        self._jobs[run.id] = run
         recorder: EventRecorder | None = None
         if run.is_streamed:
-            self._logs[id] = log
+            self._logs[run.id] = log
             if run.service.claims is not None:
-                node = run.service.nodes.parse_node(run.draft.key)
-                recorder = EventRecorder(run.service, node, log.next_number)
+                recorder = EventRecorder(run.service, run.node, log.next_number)
                 run.before_settle = recorder.flush
-        task = asyncio.get_running_loop().create_task(self._run_job(id, run, log, recorder))
+        task = asyncio.get_running_loop().create_task(self._run_job(run, log, recorder))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -162,7 +160,7 @@ class BackgroundJobs:
 
     async def stop_lost(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
-        nodes = {run.service.nodes.parse_node(run.draft.key): run for run in self._jobs.values()}
+        nodes = {run.node: run for run in self._jobs.values()}
         if nodes:
             for node in await service.run(claims.find_lost, list(nodes)):
                 nodes[node].stop("cancelled")
@@ -186,10 +184,12 @@ class BackgroundJobs:
         return log.read(after) if log is not None and log.has_all_after(after) else None
 
     async def _run_job(
-        self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
+        self, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
     ) -> None:
 
         async def emit(frames: Sequence[bytes]) -> None:
+            if not frames:
+                return
             log.append(frames)
             if recorder is not None:
                 recorder.add(frames)
@@ -198,7 +198,7 @@ class BackgroundJobs:
         try:
             await run.run(emit, slots=self._slots)
         finally:
-            self._jobs.pop(id, None)
+            self._jobs.pop(run.id, None)
             log.end(self._clock())
             self._drop_expired_logs()
 
@@ -227,7 +227,7 @@ def enqueue_run(run: ResponseRun) -> EventLog:
     log, frames = EventLog(), run.enqueue()
     log.append(frames)
     if run.service.claims is not None and run.is_streamed:
-        run.service.claims.add_events(run.service.nodes.parse_node(run.draft.key), 0, frames)
+        run.service.claims.add_events(run.node, 0, frames)
     return log
 
 

@@ -85,11 +85,6 @@ MAX_QUOTE_CHARS = 200
 RETAINED_ROLES = frozenset({"user", "system", "developer"})
 
 
-def has_compaction_trigger(items: Sequence[Item]) -> bool:
-    """Return whether the input ends with a compaction trigger."""
-    return bool(items) and items[-1]["type"] == TRIGGER_TYPE
-
-
 @dataclass(frozen=True, slots=True)
 class CompactedContext:
     """The replacement of a context: the retained items, and a note of the omitted ones.

@@ -8,17 +8,17 @@ disconnects, a server that shuts down.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
-from kedge.server.http import get_recorded_request, get_service, respond_encoded
+from kedge.server.http import get_service, respond_encoded
 from kedge.server.item_forms import (
     Item,
     measure_texts,
@@ -27,7 +27,7 @@ from kedge.server.item_forms import (
     precount,
 )
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
-from kedge.server.output_writer import OutputWriter, count_answer, count_usage, precount_output
+from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
 from kedge.server.prepare import (
     EMPTY_HISTORY,
     build_model_input,
@@ -35,11 +35,10 @@ from kedge.server.prepare import (
     read_prompt_cache,
     truncate_to_window,
 )
-from kedge.server.request_log import log_failure
-from kedge.server.sse import DisconnectWatcher, EventStream
+from kedge.server.request_log import RECORD_KEY, RecordedRequest, log_failure
+from kedge.server.sse import EventStream
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
-from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
@@ -107,7 +106,6 @@ class Deadline:
 
 Frames = list[bytes]
 Emit = Callable[[Frames], Awaitable[None]]
-OnWait = Callable[[], None]
 
 
 class Generation(ABC):
@@ -121,7 +119,14 @@ class Generation(ABC):
         prompt: The request to the model.
         writer: The writer that collects the output.
         usage: The usage before the first token of the answer.
+        response_id: The id of the response.
+        recorded: The record of the request, if there is a listener.
     """
+
+    last_frame = b""
+    """The bytes that are sent after the last frame of a stream."""
+    is_background = False
+    """Whether the answer is generated for any number of readers, or for none."""
 
     def __init__(
         self,
@@ -130,6 +135,8 @@ class Generation(ABC):
         prompt: Prompt,
         writer: OutputWriter,
         usage: ModelUsage,
+        response_id: str,
+        recorded: RecordedRequest | None,
     ) -> None:
         self.grace = 0.0 if model is None else model.grace
         """Seconds for which the start of a stream waits for the first output."""
@@ -141,15 +148,19 @@ class Generation(ABC):
         self.is_streamed = prompt.stream
         self.reservation: TokenReservation | None = None
         """The tokens that are reserved for the answer, if its caller has a limit."""
-        self._service = service
+        self.service = service
         self._model = model
         self._prompt = prompt
         self._writer = writer
         self._input_usage = usage
         self._stop_status: str | None = None
-        self._on_wait: OnWait | None = None
+        self._receive: Receive | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._is_started = False
         self._deadline = Deadline(service.settings.limits.answer_seconds)
+        self._recorded = recorded
+        if recorded is not None:
+            recorded.model_items, recorded.response_id = prompt.ask.items, response_id
         service.running.add(self)
 
     @property
@@ -169,43 +180,32 @@ class Generation(ABC):
 
     def end(self) -> None:
         """Release all resources. May be called more than once."""
-        self._service.running.discard(self)
-        self._on_wait = None  # its object may refer to this one
-
-    async def generate(self, on_wait: OnWait) -> bytes | None:
-        """Run the model without streaming; ``on_wait`` is called the first time that this waits.
-
-        Returns:
-            The complete answer as JSON, or None if there is no client left to read it.
-
-        Raises:
-            ApiError: If there is a client, but no complete answer.
-        """
-        await self.run(_discard, on_wait)
-        if not self.is_complete and not self.is_cancelled:
-            raise self.error or INTERNAL_ERROR()
-        return self._serialize() if self.is_complete else None
+        self.service.running.discard(self)
+        self._receive = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
 
     async def run(
         self,
         emit: Emit,
-        on_wait: OnWait | None = None,
+        receive: Receive | None = None,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
         """Run the model until the answer ends, and settle it.
 
         Args:
             emit: Called with the frames of a stream.
-            on_wait: Called the first time that this waits.
+            receive: Receives the messages of the client, who stops the run if it disconnects.
             slots: Run when one of these slots is free.
         """
-        self._on_wait = on_wait
+        self._receive = receive
         try:
             if slots is None:
-                await self._deadline.run(self._emit_all(emit), self._handle_wait)
+                await self._deadline.run(self._write(emit), self._handle_wait)
             elif await self._deadline.run(slots.acquire(), seconds=MAX_QUEUE_SECONDS):
                 try:
-                    await self._deadline.run(self._emit_all(emit), self._handle_wait)
+                    await self._deadline.run(self._write(emit), self._handle_wait)
                 finally:
                     slots.release()
         except ApiError as error:
@@ -217,14 +217,16 @@ class Generation(ABC):
             log_failure("the model failed", error)
         finally:
             self.end()
-        await self._settle_tokens()
-        if self.is_streamed and self._has_reader:
+        if self.reservation is not None:
+            await self._settle_tokens(self.reservation)
+        has_reader = self.is_background or self.is_complete or not self.is_cancelled
+        if self.is_streamed and has_reader and not self._is_left_to_others:
             await emit(self._finish())
 
-    async def _settle_tokens(self) -> None:
+    async def _settle_tokens(self, reservation: "TokenReservation") -> None:
         """Count the tokens of the answer, also of a partial one: leaving early must not evade a limit."""
-        reservation, self.reservation = self.reservation, None
-        if reservation is None or self._is_left_to_others:
+        self.reservation = None
+        if self._is_left_to_others:
             return
         used = 0
         if self._is_started:
@@ -233,44 +235,38 @@ class Generation(ABC):
             used = self._count_usage().total
             if not self.is_complete:  # a model may have reported its usage before it wrote more
                 used = max(used, count_answer(self._writer, self._input_usage).total)
-        await self._service.access.settle(reservation, used)
+        await self.service.access.settle(reservation, used)
 
-    async def _emit_all(self, emit: Emit) -> None:
-        async with aclosing(self._write()) as written:
-            async for frames in written:
-                if frames:
-                    await emit(frames)
-
-    async def _write(self) -> AsyncGenerator[Frames]:
-        """Yield the frames of the answer as it is written, then record the answer."""
+    async def _write(self, emit: Emit) -> None:
+        """Emit the frames of the answer as it is written, then record the answer."""
         self._is_started = True
-        yield await self._start()
-        yield await self._prepare()
+        await self._start(emit)
         if self._model is not None:
             pieces, stops = self._model.answer(self._prompt), self._prompt.stop
             try:
                 async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
                     self.has_output = True
+                    events = self._writer.feed(piece)
                     if self.is_streamed:
-                        yield self._render(piece)
-                    else:
-                        self._writer.consume(piece)
+                        await emit(self._render(piece, events))
             finally:
                 if (aclose := getattr(pieces, "aclose", None)) is not None:
                     await aclose()  # stops the model
         await precount_output(self._writer)
         if not self._deadline.cancelled:
             await self._complete()
+            self.is_complete = True
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits."""
-        if self._on_wait is not None:
-            self._on_wait()
+        if self._receive is not None:
+            watching = self._watch_client(self._receive)
+            self._watcher = asyncio.get_running_loop().create_task(watching)
 
-    @property
-    def _has_reader(self) -> bool:
-        """Whether a client reads the end of the stream."""
-        return self.is_complete or not self.is_cancelled
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.stop("cancelled")
 
     @property
     def _is_left_to_others(self) -> bool:
@@ -278,31 +274,26 @@ class Generation(ABC):
         return False
 
     def _count_usage(self) -> ModelUsage:
-        """Return the tokens of the request and of the answer."""
-        return count_usage(self._writer, self._input_usage)
+        """Return the usage that the model reported, or that of the request and the counted answer."""
+        return self._writer.usage or count_answer(self._writer, self._input_usage)
 
-    async def _complete(self) -> None:
+    async def _complete(self) -> None:  # noqa: B027 - most answers are not stored
         """Record the complete answer."""
-        self.is_complete = True
-
-    async def _prepare(self) -> Frames:
-        """Prepare the generation before the model runs, and return the frames for that."""
-        return []
 
     @abstractmethod
-    async def _start(self) -> Frames:
-        """Return the frames that open a stream."""
+    async def _start(self, emit: Emit) -> None:
+        """Emit the frames that open a stream, and prepare what the model needs."""
 
     @abstractmethod
-    def _render(self, piece: OutputEvent) -> Frames:
-        """Feed a piece of output to the writer and return the frames for it."""
+    def _render(self, piece: OutputEvent, events: list[StreamEvent]) -> Frames:
+        """Return the frames for a piece of output, which are these events of the Responses API."""
 
     @abstractmethod
     def _finish(self) -> Frames:
         """Return the frames that end the stream: the end of a complete answer, or the failure."""
 
     @abstractmethod
-    def _serialize(self) -> bytes:
+    def serialize(self) -> bytes:
         """Return the complete answer as JSON."""
 
 
@@ -310,12 +301,18 @@ async def _discard(_: object) -> None:
     """Emit nothing: the answer is not streamed."""
 
 
-async def respond(request: Request, run: Generation, last_frame: bytes = b"") -> Any:
-    """Respond to a request with its answer: with the frames of a stream, and this one at their end, or complete."""
+async def respond(request: Request, run: Generation) -> Any:
+    """Respond to a request with its answer, complete or as a stream.
+
+    Raises:
+        ApiError: If there is a client, but no complete answer.
+    """
     if run.is_streamed:
-        return EventStream(run, last_frame)
-    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
-        return respond_encoded(await run.generate(watcher.start) or b"")
+        return EventStream(run)
+    await run.run(_discard, request.receive)
+    if not run.is_complete and not run.is_cancelled:
+        raise run.error or INTERNAL_ERROR()
+    return respond_encoded(run.serialize() if run.is_complete else b"")
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -368,45 +365,23 @@ async def prepare(
     return PreparedRequest(key, model, prompt, ModelUsage(model_input.tokens, 1, cached))
 
 
-class Serializer(Protocol):
-    """Protocol of serializers, each of which writes responses in the format of one API.
+class StatelessRun(Generation):
+    """One response of a stateless API while it is written. It is not stored.
 
-    The bytes are frames of a stream; ``writer`` has the output so far, including the newest piece.
+    Args:
+        request: The request.
+        prepared: The prepared request.
+        writer: The writer that collects the output.
+        response_id: The id of the response.
     """
 
-    def start(self, usage: ModelUsage) -> bytes:
-        """Return the frames that open the stream."""
-        ...
-
-    def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Return the frames for one piece of output."""
-        ...
-
-    def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
-        """Return the frames that end the stream."""
-        ...
-
-    def error(self, error: ApiError) -> bytes:
-        """Return the frames that end the stream with an error."""
-        ...
-
-    def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Return the complete response."""
-        ...
-
-
-class StatelessRun(Generation):
-    """One stateless response while it is written. It is not stored."""
-
     def __init__(
-        self,
-        service: ServerState,
-        request: PreparedRequest,
-        writer: OutputWriter,
-        serializer: Serializer,
+        self, request: Request, prepared: PreparedRequest, writer: OutputWriter, response_id: str
     ) -> None:
-        super().__init__(service, request.model, request.prompt, writer, request.usage)
-        self._serializer = serializer
+        service, recorded = get_service(request), request.scope.get(RECORD_KEY)
+        super().__init__(
+            service, prepared.model, prepared.prompt, writer, prepared.usage, response_id, recorded
+        )
 
     @property
     def start_error(self) -> ApiError | None:
@@ -414,37 +389,34 @@ class StatelessRun(Generation):
         failed = not self.is_complete and not self.is_cancelled
         return (self.error or INTERNAL_ERROR()) if failed else None
 
-    async def _start(self) -> Frames:
-        return [self._serializer.start(self._input_usage)] if self.is_streamed else []
-
-    def _render(self, piece: OutputEvent) -> Frames:
-        self._writer.consume(piece)
-        frames = self._serializer.delta(piece, self._writer)
-        return [frames] if frames else []
+    async def _start(self, emit: Emit) -> None:
+        if self.is_streamed:
+            await emit([self._encode_start()])
 
     def _finish(self) -> Frames:
         if self.is_complete:
-            return [self._serializer.end(self._writer, self._count_usage())]
-        return [self._serializer.error(self.error or INTERNAL_ERROR())]
+            return [self._encode_end(self._count_usage())]
+        return [self._encode_error(self.error or INTERNAL_ERROR())]
 
-    def _serialize(self) -> bytes:
-        return encode(self._serializer.response(self._writer, self._count_usage()))
+    @abstractmethod
+    def _encode_start(self) -> bytes:
+        """Return the frames that open the stream."""
+
+    @abstractmethod
+    def _encode_end(self, usage: ModelUsage) -> bytes:
+        """Return the frames that end the stream of a complete answer."""
+
+    @abstractmethod
+    def _encode_error(self, error: ApiError) -> bytes:
+        """Return the frames that end the stream with an error."""
 
 
 async def respond_stateless(
-    request: Request,
-    prepared: PreparedRequest,
-    response_id: str,
-    writer: OutputWriter,
-    serializer: Serializer,
+    request: Request, prepared: PreparedRequest, build_run: Callable[[], StatelessRun]
 ) -> Any:
-    """Record the request and generate its response, complete or as a stream."""
-    recorded = get_recorded_request(request)
-    if recorded is not None:
-        recorded.context = tuple(prepared.prompt.ask.items)
-        recorded.response_id = response_id
+    """Reserve the tokens of a request and generate its response, complete or as a stream."""
     service = get_service(request)
     reservation = await service.reserve_tokens(prepared.usage.input, prepared.prompt.max_tokens)
-    run = StatelessRun(service, prepared, writer, serializer)
+    run = build_run()
     run.reservation = reservation
     return await respond(request, run)

@@ -5,7 +5,7 @@ events that close it. Without streaming the same writer builds the items only.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -137,6 +137,7 @@ class OutputWriter:
         self._call_prefix = call_prefix
         self._format = ITEM_FORMATS["text"]
         self._text_chunks: list[str] | None = None
+        self._is_hidden = False
         self._logprobs: list[Mapping[str, Any]] = []
         self._item_tokens: list[int] = []
 
@@ -146,76 +147,54 @@ class OutputWriter:
             self._item_tokens = list(map(count_item, self.items))
         return self._item_tokens
 
-    def consume(self, event: OutputEvent) -> None:
-        """Add an event to the items."""
+    def feed(self, event: OutputEvent) -> list[StreamEvent]:
+        """Add an event to the items and return the stream events for it."""
         match event:
-            case ItemOpened():
-                self._open_item(event)
             case ItemDelta():
-                self._append_text(event.text)
+                assert self._text_chunks is not None, "text without an open item"  # noqa: S101
+                self._text_chunks.append(event.text)
+                self.text_length += len(event.text)
                 self._logprobs += event.logprobs
+                return self._build_text_event("delta", "delta", event.text, event.logprobs)
+            case ItemOpened():
+                return self._open_item(event)
             case ItemClosed():
                 self.stop_sequence = event.stop_sequence
-                self._close_item("completed", event.model_data)
-                if event.annotations:
-                    self.items[-1]["content"][0]["annotations"] = list(event.annotations)
+                return self._close_item("completed", event.model_data, event.annotations)
             case OutputTruncated():
-                self._truncate(event)
+                self.incomplete_reason = event.reason
+                return self.close_open_item()
             case ModelUsage():
                 self.usage = event
+                return []
             case ItemAdded():
                 self.text_length += measure_texts(event.item)
-                type = event.item["type"]
-                self.items.append({"id": self.next_id(type), **event.item})
-                self._number += 1
+                return self.add_item({"id": self.next_id(event.item["type"]), **event.item})
             case _:
                 assert_never(event)
 
-    def feed(self, event: OutputEvent) -> Iterator[StreamEvent]:
-        """Add an event to the items and yield the stream events for it."""
-        was_open = self._text_chunks is not None
-        self.consume(event)
-        match event:
-            case ItemOpened():
-                yield from self._iter_open_events()
-            case ItemDelta():
-                yield from self._iter_delta_events(event)
-            case ItemClosed():
-                yield from self._iter_close_events()
-            case OutputTruncated():
-                if was_open:
-                    yield from self._iter_close_events()
-            case ModelUsage():
-                pass
-            case ItemAdded():
-                yield self._build_item_event("added", self.items[-1])
-                yield self._build_item_event("done", self.items[-1])
-            case _:
-                assert_never(event)
-
-    def add_item(self, item: OutputItem, progress_event: str) -> Iterator[StreamEvent]:
-        """Add a complete item and yield its stream events, with ``progress_event`` in between."""
+    def add_item(self, item: OutputItem, progress_event: str = "") -> list[StreamEvent]:
+        """Add a complete item and return its stream events, with ``progress_event`` in between."""
         self.items.append(item)
         self._number += 1
-        yield self._build_item_event("added", item)
-        index = len(self.items) - 1
-        yield {"type": progress_event, "output_index": index, "item_id": item["id"]}
-        yield self._build_item_event("done", item)
+        events = [self._build_item_event("added"), self._build_item_event("done")]
+        if progress_event:
+            index = len(self.items) - 1
+            progress = {"type": progress_event, "output_index": index, "item_id": item["id"]}
+            events.insert(1, progress)
+        return events
 
-    def close_open_item(self) -> None:
-        """Close the item that is being written, because the answer ends here."""
-        if self._text_chunks is not None:
-            self._close_item("incomplete")
+    def close_open_item(self) -> list[StreamEvent]:
+        """Close the item that is being written, if there is one, because the answer ends here."""
+        return [] if self._text_chunks is None else self._close_item("incomplete")
 
     def next_id(self, type: str) -> str:
         """Return the id of the next item."""
         return make_item_id(type, self._key, self._number)
 
-    # Items.
-
-    def _open_item(self, event: ItemOpened) -> None:
+    def _open_item(self, event: ItemOpened) -> list[StreamEvent]:
         self._format = form = ITEM_FORMATS[event.kind]
-        self._delta_event = f"{form.text_event}.delta"
+        self._is_hidden = form.type == "reasoning" and not self._show_summary
         item: OutputItem = {"id": self.next_id(form.type), "type": form.type}
         if form.type == "message":
             item |= {"role": "assistant", "content": []}
@@ -233,6 +212,11 @@ class OutputWriter:
         self._text_chunks = []
         self._logprobs = []
         self.items.append(item)
+        events = [self._build_item_event("added")]
+        if form.build_part is not None and not self._is_hidden:
+            part = form.build_part("")
+            events.append(self._build_event(f"{form.part_event}.added") | {"part": part})
+        return events
 
     def _choose_call_id(self, event: ItemOpened) -> str:
         """Return the id that the model chose, if the API accepts it with a result, or a new one."""
@@ -240,25 +224,30 @@ class OutputWriter:
             return event.call_id
         return make_call_id(self._key, self._number, self._call_prefix)
 
-    def _append_text(self, text: str) -> None:
-        assert self._text_chunks is not None, "text without an open item"  # noqa: S101
-        self._text_chunks.append(text)
-        self.text_length += len(text)
-
-    def _close_item(self, status: str, model_data: Any = None) -> None:
+    def _close_item(
+        self, status: str, model_data: Any = None, annotations: Sequence[Mapping[str, Any]] = ()
+    ) -> list[StreamEvent]:
         text = "".join(self._text_chunks or ())
         self._text_chunks = None
         form, item = self._format, self.items[-1]
         if form.type == "reasoning":
             self._fill_reasoning(item, ReasoningPayload(text, model_data, self._show_summary))
-        elif form.build_part is not None:
-            item[form.content_key] = [form.build_part(text)]
-            if self._logprobs:
-                item[form.content_key][0]["logprobs"] = self._logprobs
         else:
-            item[form.content_key] = text
-        if form.type != "reasoning":
             item["status"] = status
+            item[form.content_key] = text if form.build_part is None else [form.build_part(text)]
+        events: list[StreamEvent] = []
+        part: OutputItem = {}
+        if form.build_part is not None and not self._is_hidden:
+            part = item[form.content_key][0]
+            part |= {"logprobs": self._logprobs} if self._logprobs else {}
+            part |= {"annotations": list(annotations)} if annotations else {}
+        for number, annotation in enumerate(annotations):
+            added = self._build_event(f"{form.text_event}.annotation.added")
+            events.append(added | {"annotation_index": number, "annotation": annotation})
+        events += self._build_text_event("done", form.text_key, text, self._logprobs)
+        if part:
+            events.append(self._build_event(f"{form.part_event}.done") | {"part": part})
+        return [*events, self._build_item_event("done")]
 
     def _fill_reasoning(self, item: OutputItem, payload: ReasoningPayload) -> None:
         self.reasoning_texts.append(payload.text)
@@ -269,62 +258,32 @@ class OutputWriter:
         ):
             item["encrypted_content"] = self._encrypt(payload.to_json())
 
-    def _truncate(self, event: OutputTruncated) -> None:
-        self.incomplete_reason = event.reason
-        self.close_open_item()
-
-    # Events.
-
-    def _build_item_event(self, name: str, item: OutputItem) -> StreamEvent:
-        index = len(self.items) - 1
+    def _build_item_event(self, name: str) -> StreamEvent:
+        index, item = len(self.items) - 1, dict(self.items[-1])
         return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
 
-    def _build_part_event(self, type: str) -> StreamEvent:
+    def _build_event(self, type: str) -> StreamEvent:
         event = {"type": type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         if self._format.build_part is not None:
             event[self._format.index_key] = 0
         return event
 
-    def _is_hidden(self) -> bool:
-        return self._format.type == "reasoning" and not self._show_summary
-
-    def _iter_open_events(self) -> Iterator[StreamEvent]:
-        yield self._build_item_event("added", dict(self.items[-1]))
-        if self._format.build_part is not None and not self._is_hidden():
-            part = self._format.build_part("")
-            yield self._build_part_event(f"{self._format.part_event}.added") | {"part": part}
-
-    def _iter_delta_events(self, delta: ItemDelta) -> Iterator[StreamEvent]:
-        if not self._is_hidden():
-            yield self._build_text_event(self._delta_event, "delta", delta.text, delta.logprobs)
-
-    def _iter_close_events(self) -> Iterator[StreamEvent]:
-        form, item = self._format, self.items[-1]
-        done_event = f"{form.text_event}.done"
-        if form.build_part is None:
-            yield self._build_text_event(done_event, form.text_key, item[form.content_key])
-        elif not self._is_hidden():
-            part = item[form.content_key][0]
-            for number, annotation in enumerate(part.get("annotations", ())):
-                added = self._build_part_event(f"{form.text_event}.annotation.added")
-                yield added | {"annotation_index": number, "annotation": annotation}
-            logprobs = part.get("logprobs", ())
-            yield self._build_text_event(done_event, form.text_key, part[form.text_key], logprobs)
-            yield self._build_part_event(f"{form.part_event}.done") | {"part": part}
-        yield self._build_item_event("done", dict(item))
-
     def _build_text_event(
-        self, type: str, member: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()
-    ) -> StreamEvent:
-        event = self._build_part_event(type)
+        self, name: str, member: str, text: str, logprobs: Sequence[Mapping[str, Any]]
+    ) -> list[StreamEvent]:
+        """Return the event of the text of the open item, unless the client must not see it."""
+        form = self._format
+        if self._is_hidden:
+            return []
+        event = self._build_event(f"{form.text_event}.{name}")
         event[member] = text
-        if self._format.text_event == "response.output_text":
+        if form.text_event == "response.output_text":
             event["logprobs"] = list(logprobs)
-        return event
+        return [event]
 
 
 async def precount_output(writer: OutputWriter) -> None:
-    """Count a long answer in a thread, before ``count_usage`` counts it on the loop."""
+    """Count a long answer in a thread, before ``count_answer`` counts it on the loop."""
 
     def count() -> None:
         count_items(writer.items)
@@ -334,14 +293,9 @@ async def precount_output(writer: OutputWriter) -> None:
     await precount(writer.text_length, count)
 
 
-def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
-    """Return the usage that the model reported, or the usage of its input with the counted answer."""
-    return writer.usage or count_answer(writer, input)
-
-
 def count_answer(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
     """Return the usage of the input with the counted answer."""
     reasoning = sum(map(count_text, writer.reasoning_texts))
     counted = zip(writer.items, writer.count_each(), strict=True)
-    output = sum(tokens for item, tokens in counted if item["type"] != "reasoning")
+    output = sum([tokens for item, tokens in counted if item["type"] != "reasoning"])
     return ModelUsage(input.input, reasoning + output, input.cached, reasoning, input.cache_write)

@@ -16,10 +16,10 @@ from kedge.server.coherence import (
     resolve_references,
 )
 from kedge.server.encrypted_content import (
+    TRIGGER_TYPE,
     CompactedContext,
     compact,
     find_newest_exchange,
-    has_compaction_trigger,
 )
 from kedge.server.item_forms import (
     Item,
@@ -117,11 +117,6 @@ class ResponseDraft(NamedTuple):
     model: Model
     idempotency_key: str | None = None
 
-    @property
-    def is_body_stored(self) -> bool:
-        """Whether the body may be needed again: by another server, or to recognize a repeated request."""
-        return bool(self.request_fields["background"]) or self.idempotency_key is not None
-
 
 def prepare_response(
     service: ServerState,
@@ -137,15 +132,8 @@ def prepare_response(
     check_not_empty(body)
     key = service.nodes.new_key()
     items = resolve_input(service, body["input"], key, history)
-    return _build_draft(
-        service,
-        body,
-        key,
-        history,
-        items,
-        on_socket=unstored is not None,
-        idempotency_key=idempotency_key,
-    )
+    draft = _build_draft(service, body, key, history, items, on_socket=unstored is not None)
+    return draft._replace(idempotency_key=idempotency_key) if draft.store else draft
 
 
 def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
@@ -170,17 +158,22 @@ def _build_draft(
     items: list[Item],
     *,
     on_socket: bool = False,
-    idempotency_key: str | None = None,
 ) -> ResponseDraft:
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
-    check_supported(service, body, on_socket=on_socket)
+    store = body.get("store") is not False and not service.settings.zero_data_retention
+    if body.get("background"):
+        if on_socket:
+            raise errors.BACKGROUND_ON_SOCKET()
+        if not store:
+            raise errors.BACKGROUND_UNSTORED()
     check_tool_choice(body, model_input.items)
-    triggered = has_compaction_trigger(items)
-    window = model.window
-    compacted = _compact_if_needed(body, model_input, window, triggered=triggered)
-    seen = truncate_to_window(_apply_compaction(model_input, compacted), body, window)
-    store = should_store(service, body)
+    triggered = bool(items) and items[-1]["type"] == TRIGGER_TYPE
+    compacted = _compact_if_needed(body, model_input, model.window, triggered=triggered)
+    seen = model_input
+    if compacted is not None:
+        seen = ModelInput(compacted.items, count_items(compacted.items))
+    seen = truncate_to_window(seen, body, model.window)
     return ResponseDraft(
         key=key,
         request_fields=response_object.build_request_fields(
@@ -199,7 +192,6 @@ def _build_draft(
         compacted=compacted,
         skip_model=triggered or body.get("generate") is False,
         model=model,
-        idempotency_key=idempotency_key if store else None,
     )
 
 
@@ -283,20 +275,6 @@ async def precount_request(body: Body) -> None:
     await precount(measure_texts(texts), count)
 
 
-def check_supported(service: ServerState, body: Body, *, on_socket: bool = False) -> None:
-    """Reject parameters that this server does not support."""
-    if body.get("background"):
-        if on_socket:
-            raise errors.BACKGROUND_ON_SOCKET()
-        if not should_store(service, body):
-            raise errors.BACKGROUND_UNSTORED()
-
-
-def should_store(service: ServerState, body: Body) -> bool:
-    """Return whether the response to this request is stored."""
-    return body.get("store") is not False and not service.settings.zero_data_retention
-
-
 def build_model_input(
     service: ServerState, body: Body, history: History, items: Sequence[Item]
 ) -> ModelInput:
@@ -341,12 +319,10 @@ def _find_second_exchange(items: Sequence[Item]) -> int | None:
     return None
 
 
-async def add_summary(draft: ResponseDraft) -> ResponseDraft:
+async def add_summary(draft: ResponseDraft, compacted: CompactedContext) -> ResponseDraft:
     """Add the model's summary of the items that a compaction omits, if the model writes one."""
-    compacted, ask = draft.compacted, draft.prompt.ask
-    if compacted is None or not compacted.omitted_items:
-        return draft
-    summary = await draft.model.summarize(compacted.omitted_items)
+    omitted, ask = compacted.omitted_items, draft.prompt.ask
+    summary = await draft.model.summarize(omitted) if omitted else ""
     if not summary:
         return draft
     summarized = replace(compacted, summary=summary)
@@ -355,13 +331,6 @@ async def add_summary(draft: ResponseDraft) -> ResponseDraft:
     items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items
     prompt = replace(draft.prompt, ask=replace(ask, items=items))
     return draft._replace(compacted=summarized, prompt=prompt)
-
-
-def _apply_compaction(model_input: ModelInput, compacted: CompactedContext | None) -> ModelInput:
-    if compacted is None:
-        return model_input
-    items = compacted.items
-    return ModelInput(items, count_items(items))
 
 
 def _compact_if_needed(

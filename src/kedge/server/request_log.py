@@ -13,7 +13,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -190,10 +190,7 @@ def _list_types(error: Exception) -> list[str]:
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """One request and its outcome.
-
-    ``context`` has the items that the model received, oldest first.
-    """
+    """One request and its outcome."""
 
     method: str
     path: str
@@ -202,12 +199,18 @@ class RecordedRequest:
     raw: bytes = b""
     body: Any = None
     status: int = 0
-    context: tuple[Item, ...] | None = None
+    model_items: Sequence[Item] | None = None
+    """The items that the model received, oldest first. In a chain they are a list that is built when it is read."""
     response_id: str | None = None
     transport: Literal["http", "websocket"] = "http"
     seconds: float = 0.0
     reply: bytes = b""
     """The beginning of the response body, if a recorder requests it."""
+
+    @property
+    def context(self) -> tuple[Item, ...] | None:
+        """The items that the model received, oldest first."""
+        return None if self.model_items is None else tuple(self.model_items)
 
 
 WEBSOCKET_SCOPE_KEY = "kedge.place"

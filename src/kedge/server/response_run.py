@@ -4,20 +4,19 @@ A run ends in exactly one way: completed or incomplete with its output stored, o
 without output.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.observe import count
 from kedge.server import errors, response_object
-from kedge.server.encrypted_content import build_compaction_item
-from kedge.server.generation import Frames, Generation
-from kedge.server.item_forms import Item, count_items
+from kedge.server.encrypted_content import CompactedContext, build_compaction_item
+from kedge.server.generation import Emit, Frames, Generation
+from kedge.server.item_forms import count_items
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest
 from kedge.server.response_object import join_response
-from kedge.server.sse import SSEEncoder
+from kedge.server.sse import DONE_FRAME, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
     EMPTY_CONTEXT,
@@ -29,6 +28,9 @@ from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.text.json_text import encode
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 
 class ResponseRun(Generation):
     """One response while it is written.
@@ -37,7 +39,7 @@ class ResponseRun(Generation):
         service: The server.
         draft: The prepared request.
         unstored: The unstored responses of the connection, if it is a WebSocket.
-        recorded_request: The record of the request, if there is a listener.
+        recorded: The record of the request, if there is a listener.
         first_event: The number of the first event, if another server did not finish the response. Its conversation is
             already locked.
 
@@ -45,32 +47,54 @@ class ResponseRun(Generation):
         ApiError: If the conversation is locked for another response.
     """
 
+    last_frame = DONE_FRAME
+
     def __init__(
         self,
         service: ServerState,
         draft: ResponseDraft,
         unstored: LaneMemory | None = None,
-        recorded_request: RecordedRequest | None = None,
+        recorded: RecordedRequest | None = None,
         first_event: int | None = None,
     ) -> None:
-        self._locked = draft.history.conversation
+        history = draft.history
+        self._locked = history.conversation
         if self._locked is not None and first_event is None:
-            service.conversations.acquire(self._locked, draft.history.node)
-        model = None if draft.skip_model else draft.model
-        usage = ModelUsage(draft.input_tokens, 0, draft.cached_tokens)
-        super().__init__(service, model, draft.prompt, _build_writer(service, draft), usage)
+            service.conversations.acquire(self._locked, history.node)
+        self.id: str = draft.request_fields["id"]
+        super().__init__(
+            service,
+            None if draft.skip_model else draft.model,
+            draft.prompt,
+            _build_writer(service, draft),
+            ModelUsage(draft.input_tokens, 0, draft.cached_tokens),
+            self.id,
+            recorded,
+        )
         self.grace = draft.model.grace
-        self.draft = draft
+        self.is_background = bool(draft.request_fields["background"])
+        self.node = service.nodes.parse_node(draft.key)
+        self._draft = draft
         self._unstored = unstored
-        self._recorded_request = recorded_request
-        self._request_json = encode(draft.request_fields)
+        is_body_stored = self.is_background or draft.idempotency_key is not None
+        earlier = history.context.list_items() if history.in_memory else []
+        self._entry = ResponseEntry(
+            key=draft.key,
+            parent=history.node,
+            conversation=history.conversation,
+            request_json=encode(draft.request_fields),
+            input=encode([*earlier, *draft.input]) if draft.store else b"",
+            # Another server may need the body, or a repeated request.
+            body=encode(draft.prompt.body) if is_body_stored else None,
+            idempotency_key=draft.idempotency_key,
+            background=self.is_background,
+        )
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
         if first_event is not None:
             self._state, self._result_fields = "in_progress", response_object.QUEUED_FIELDS
         self._response_json = b""
         self._encoder = SSEEncoder(first_event or 0)
-        self.service = service
         self._is_lost = False
         self.before_settle: Callable[[], None] | None = None
         """Called before the result of the response is stored."""
@@ -81,44 +105,48 @@ class ResponseRun(Generation):
         self.begin()
         return self._encode_states("created", "queued")
 
-    async def _start(self) -> Frames:
+    async def _start(self, emit: Emit) -> None:
         """Store the response before the client has its id.
 
         Until then the client cannot request the response, so a response that is not streamed is stored as in progress
         only if its model makes the server wait.
         """
         if self._result_fields is response_object.QUEUED_FIELDS:
-            return await self._service.run(self._start_queued)
-        return await self._service.run(self._start_stream) if self.is_streamed else []
-
-    def _start_stream(self) -> Frames:
-        if self._state == "unwritten":
-            self.begin()
-        return self._encode_states("created", "in_progress")
+            await emit(await self.service.run(self._start_queued))
+        elif self.is_streamed:
+            if self._state == "unwritten":
+                await self.service.run(self.begin)
+            await emit(self._encode_states("created", "in_progress"))
+        if self._draft.compacted is not None:
+            await emit(await self._compact(self._draft.compacted))
 
     def _start_queued(self) -> Frames:
         self._result_fields = response_object.IN_PROGRESS_FIELDS
-        self._service.responses.mark_in_progress(self._service.nodes.parse_node(self.draft.key))
+        self.service.responses.mark_in_progress(self.node)
         return self._encode_states("in_progress")
 
-    async def _prepare(self) -> Frames:
-        self.draft = await add_summary(self.draft)
-        self._prompt = self.draft.prompt
-        if self._recorded_request is not None:
-            self._recorded_request.context = tuple(self._prompt.ask.items)
-        return self._encode(self._add_compaction())
-
-    def _render(self, piece: OutputEvent) -> Frames:
-        return self._encode(self._writer.feed(piece))
-
-    def _encode(self, events: Iterable[StreamEvent]) -> Frames:
+    async def _compact(self, compacted: CompactedContext) -> Frames:
+        """Add the compaction of the context to the output, with the model's summary."""
+        self._draft = draft = await add_summary(self._draft, compacted)
+        self._prompt = draft.prompt
+        if self._recorded is not None:
+            self._recorded.model_items = draft.prompt.ask.items
+        id, items = self._writer.next_id("compaction"), (draft.compacted or compacted).items
+        item = build_compaction_item(self.service.cipher, id, items)
+        events = self._writer.add_item(item, "response.compaction.compacting")
         return list(map(self._encoder, events)) if self.is_streamed else []
 
-    def _encode_states(self, *names: str) -> Frames:
-        response = self._build_response([])
-        return self._encode({"type": f"response.{name}", "response": response} for name in names)
+    def _render(self, piece: OutputEvent, events: list[StreamEvent]) -> Frames:
+        return list(map(self._encoder, events))
 
-    def _serialize(self) -> bytes:
+    def _encode_states(self, *names: str) -> Frames:
+        if not self.is_streamed:
+            return []
+        response = self._build_response([])
+        return [self._encoder({"type": f"response.{name}", "response": response}) for name in names]
+
+    def serialize(self) -> bytes:
+        """Return the complete response as JSON."""
         return self._response_json
 
     @property
@@ -141,7 +169,8 @@ class ResponseRun(Generation):
 
     def end(self) -> None:
         """Release all resources; a response that is not settled by now has failed."""
-        self._record_metrics()
+        if self in self.service.running:
+            self._count_response()
         super().end()
         is_unsettled, self._state = self._state == "in_progress", "settled"
         if is_unsettled and self._is_left_to_others:
@@ -150,138 +179,94 @@ class ResponseRun(Generation):
         if is_unsettled and self.before_settle is not None:
             self.before_settle()
         if is_unsettled or self._locked is not None:
-            self._service.submit(self._release, self._failure_status if is_unsettled else None)
+            self.service.submit(self._release, self._failure_status if is_unsettled else None)
 
     def _release(self, status: str | None) -> None:
         """Store the failure of an unsettled response, and unlock its conversation."""
         if status is not None:
-            node = self._service.nodes.parse_node(self.draft.key)
-            self._service.responses.fail(node, status, self._failure_cause)
+            self.service.responses.fail(self.node, status, self._failure_cause)
         self._unlock()
 
     @property
     def _is_left_to_others(self) -> bool:
         """Whether another server continues this response, because this one is stopping or was too slow."""
         is_left = self._stop_status == "failed" or self._is_lost
-        is_background: bool = self.draft.request_fields["background"]
-        return is_left and is_background and self._service.claims is not None
+        return is_left and self.is_background and self.service.claims is not None
 
-    @property
-    def _has_reader(self) -> bool:
-        if self.draft.request_fields["background"]:
-            return not self._is_left_to_others
-        return super()._has_reader
-
-    def _record_metrics(self) -> None:
-        if self in self._service.running:
-            history = self.draft.history
-            stored_on = "nothing" if history.node is None else "response"
-            count(
-                "server_responses_total",
-                memory=stored_on if history.conversation is None else "conversation",
-                status=self._result_fields["status"] if self.is_complete else self._failure_status,
-            )
+    def _count_response(self) -> None:
+        history = self._draft.history
+        stored_on = "nothing" if history.node is None else "response"
+        count(
+            "server_responses_total",
+            memory=stored_on if history.conversation is None else "conversation",
+            status=self._result_fields["status"] if self.is_complete else self._failure_status,
+        )
 
     def _handle_wait(self) -> None:
         # On a database of several servers this would be a round trip, and useless for its client.
-        if self._state == "unwritten" and self._service.claims is None:
+        if self._state == "unwritten" and self.service.claims is None:
             self.begin()
         super()._handle_wait()
 
-    def _add_compaction(self) -> list[StreamEvent]:
-        draft, writer = self.draft, self._writer
-        if draft.compacted is None:
-            return []
-        id = writer.next_id("compaction")
-        item = build_compaction_item(self._service.cipher, id, draft.compacted.items)
-        return list(writer.add_item(item, progress_event="response.compaction.compacting"))
-
-    def _build_entry(self) -> ResponseEntry:
-        draft, history = self.draft, self.draft.history
-        return ResponseEntry(
-            key=draft.key,
-            parent=history.node,
-            conversation=history.conversation,
-            request_json=self._request_json,
-            input=encode(self._build_input()),
-            body=encode(draft.prompt.body) if draft.is_body_stored else None,
-            idempotency_key=draft.idempotency_key,
-            background=bool(draft.request_fields["background"]),
-        )
-
-    def _build_input(self) -> list[Item]:
-        """Return the input to store, including a history that is only in memory."""
-        draft = self.draft
-        return (
-            [*draft.history.context.list_items(), *draft.input]
-            if draft.history.in_memory
-            else draft.input
-        )
-
     def begin(self) -> None:
         """Store the response as in progress or queued, before its client receives the id."""
-        if self.draft.store:
-            entry, barrier = self._build_entry(), has_compaction(self.draft.input)
+        if self._draft.store:
+            barrier = has_compaction(self._draft.input)
             queued = self._result_fields is response_object.QUEUED_FIELDS
-            self._service.responses.begin(entry, barrier=barrier, queued=queued)
+            self.service.responses.begin(self._entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
     async def _complete(self) -> None:
-        draft, writer = self.draft, self._writer
+        draft, writer = self._draft, self._writer
         self._result_fields = response_object.build_finished_fields(
             reason=writer.incomplete_reason,
-            now=int(self._service.clock()),
+            now=int(self.service.clock()),
             usage=response_object.build_usage(self._count_usage()),
         )
-        self._service.remember_reasoning(writer.items, writer.reasoning_texts)
+        if writer.reasoning_texts:
+            self.service.remember_reasoning(writer.items, writer.reasoning_texts)
         result, output = encode(self._result_fields), encode(writer.items)
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()
-            await self._service.run(self._store_result, result, output)
+            await self.service.run(self._store_result, result, output)
         if self._unstored is not None:
-            id: str = draft.request_fields["id"]
-            self._unstored.store(id, None if draft.store else self._build_context(len(output)))
-        self._response_json = join_response(self._request_json, result, output)
-        await super()._complete()
+            context = None if draft.store else self._build_context(len(output))
+            self._unstored.store(self.id, context)
+        self._response_json = join_response(self._entry.request_json, result, output)
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
         """Store the result, and unlock the conversation before the client can continue it."""
+        entry, stored = self._entry, self.service.responses
         try:
-            self._save_result(result_json, output)
+            context = self._build_context(len(entry.input) + len(output))
+            barrier, status = has_compaction(context.items), self._result_fields["status"]
+            outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
+            save = stored.finish if self._state == "in_progress" else stored.record
+            is_stored = save(entry, outcome)
+            self._state = "settled"
+            if is_stored:
+                self.service.nodes.cache_context(self.node, entry.parent, context)
+            elif self.service.claims is not None:
+                self._is_lost = True
+                raise errors.RESPONSE_LOST()
         finally:
             self._unlock()
 
     def _unlock(self) -> None:
         """Unlock the conversation, unless that was done before."""
         if self._locked is not None:
-            self._service.conversations.release(self._locked)
+            self.service.conversations.release(self._locked)
             self._locked = None
-
-    def _save_result(self, result_json: bytes, output: bytes) -> None:
-        entry = self._build_entry()
-        context = self._build_context(len(entry.input) + len(output))
-        barrier = has_compaction(context.items)
-        status = self._result_fields["status"]
-        outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
-        stored = self._service.responses
-        save = stored.finish if self._state == "in_progress" else stored.record
-        is_stored = save(entry, outcome)
-        self._state = "settled"
-        if not is_stored and self._service.claims is not None:
-            self._is_lost = True
-            raise errors.RESPONSE_LOST()
-        if is_stored:
-            self._service.nodes.cache_context(
-                self._service.nodes.parse_node(self.draft.key), self.draft.history.node, context
-            )
 
     def _build_context(self, size: int) -> Context:
         """Return the context that ends with this response, which adds ``size`` bytes to it."""
-        draft, before = self.draft, self.draft.history.context
+        draft, before = self._draft, self._draft.history.context
         items = [*draft.input, *self._writer.items]
         if has_compaction(items):
-            return self._build_compacted_context(items, size)
+            retained = slice_from_compaction(items)
+            seen = self.service.expand_items(retained)
+            return extend_context(EMPTY_CONTEXT, retained, seen, count_items(seen), size)
         tokens = draft.new_tokens + sum(self._writer.count_each())
         if not (draft.history.in_memory and draft.store):
             return extend_context(before, items, items, tokens, size)
@@ -293,21 +278,17 @@ class ResponseRun(Generation):
             size,
         )
 
-    def _build_compacted_context(self, items: Sequence[Item], size: int) -> Context:
-        retained = slice_from_compaction(items)
-        model_items = self._service.expand_items(retained)
-        return extend_context(EMPTY_CONTEXT, retained, model_items, count_items(model_items), size)
-
     def _build_response(self, output: list[Any]) -> dict[str, Any]:
-        return {**self.draft.request_fields, **self._result_fields, "output": output}
+        return {**self._draft.request_fields, **self._result_fields, "output": output}
 
     def _finish(self) -> Frames:
-        if self.is_complete:
-            return self._encode(build_last_events(self._build_response(self._writer.items)))
-        self._result_fields = response_object.build_failed_fields(
-            self._failure_status, self._failure_cause
-        )
-        return self._encode(build_last_events(self._build_response([])))
+        output: list[Any] = self._writer.items
+        if not self.is_complete:
+            output, self._result_fields = (
+                [],
+                response_object.build_failed_fields(self._failure_status, self._failure_cause),
+            )
+        return list(map(self._encoder, build_last_events(self._build_response(output))))
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:

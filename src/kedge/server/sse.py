@@ -2,9 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -100,12 +99,10 @@ class EventStream:
 
     Args:
         source: Produces the frames.
-        last_frame: The bytes that are sent after the last of them.
     """
 
-    def __init__(self, source: "Generation", last_frame: bytes = b"") -> None:
+    def __init__(self, source: "Generation") -> None:
         self._source = source
-        self._last_frame = last_frame
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every frame, or raise the error of a source that failed before its first output."""
@@ -114,21 +111,21 @@ class EventStream:
         async def put(frames: list[bytes]) -> None:
             if source.has_output and not start.released:
                 await start.release()
-            await outbox.put(b"".join(frames))
+            if frames:
+                await outbox.put(b"".join(frames))
 
         start = DelayedStart(send, source.grace)
         try:
             await start({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             async with BufferedSender(start) as outbox:
-                with DisconnectWatcher(partial(source.stop, "cancelled"), receive) as watcher:
-                    await source.run(put, watcher.start)
+                await source.run(put, receive)
         finally:
             source.end()
             start.close()
         if not start.released and source.start_error is not None:
             raise source.start_error
         await start.release()
-        await send({"type": "http.response.body", "body": self._last_frame, "more_body": False})
+        await send({"type": "http.response.body", "body": source.last_frame, "more_body": False})
 
 
 class EventsDropped(Exception):
@@ -287,28 +284,3 @@ class BufferedSender:
         while True:
             await self._has_pending.wait()
             await self.flush()
-
-
-class DisconnectWatcher:
-    """A watcher that calls ``stop`` when a client disconnects, from ``start`` until its block is left."""
-
-    def __init__(self, stop: Callable[[], None], receive: Receive) -> None:
-        self._stop = stop
-        self._receive = receive
-        self._task: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._task = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
-
-    async def _wait_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._stop()

@@ -8,6 +8,7 @@ only.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -30,7 +31,13 @@ from kedge.server.anthropic.parse import (
     parse_request,
 )
 from kedge.server.errors import ApiError
-from kedge.server.generation import PreparedRequest, prepare, respond_stateless
+from kedge.server.generation import (
+    PreparedRequest,
+    StatelessRequest,
+    StatelessRun,
+    prepare,
+    respond_stateless,
+)
 from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.item_forms import count_items, count_json, count_text
 from kedge.server.models import (
@@ -46,6 +53,7 @@ from kedge.server.output_writer import OutputWriter
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.sse import encode_event
+from kedge.text.json_text import encode
 from kedge.tokens.items import find_min_tokens
 
 Body = Mapping[str, Any]
@@ -165,46 +173,46 @@ DELTA_TYPES: Mapping[str, tuple[str, str]] = {
 }
 
 
-class MessageSerializer:
-    """A serializer of one message.
-
-    ``include_thinking`` includes thinking blocks, ``show_thinking`` their text as well.
-    """
+class MessageRun(StatelessRun):
+    """One message while it is written."""
 
     def __init__(
-        self,
-        id: str,
-        model: str,
-        *,
-        include_thinking: bool,
-        show_thinking: bool,
-        request_id: str | None,
+        self, request: Request, prepared: PreparedRequest, parsed: StatelessRequest, body: Body
     ) -> None:
+        id, self._show_thinking = f"msg_{prepared.key}", is_thinking_shown(body)
+        writer = OutputWriter(
+            prepared.key,
+            len(parsed.input),
+            encrypt=get_service(request).cipher.encrypt,
+            encrypt_reasoning=True,
+            show_summary=self._show_thinking,
+            call_prefix="toolu",
+        )
+        super().__init__(request, prepared, writer, id)
+        model: str = parsed.body["model"]
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
-        self._include_thinking = include_thinking
-        self._show_thinking = show_thinking
-        self._request_id = request_id
+        self._include_thinking = is_thinking_enabled(body)
+        self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
         self._kind = ""
         self._index = -1
 
-    def start(self, usage: ModelUsage) -> bytes:
+    def _encode_start(self) -> bytes:
         """Return the first events, with the empty message."""
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._header, **empty, "usage": format_usage(usage)}
+        message = {**self._header, **empty, "usage": format_usage(self._input_usage)}
         return encode_event({"type": "message_start", "message": message}) + encode_event(
             {"type": "ping"}
         )
 
-    def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Return the events for one output event."""
-        return b"".join(map(encode_event, self._iter_events(piece, writer)))
+    def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
+        return list(map(encode_event, self._iter_events(piece)))
 
-    def _iter_events(self, piece: OutputEvent, writer: OutputWriter) -> Iterator[MessageEvent]:
+    def _iter_events(self, piece: OutputEvent) -> Iterator[MessageEvent]:
         if isinstance(piece, ItemOpened):
             self._kind = piece.kind if piece.kind != "reasoning" or self._include_thinking else ""
             if self._kind:
                 self._index += 1
-                block = _build_block_start(self._kind, writer.items[-1])
+                block = _build_block_start(self._kind, self._writer.items[-1])
                 yield self._block_event("content_block_start", content_block=block)
         elif self._kind and isinstance(piece, ItemDelta):
             if piece.text and (self._show_thinking or self._kind != "reasoning"):
@@ -214,7 +222,7 @@ class MessageSerializer:
                 )
         elif self._kind and isinstance(piece, ItemClosed | OutputTruncated):
             if self._kind == "reasoning":
-                signature = writer.items[-1]["encrypted_content"]
+                signature = self._writer.items[-1]["encrypted_content"]
                 delta = {"type": "signature_delta", "signature": signature}
                 yield self._block_event("content_block_delta", delta=delta)
             self._kind = ""
@@ -223,28 +231,23 @@ class MessageSerializer:
     def _block_event(self, type: str, **members: Any) -> MessageEvent:
         return {"type": type, "index": self._index, **members}
 
-    def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
+    def _encode_end(self, usage: ModelUsage) -> bytes:
         """Return the last events, with the stop reason and the usage."""
         delta = {
             "type": "message_delta",
-            "delta": format_stop(writer),
+            "delta": format_stop(self._writer),
             "usage": format_usage(usage),
         }
         return encode_event(delta) + encode_event({"type": "message_stop"})
 
-    def error(self, error: ApiError) -> bytes:
-        """Return the event that ends the stream with an error."""
+    def _encode_error(self, error: ApiError) -> bytes:
         return encode_event(error_body(error, self._request_id))
 
-    def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Return the complete message."""
-        content = [block for item in writer.items for block in self._iter_blocks(item)]
-        return {
-            **self._header,
-            "content": content,
-            **format_stop(writer),
-            "usage": format_usage(usage),
-        }
+    def serialize(self) -> bytes:
+        """Return the complete message as JSON."""
+        content = [block for item in self._writer.items for block in self._iter_blocks(item)]
+        end = {**format_stop(self._writer), "usage": format_usage(self._count_usage())}
+        return encode({**self._header, "content": content, **end})
 
     def _iter_blocks(self, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         match item["type"]:
@@ -317,23 +320,8 @@ async def create(request: Request) -> Any:
     if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)
     prepared = apply_breakpoints(service.prompt_cache, body, prepared, service.cipher.decrypt)
-    response_id = f"msg_{prepared.key}"
-    writer = OutputWriter(
-        prepared.key,
-        len(parsed.input),
-        encrypt=service.cipher.encrypt,
-        encrypt_reasoning=True,
-        show_summary=is_thinking_shown(body),
-        call_prefix="toolu",
-    )
-    serializer = MessageSerializer(
-        response_id,
-        parsed.body["model"],
-        include_thinking=is_thinking_enabled(body),
-        show_thinking=is_thinking_shown(body),
-        request_id=request.scope.get(REQUEST_ID_KEY),
-    )
-    return await respond_stateless(request, prepared, response_id, writer, serializer)
+    build_run = partial(MessageRun, request, prepared, parsed, body)
+    return await respond_stateless(request, prepared, build_run)
 
 
 async def count_tokens(request: Request) -> Response:

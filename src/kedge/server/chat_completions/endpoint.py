@@ -5,6 +5,7 @@ servers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from kedge.server.errors import ApiError
 from kedge.server.generation import (
     PreparedRequest,
     StatelessRequest,
+    StatelessRun,
     get_object,
     prepare,
     respond_stateless,
@@ -24,6 +26,7 @@ from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, O
 from kedge.server.output_writer import OutputWriter
 from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
+from kedge.text.json_text import encode
 
 DELTA_MEMBERS: Mapping[str, str] = {
     "text": "content",
@@ -41,30 +44,39 @@ CALL_FORMS: Mapping[str, tuple[str, str]] = {
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-class CompletionSerializer:
-    """A serializer of one completion; with ``include_usage`` a stream ends with its usage."""
+class CompletionRun(StatelessRun):
+    """One completion while it is written; with ``include_usage`` a stream ends with its usage."""
 
-    def __init__(self, id: str, model: str, created: int, *, include_usage: bool) -> None:
-        self._header = {"id": id, "created": created, "model": model}
+    def __init__(
+        self,
+        request: Request,
+        prepared: PreparedRequest,
+        parsed: StatelessRequest,
+        *,
+        include_usage: bool,
+    ) -> None:
+        id, writer = f"chatcmpl-{prepared.key}", OutputWriter(prepared.key, len(parsed.input))
+        super().__init__(request, prepared, writer, id)
+        created = int(self.service.clock())
+        self._header = {"id": id, "created": created, "model": parsed.body["model"]}
         self._header |= {"service_tier": "default", "system_fingerprint": None}
         self._include_usage = include_usage
         self._kind = "text"
         self._call_index = -1
 
-    def start(self, usage: ModelUsage) -> bytes:
-        """Return the first chunk, with the role."""
+    def _encode_start(self) -> bytes:
         return self._encode_delta({"role": "assistant", "content": "", "refusal": None})
 
-    def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Return the chunk for one output event."""
+    def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
         if isinstance(piece, ItemOpened):
             self._kind = piece.kind
-            return self._encode_call_start(writer.items[-1]) if piece.kind in CALL_FORMS else b""
+            is_call = piece.kind in CALL_FORMS
+            return [self._encode_call_start(self._writer.items[-1])] if is_call else []
         if isinstance(piece, ItemDelta) and (piece.text or piece.logprobs):
-            return self._encode_delta(self._build_delta(piece.text), logprobs=piece.logprobs)
+            return [self._encode_delta(self._build_delta(piece.text), logprobs=piece.logprobs)]
         if isinstance(piece, ItemClosed) and (found := list_citations(piece.annotations)):
-            return self._encode_delta({"annotations": found})
-        return b""
+            return [self._encode_delta({"annotations": found})]
+        return []
 
     def _encode_call_start(self, item: Mapping[str, Any]) -> bytes:
         self._call_index += 1
@@ -79,27 +91,26 @@ class CompletionSerializer:
         kind, member = CALL_FORMS[self._kind]
         return {"tool_calls": [{"index": self._call_index, kind: {member: text}}]}
 
-    def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
+    def _encode_end(self, usage: ModelUsage) -> bytes:
         """Return the last chunks: the finish reason, and the usage if it was requested."""
-        frames = self._encode_delta({}, finish_reason(writer))
+        frames = self._encode_delta({}, finish_reason(self._writer))
         if self._include_usage:
             frames += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
         return frames + DONE_FRAME
 
-    def error(self, error: ApiError) -> bytes:
-        """Return the frames that end the stream with an error."""
+    def _encode_error(self, error: ApiError) -> bytes:
         return encode_data(error.body()) + DONE_FRAME
 
-    def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Return the complete completion."""
+    def serialize(self) -> bytes:
+        """Return the complete completion as JSON."""
         choice = {
             "index": 0,
-            "message": build_message(writer),
-            "logprobs": format_logprobs(list_logprobs(writer)),
-            "finish_reason": finish_reason(writer),
+            "message": build_message(self._writer),
+            "logprobs": format_logprobs(list_logprobs(self._writer)),
+            "finish_reason": finish_reason(self._writer),
         }
         frame = {**self._header, "object": "chat.completion"}
-        return {**frame, "choices": [choice], "usage": format_usage(usage)}
+        return encode({**frame, "choices": [choice], "usage": format_usage(self._count_usage())})
 
     def _encode_delta(
         self,
@@ -199,15 +210,9 @@ async def create(request: Request) -> Any:
     parsed = validate(request, parse_request, body)
     service = get_service(request)
     prepared = await _prepare(service, parsed)
-    response_id = f"chatcmpl-{prepared.key}"
-    serializer = CompletionSerializer(
-        response_id,
-        parsed.body["model"],
-        int(service.clock()),
-        include_usage=bool(get_object(body, "stream_options").get("include_usage")),
-    )
-    writer = OutputWriter(prepared.key, len(parsed.input))
-    return await respond_stateless(request, prepared, response_id, writer, serializer)
+    include_usage = bool(get_object(body, "stream_options").get("include_usage"))
+    build_run = partial(CompletionRun, request, prepared, parsed, include_usage=include_usage)
+    return await respond_stateless(request, prepared, build_run)
 
 
 async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:

@@ -51,7 +51,7 @@ from kedge.server.schema.requests import (
     check_not_empty,
 )
 from kedge.server.schema.validators import Integer
-from kedge.server.sse import DONE_FRAME, SSEEncoder, replay
+from kedge.server.sse import SSEEncoder, replay
 from kedge.server.state import ServerState
 from kedge.text.json_text import decode, encode
 
@@ -98,7 +98,7 @@ async def create(request: Request) -> Any:
     if log is not None:
         background.start(run, log)
         return replay(log.read(-1)) if run.is_streamed else respond_encoded(run.snapshot())
-    return await respond(request, run, DONE_FRAME)
+    return await respond(request, run)
 
 
 def _prepare_draft(
@@ -120,14 +120,11 @@ def _open_run(
     record: RecordedRequest | None,
 ) -> tuple[ResponseRun, EventLog | None]:
     """Return the run of a response, with the events so far if it is generated in the background."""
-    if record is not None:
-        record.context = tuple(draft.prompt.ask.items)
-        record.response_id = draft.request_fields["id"]
     if draft.request_fields["background"]:
         background.check_capacity()
     run = ResponseRun(service, draft, unstored, record)
     try:
-        if draft.request_fields["background"]:
+        if run.is_background:
             return run, service.transact(lambda: enqueue_run(run))
         if draft.idempotency_key is not None:
             run.begin()
