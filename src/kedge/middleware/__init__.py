@@ -4,12 +4,11 @@ from kedge.middleware.base import BaseMiddleware, two_phase
 from kedge.middleware.compact import compact
 from kedge.middleware.compose import with_middleware
 from kedge.middleware.guard import CARD_NUMBER, GuardRule, block, guard, redact
-from kedge.middleware.log import log
-from kedge.middleware.repair import repair, repair_turn
+from kedge.middleware.log import log, on_response_started
 from kedge.middleware.retry import retry
-from kedge.middleware.system_prompt import on_response_started, system_prompt
 from kedge.middleware.tools import find_open_calls, tools
 from kedge.middleware.trace import trace
+from kedge.middleware.turn_changes import repair, repair_turn, system_prompt
 
 __all__ = [
     "CARD_NUMBER",

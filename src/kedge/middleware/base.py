@@ -33,30 +33,46 @@ class BaseMiddleware(Engine):
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
 
-    def enter(self, turn: Turn) -> Turn:
-        """Return the Turn to pass on to the inner engine."""
+    def enter(self, turn: Turn) -> "Turn | Awaitable[Turn]":
+        """Return the Turn to pass on to the inner engine; may be async."""
         return turn
 
-    def leave(self, turn: Turn) -> Turn:
-        """Return the final Turn, from the final Turn of the inner engine."""
+    def leave(self, turn: Turn) -> "Turn | Awaitable[Turn]":
+        """Return the final Turn, from the final Turn of the inner engine; may be async."""
         return turn
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn that ``enter`` returns."""
-        return self.inner.plan(self.enter(turn), **options)
+        """Return the plan of the Turn that ``enter`` returns; an async ``enter`` is skipped."""
+        changed = self.enter(turn)
+        if iscoroutine(changed):
+            changed.close()
+        return self.inner.plan(changed if isinstance(changed, Turn) else turn, **options)
 
-    def events(self, turn: Turn, request: Request) -> Events:
-        """Return the inner engine's events, with the Turn changed by ``enter`` and ``leave``."""
-        turn = request.filters.apply_to_turn(self.enter(turn), ("input",), request.applied)
-        events = self.inner.events(turn, request)
-        # Without ``leave`` there is nothing to wrap.
-        return events if type(self).leave is BaseMiddleware.leave else self._leave_with(events)
-
-    async def _leave_with(self, inner: Events) -> Events:
-        async with aclosing(inner) as events:
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Yield the inner engine's events, with the Turn changed by ``enter`` and ``leave``."""
+        turn = await self.change(turn, self.enter)
+        turn = request.filters.apply_to_turn(turn, ("input",), request.applied)
+        async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
-                finished = isinstance(event, TurnFinished)
-                yield TurnFinished(self.leave(event.turn)) if finished else event
+                if isinstance(event, TurnFinished):
+                    yield TurnFinished(await self.change(event.turn, self.leave))
+                else:
+                    yield event
+
+    async def change(self, turn: Turn, transform: "TurnTransform") -> Turn:
+        """Return the Turn that ``enter`` or ``leave`` returns.
+
+        Raises:
+            InvalidTurn: It returned something else.
+        """
+        returned = transform(turn)
+        changed: object = await returned if isawaitable(returned) else returned
+        if not isinstance(changed, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTurn(
+                f"the middleware {self.name} returned {type(changed).__name__} in place of a Turn; "
+                "return the given Turn if there is nothing to change"
+            )
+        return changed
 
     async def aclose(self) -> None:
         """Close the inner engine."""
@@ -81,50 +97,20 @@ def two_phase(
     """
     label = name or getattr(before or after, "__name__", "") or "two_phase"
 
-    return lambda engine: _TwoPhaseMiddleware(
-        engine, before or _identity, after or _identity, label
-    )
+    return lambda engine: _TwoPhaseMiddleware(engine, before, after, label)
 
 
 class _TwoPhaseMiddleware(BaseMiddleware):
     def __init__(
-        self, inner: Engine, before: TurnTransform, after: TurnTransform, name: str
+        self, inner: Engine, before: TurnTransform | None, after: TurnTransform | None, name: str
     ) -> None:
         super().__init__(inner)
         self.before, self.after, self.name = before, after, name
 
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn that ``before`` returns; an async ``before`` is skipped."""
-        changed = self.before(turn)
-        if isinstance(changed, Turn):
-            return self.inner.plan(changed, **options)
-        if iscoroutine(changed):
-            changed.close()
-        return self.inner.plan(turn, **options)
+    def enter(self, turn: Turn) -> Turn | Awaitable[Turn]:
+        """Return the Turn that ``before`` returns."""
+        return self.before(turn) if self.before else turn
 
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events between the two phases."""
-        turn = await self._resolve(self.before(turn))
-        turn = request.filters.apply_to_turn(turn, ("input",), request.applied)
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    yield TurnFinished(await self._resolve(self.after(event.turn)))
-                else:
-                    yield event
-
-    async def _resolve(self, changed: Turn | Awaitable[Turn]) -> Turn:
-        return _check_turn(await changed if isawaitable(changed) else changed, self.name)
-
-
-def _check_turn(turn: object, name: str) -> Turn:
-    if not isinstance(turn, Turn):
-        raise InvalidTurn(
-            f"the middleware {name} returned {type(turn).__name__} in place of a Turn; "
-            "return the given Turn if there is nothing to change"
-        )
-    return turn
-
-
-def _identity(turn: Turn) -> Turn:
-    return turn
+    def leave(self, turn: Turn) -> Turn | Awaitable[Turn]:
+        """Return the Turn that ``after`` returns."""
+        return self.after(turn) if self.after else turn

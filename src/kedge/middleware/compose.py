@@ -36,10 +36,10 @@ from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.middleware.compact import compact
-from kedge.middleware.repair import repair as repairing
-from kedge.middleware.system_prompt import system_prompt
 from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox
 from kedge.middleware.tools import tools as tooling
+from kedge.middleware.turn_changes import repair as repairing
+from kedge.middleware.turn_changes import system_prompt
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver, Tool, Toolbox
@@ -148,7 +148,7 @@ class StackLayer(BaseMiddleware):
                 yield edit
             if layer.plain is None:
                 break
-            probe, turn = TurnProbe(turn), layer.plain.enter(turn)
+            probe, turn = TurnProbe(turn), await layer.plain.change(turn, layer.plain.enter)
             layer = cast("StackLayer", layer.plain.inner)
         inside = TurnProbe(turn)
         request = structs.replace(request, probe=inside)

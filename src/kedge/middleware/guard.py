@@ -54,7 +54,6 @@ from kedge.turns import (
     ImagePart,
     OpaqueBlock,
     OpaquePart,
-    Part,
     ReasoningBlock,
     RefusalPart,
     SystemBlock,
@@ -389,11 +388,27 @@ def _edit_literal(match: re.Match[str], edit: TextEdit) -> str:
     return match[0] if changed == value else json.dumps(changed)[:-1] + end
 
 
+_EDITED_FIELDS: Mapping[type, tuple[str, ...]] = {
+    UserBlock: ("parts", "extra"),
+    ToolResultBlock: ("parts", "extra"),
+    AssistantBlock: ("parts", "extra"),
+    SystemBlock: ("text", "extra"),
+    ToolCallBlock: ("arguments", "extra"),
+    OpaqueBlock: ("item", "extra"),
+    UnknownBlock: ("form", "extra"),
+    ReasoningBlock: ("summary", "texts", "extra"),
+    TextPart: ("text", "extra"),
+    RefusalPart: ("text", "extra"),
+    OpaquePart: ("content", "extra"),
+    FilePart: ("filename", "url", "extra"),
+    ImagePart: ("url", "extra"),
+}
+"""The fields of blocks and parts that hold text."""
+
+
 def _edit_block(each: Block, edit: TextEdit) -> Block:
     """Return the block with every text edited; the identical block if nothing changed."""
-    changed = _edit_block_content(each, edit)
-    extra = _edit_json(changed.extra, edit)
-    changed = changed if extra is changed.extra else structs.replace(changed, extra=extra)
+    changed = _edit_fields(each, edit)
     metadata = _edit_metadata(changed.metadata, edit)
     return changed if metadata is changed.metadata else structs.replace(changed, metadata=metadata)
 
@@ -405,67 +420,38 @@ def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
         for name, value in metadata.items()
         if not name.startswith("kedge.") and not name.endswith("_id")
     }
-    edited = _edit_json(searched, edit)
+    edited = _edit_value(searched, edit)
     if edited is searched:
         return metadata
     return FrozenMap({**{n: v for n, v in metadata.items() if n not in searched}, **edited})
 
 
-def _edit_block_content(each: Block, edit: TextEdit) -> Block:
-    match each:
-        case UserBlock() | ToolResultBlock() | AssistantBlock():
-            parts: Any = tuple(_edit_part(part, edit) for part in each.parts)
-            return each if _all_identical(parts, each.parts) else structs.replace(each, parts=parts)
-        case SystemBlock():
-            text = edit(each.text)
-            return each if text == each.text else structs.replace(each, text=text)
-        case ToolCallBlock():
-            arguments = edit(each.arguments)
-            return (
-                each if arguments == each.arguments else structs.replace(each, arguments=arguments)
-            )
-        case ReasoningBlock():
-            shown = (*each.summary, *each.texts, each.extra)
-            same = all(_edit_json(text, edit) is text for text in shown)
-            return each if same else ReasoningBlock(id=each.id)
-        case OpaqueBlock():
-            item = _edit_json(each.item, edit)
-            return each if item is each.item else structs.replace(each, item=_drop_encrypted(item))
-        case UnknownBlock():
-            form = _edit_json(each.form, edit)
-            return each if form is each.form else structs.replace(each, form=form)
-
-
-def _edit_part(part: Part, edit: TextEdit) -> Part:
-    match part:
+def _edit_fields(value: Any, edit: TextEdit) -> Any:
+    """Return a block or a part with its texts edited; the identical one if nothing changed."""
+    fields = {name: getattr(value, name) for name in _EDITED_FIELDS[type(value)]}
+    edited = {
+        name: field if name == "url" and field.startswith("data:") else _edit_value(field, edit)
+        for name, field in fields.items()
+    }
+    if _all_identical(edited.values(), fields.values()):
+        return value
+    match value:
         case TextPart() | RefusalPart():
-            text = edit(part.text)
-            # Annotations and similar data refer to the original text.
-            same = text == part.text and _edit_json(part.extra, edit) is part.extra
-            return part if same else type(part)(text)
-        case OpaquePart():
-            content, extra = (_edit_json(value, edit) for value in (part.content, part.extra))
-            same = content is part.content and extra is part.extra
-            return part if same else OpaquePart(content, extra=extra)
-        case FilePart():
-            name = edit(part.filename)
-            renamed = part if name == part.filename else structs.replace(part, filename=name)
-            return _edit_attachment(renamed, edit)
-        case ImagePart():
-            return _edit_attachment(part, edit)
+            return type(value)(edited["text"])  # annotations and similar data refer to the old text
+        case ReasoningBlock():
+            return ReasoningBlock(id=value.id)
+        case ImagePart() | FilePart() if edited["url"] != value.url:
+            return TextPart(edited["url"])  # no server could load it
+        case OpaqueBlock() if edited["item"] is not value.item:
+            # The encrypted content may contain the edited text.
+            item = {k: v for k, v in edited["item"].items() if k != ENCRYPTED_CONTENT}
+            return structs.replace(value, item=FrozenMap(item), extra=edited["extra"])
+        case _:
+            return structs.replace(value, **edited)
 
 
-def _edit_attachment(part: ImagePart | FilePart, edit: TextEdit) -> Part:
-    """Return the part, or its edited URL as text, because no server could load it."""
-    url = part.url if part.url.startswith("data:") else edit(part.url)
-    if url != part.url:
-        return TextPart(url)
-    extra = _edit_json(part.extra, edit)
-    return part if extra is part.extra else structs.replace(part, extra=extra)
-
-
-def _edit_json(value: Any, edit: TextEdit) -> Any:
-    """Return a JSON value with its texts edited; the identical value if nothing changed."""
+def _edit_value(value: Any, edit: TextEdit) -> Any:
+    """Return a JSON value or a part with its texts edited; the identical value if nothing changed."""
     match value:
         case str():
             text = edit(value)
@@ -476,17 +462,17 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
                 return mapping  # base64, in which a rule would match by chance
             members: dict[str, Any] = {}
             for name, member in mapping.items():
-                edited = member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
+                edited = member if name in _STRUCTURAL_FIELDS else _edit_value(member, edit)
                 members[_edit_name(name, edit, (mapping, members))] = edited
             same = members.keys() == mapping.keys()
             same = same and _all_identical(members.values(), mapping.values())
             return mapping if same else FrozenMap(members)
         case tuple():
             listed = cast("tuple[Any, ...]", value)
-            edited = tuple(_edit_json(each, edit) for each in listed)
+            edited = tuple(_edit_value(each, edit) for each in listed)
             return listed if _all_identical(edited, listed) else edited
         case _:
-            return value
+            return _edit_fields(value, edit) if type(value) in _EDITED_FIELDS else value
 
 
 def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str:
@@ -497,11 +483,6 @@ def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str
     while edited != name and any(edited in names for names in used):
         edited += "_"
     return edited
-
-
-def _drop_encrypted(item: FrozenMap) -> FrozenMap:
-    """Return the item without its encrypted content, which may contain the edited text."""
-    return FrozenMap({name: each for name, each in item.items() if name != ENCRYPTED_CONTENT})
 
 
 def _all_identical(left: Iterable[object], right: Iterable[object]) -> bool:

@@ -1,11 +1,13 @@
-"""``log``: write the events of a run to the log.
+"""``log``: write the events of a run to the log; ``on_response_started``: report response ids.
 
 TRACE has every event, DEBUG the plan of each request and the changes of middleware, INFO the start and end of
 answers, WARNING fallbacks and healing, ERROR failures. No record has content.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from inspect import isawaitable
 
 from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.errors import KedgeError
@@ -88,3 +90,36 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
             )
         case _:
             return TRACE, type(event).__name__, {}
+
+
+ResponseIdCallback = Callable[[str], Awaitable[object] | object]
+
+
+def on_response_started(callback: ResponseIdCallback) -> Middleware:
+    """Call a function with the id of each response as soon as the server has started it.
+
+    Args:
+        callback: A function that is called with the id; may be async.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
+    return lambda engine: _ResponseStartedMiddleware(engine, callback)
+
+
+class _ResponseStartedMiddleware(BaseMiddleware):
+    name = "notice"
+
+    def __init__(self, inner: Engine, callback: ResponseIdCallback) -> None:
+        super().__init__(inner)
+        self.callback = callback
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Yield the inner engine's events, and report ids."""
+        async with aclosing(self.inner.events(turn, request)) as events:
+            async for event in events:
+                if isinstance(event, ResponseStarted) and event.response_id:
+                    result = self.callback(event.response_id)
+                    if isawaitable(result):
+                        await result
+                yield event

@@ -124,13 +124,14 @@ class _ToolsMiddleware(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
-        foreign: set[str] = set()
-        for rounds in range(self.max_rounds + 1):
+        for rounds in range(self.max_rounds + 2):
             # The tools may depend on the Turn, and those of a source may have changed.
             toolbox = self.select(turn)
             offered_only = (*request.tools, *toolbox.offered)
             foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
             offered = _offer_tools(request, toolbox)
+            if rounds > self.max_rounds:
+                offered = structs.replace(offered, params={**request.params, "tool_choice": "none"})
             async with aclosing(self.inner.events(turn, offered)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
@@ -139,30 +140,28 @@ class _ToolsMiddleware(BaseMiddleware):
                         yield event
             calls = find_open_calls(turn)
             ours = [call for call in calls if call.name not in foreign]
-            if not calls:
-                yield TurnFinished(turn)
-                return
-            if rounds == self.max_rounds:
-                break
-            async with aclosing(self._run_calls(turn, ours, toolbox, request.filters)) as events:
-                async for event in events:
-                    if isinstance(event, TurnFinished):
-                        turn = event.turn
-                    else:
-                        yield event
-            if len(ours) < len(calls):
+            if rounds >= self.max_rounds:
+                turn = self._reject_calls(turn, ours)
+            elif calls:
+                async with aclosing(self._run_calls(turn, ours, toolbox, request)) as events:
+                    async for event in events:
+                        if isinstance(event, TurnFinished):
+                            turn = event.turn
+                        else:
+                            yield event
+            if not ours or len(ours) < len(
+                calls
+            ):  # the caller has to answer before the model continues
                 break
             request = _release_tool_choice(request)
-        async with aclosing(self._finish_at_limit(turn, request, foreign)) as events:
-            async for event in events:
-                yield event
+        yield TurnFinished(turn)
 
     async def _run_calls(
         self,
         turn: Turn,
         calls: Sequence[ToolCallBlock],
         toolbox: Toolbox,
-        filters: ContentFilters,
+        request: Request,
     ) -> Events:
         """Run calls concurrently and yield each result as it arrives; the last event has the Turn.
 
@@ -170,6 +169,7 @@ class _ToolsMiddleware(BaseMiddleware):
         calls) is filtered, because it is sent to the model and stored before a guard outside of this
         middleware receives it.
         """
+        filters = request.filters
         for call in calls:
             yield ToolStarted(filters.apply(call))
         results: dict[str, ToolResultBlock] = {}
@@ -189,29 +189,10 @@ class _ToolsMiddleware(BaseMiddleware):
         turn = filters.apply_to_turn(turn)
         yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
-    async def _finish_at_limit(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
-        """Answer the open calls of this toolbox at the limit, and request an answer without tools."""
-        calls = find_open_calls(turn)
-        rejected = [call for call in calls if call.name not in foreign]
-        if not rejected:
-            yield TurnFinished(turn)
-            return
-        log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
-        turn = self._reject_calls(turn, rejected)
-        if len(rejected) < len(calls):  # the model cannot continue before the caller has answered
-            yield TurnFinished(turn)
-            return
-        offered = _offer_tools(request, self.select(turn))
-        request = structs.replace(offered, params={**request.params, "tool_choice": "none"})
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                if not isinstance(event, TurnFinished):
-                    yield event
-                    continue
-                extra = [call for call in find_open_calls(event.turn) if call.name not in foreign]
-                yield TurnFinished(self._reject_calls(event.turn, extra))
-
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
+        """Return the Turn with a result for calls after the last round."""
+        if calls:
+            log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
         text = LIMIT_TEXT.format(rounds=self.max_rounds)
         return turn.append(
             *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
