@@ -1,6 +1,6 @@
 """A request in the background has one record: while it runs, and after it has ended."""
 
-import contextlib
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,8 +19,9 @@ from engines.test_background import FakeBackground
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.engines import Reply
-from kedge.errors import EngineError, HeadConflict, NotInStore, ServerFailed
+from kedge.errors import EngineError, NotInStore, ServerFailed
 from kedge.events import TextDelta
+from kedge.events.run import RequestPlanned
 from kedge.middleware import trace
 from kedge.observe import otel, reset, snapshot
 from kedge.observe.logs import get_fields
@@ -30,8 +32,12 @@ from kedge.testing import TestServer
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService
+from law.record_views import SPAN_FACTS, TOKENS
 
 SPAN_NAMES = ["chat practice", "fetch_response practice"]
+SENT_FACTS = [name for name in SPAN_FACTS if name not in TOKENS]
+"""What is known of a request before its answer has ended."""
+ROW_NAMES = {"response_id": "provider_response_id"}
 QUESTION = "Say: Hello there."
 Start = Callable[[Conversation], Awaitable[object]]
 
@@ -138,20 +144,52 @@ async def test_two_processes_that_wait_store_one_row(store: Store, connected: Co
     opened = [
         await Conversation.open(connected(), store=store, id=conversation.id) for _ in range(2)
     ]
+    await opened[0].resume()
+    with pytest.raises(NotInStore):
+        await opened[1].resume()
+    assert [row.status for row in await store.responses()] == ["completed"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_two_processes_at_once_return_the_stored_record(
+    streaming: bool, store: Store, connected: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both wait for one response: one stores its answer, both return it, and it is counted once."""
+    caplog.set_level(logging.INFO, "kedge")
+    conversation = await Conversation.create(connected(), store=store)
+    await conversation.send("My name is Ada.")
+    reset()
+    caplog.clear()
+    await wait_later(conversation)
+    barrier = asyncio.Barrier(2)
+    replies: list[Reply] = []
 
     async def resume(each: Conversation) -> None:
-        with contextlib.suppress(HeadConflict, NotInStore):
-            await each.resume()
+        async with each.stream_resume(streaming=streaming) as stream:
+            async for event in stream:
+                if isinstance(event, RequestPlanned):
+                    await barrier.wait()
+        replies.append(stream.reply)
 
-    await opened[0].resume()
-    await resume(opened[1])
-    assert [row.status for row in await store.responses()] == ["completed"]
-    await wait_later(await Conversation.open(connected(), store=store, id=conversation.id))
     async with anyio.create_task_group() as group:
         for _ in range(2):
             each = await Conversation.open(connected(), store=store, id=conversation.id)
             group.start_soon(resume, each)
-    assert [row.status for row in await store.responses()] == ["completed", "completed"]
+    _, row = await store.responses()
+    one, other = replies
+    records = [
+        replace(each, node=0, parent=0, conversation="")
+        for each in (row, *one.requests, *other.requests)
+    ]
+    assert records == records[:1] * 3
+    assert one.node == other.node == row.node
+    assert one.turn.blocks == other.turn.blocks
+    assert (row.status, row.sent_blocks) == ("completed", 1)
+    assert len(await store.tree(conversation.row)) == 6
+    fields = [dict(get_fields(each)) for each in caplog.records]
+    assert len([each for each in fields if "sent_bytes" in each]) == 1
+    assert snapshot()["tokens_total"][("kind", "input"),][1] == row.input_tokens
+    assert await store.verify() == []
 
 
 async def test_a_response_that_failed_replaces_the_running_row(store: Store) -> None:
@@ -214,14 +252,16 @@ async def test_metrics_and_the_log_count_the_request_once(
 
 
 @pytest.mark.parametrize("start", [wait_later, leave_stream])
-async def test_the_span_of_the_request_is_no_failure(
+async def test_both_spans_have_the_values_of_the_record(
     start: Start, store: Store, connected: Connect
 ) -> None:
-    """One span says what was sent, without a reason for the end of the answer; a second one has the tokens."""
+    """The span of the request has no end of an answer; that of the answer has everything that the row has."""
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     traced = trace(provider.get_tracer("test"))
     conversation = await Conversation.create(connected(), store=store, middleware=[traced])
+    await conversation.send("My name is Ada.")
+    spans.clear()
     await start(conversation)
     opened = await Conversation.open(
         connected(), store=store, id=conversation.id, middleware=[traced]
@@ -232,11 +272,12 @@ async def test_the_span_of_the_request_is_no_failure(
     assert sent.status.is_ok
     assert sent.attributes is not None
     assert otel.FINISH_REASONS not in sent.attributes
-    (row,) = await store.responses()
-    assert sent.attributes[otel.SENT_BYTES] == row.sent_bytes
+    row = (await store.responses())[-1]
     assert fetched.attributes is not None
-    assert fetched.attributes[otel.INPUT_TOKENS] == row.input_tokens
-    assert fetched.attributes[otel.RESPONSE_ID] == row.provider_response_id
+    for span, names in ((sent.attributes, SENT_FACTS), (fetched.attributes, SPAN_FACTS)):
+        assert {name: span.get(SPAN_FACTS[name]) for name in names} == {
+            name: getattr(row, ROW_NAMES.get(name, name)) for name in names
+        }
     provider.shutdown()
 
 

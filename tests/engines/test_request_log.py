@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from engines.conftest import open_engine
 from kedge import Conversation, open_store
 from kedge.analytics import analyze
 from kedge.errors import EngineError
-from kedge.events import TextDelta
+from kedge.events import ResponseStarted, TextDelta
 from kedge.observe import snapshot
 from kedge.observe.logs import get_fields
+from kedge.planning import find_running, get_state, set_state
 from kedge.testing import TestServer
-from kedge.turns import Turn, user
+from kedge.turns import Turn, dumps, loads, user
 
 
 def read_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -106,3 +108,53 @@ async def test_counters_grow_by_the_records_of_a_run_that_was_left(server: TestS
     assert record.status == "cancelled"
     grown = snapshot()["responses_bytes_sent_total"][()][1] - before
     assert grown == record.sent_bytes == len(list_posts(server)[0].raw)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_polled_answer_has_the_sizes_of_its_request(
+    is_left: bool, server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a store, the record of the request is in the Turn that ``poll`` gets, also as JSON."""
+    caplog.set_level(logging.INFO, "kedge")
+    async with open_engine(server) as engine:
+        turn = await engine.run(Turn([user("My name is Ada.")]))
+        caplog.clear()
+        async with engine.stream(turn.append(user("Say: Hello.")), background=True) as sent:
+            async for event in sent:
+                if is_left and isinstance(event, ResponseStarted):
+                    break
+        if not is_left:
+            sent = engine.stream(turn.append(user("Say: Bye.")), background=True, streaming=False)
+            await sent.finish()
+            caplog.clear()
+        async with engine.stream(loads(dumps(sent.reached))) as stream:
+            await stream.finish()
+    (logged,) = read_requests(caplog)
+    (record,) = stream.log.records
+    assert logged["sent_bytes"] == record.sent_bytes == len(list_posts(server)[-1].raw)
+    assert logged["anchor"] == record.anchor == list_posts(server)[-1].body["previous_response_id"]
+    assert (logged["sent_blocks"], logged["full_blocks"]) == (1, 3)
+    assert stream.reply.requests == (record,)
+    assert find_running(stream.turn) is None
+    assert '"request"' not in dumps(stream.turn)
+
+
+async def test_unknown_sizes_are_not_in_the_log(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a Turn has no record of the request that it waits for, its log record claims no size."""
+    caplog.set_level(logging.INFO, "kedge")
+    async with open_engine(server) as engine:
+        turn = await engine.run(Turn([user("Say: Hello.")]), background=True)
+        caplog.clear()
+        running = find_running(turn)
+        assert running is not None
+        await engine.poll(
+            set_state(turn, get_state(turn).with_anchor(replace(running, request="")))
+        )
+    ends = [each for each in caplog.records if each.getMessage().startswith("request completed")]
+    (fields,) = [dict(get_fields(each)) for each in ends]
+    assert not fields.keys() & {"sent_bytes", "full_bytes", "sent_blocks", "full_blocks", "reason"}
+    assert fields["status"] == "completed"
+    assert fields["output_tokens"] > 0
+    assert "bytes" not in ends[0].getMessage()

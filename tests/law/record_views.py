@@ -150,9 +150,9 @@ class RequestViews:
         self._compare_lists("wire", [_describe_wire(each) for each in wire], records)
         self._compare_lists("events", _list_sent(result.events), records)
         self._compare_lists("spans", self._list_spans(otel.CHAT), records)
-        answers = [_describe_answer(each) for each in fetched if each.status != "running"]
+        answers = [_describe_row(each) for each in fetched if each.status != "running"]
         spans = [each for each in self._list_spans(otel.FETCH_RESPONSE) if not each["is_error"]]
-        self._compare_lists("spans of answers", [_pick(each, answers) for each in spans], answers)
+        self._compare_lists("spans of answers", spans, answers)
         ended = [_describe_row(each) for each in rows if each.status != "running"]
         self._compare_lists("log", self._list_logged(), ended)
         for raw, each in zip(wire, sent, strict=False):
@@ -404,15 +404,6 @@ def _describe_row(row: RequestRecord) -> Facts:
         "status": "completed" if row.status == "lost" else row.status,
         "is_error": row.status not in ("completed", "lost", "running"),
     }
-
-
-def _describe_answer(row: RequestRecord) -> Facts:
-    return {name: getattr(row, name) for name in TOKENS} | {"response_id": row.provider_response_id}
-
-
-def _pick(found: Facts, like: Sequence[Facts]) -> Facts:
-    """Return the members of the facts that these others have."""
-    return {name: found[name] for name in (like[0] if like else ())}
 
 
 def _list_tree_texts(row: RequestRecord) -> dict[str, bool]:

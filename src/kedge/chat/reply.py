@@ -91,7 +91,7 @@ class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
     def _result(self) -> ChatReply[OutputT]:
         return self.reply
 
-    def _handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> Event:
         match event:
             case AnswerFinished():
                 self._turn = event.turn
@@ -102,6 +102,7 @@ class ChatStream(RunStream[ChatReply[OutputT]], Generic[OutputT]):
                 self._compaction = event.result
             case _:
                 pass
+        return event
 
     def _handle_error(self, error: Exception) -> None:
         try:

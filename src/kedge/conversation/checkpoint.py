@@ -8,6 +8,7 @@ from kedge.planning import get_state, set_state
 from kedge.planning.anchors import limit_expiry
 from kedge.planning.state import STATE_KEY
 from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
+from kedge.store.nodes import ResponseStored
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
@@ -22,6 +23,8 @@ class Checkpoint:
     row: ConversationRow
     node: Node
     turn: Turn
+    found: RequestRecord | None = None
+    """The record that another process stored first, of the response in the background that the last node replaces."""
 
     async def save(
         self,
@@ -36,22 +39,34 @@ class Checkpoint:
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
         prefix_length = count_common_blocks(self.turn, turn)
-        self.node = await self.store.append(
-            self.row,
-            self.node,
-            turn[prefix_length:],
-            kind=kind,
-            kept=prefix_length,
-            response=response,
-            memory=get_state(turn),
-            data=extract_data(turn),
-            accounts=telemetry,
-            head=head,
-            asked_for=question_key,
-            replaces=replaces,
-        )
-        self.turn = turn
+        try:
+            self.node = await self.store.append(
+                self.row,
+                self.node,
+                turn[prefix_length:],
+                kind=kind,
+                kept=prefix_length,
+                response=response,
+                memory=get_state(turn),
+                data=extract_data(turn),
+                accounts=telemetry,
+                head=head,
+                asked_for=question_key,
+                replaces=replaces,
+            )
+        except ResponseStored as stored:
+            await self._adopt(stored.node, head)
+        else:
+            self.turn = turn
         return self.node
+
+    async def _adopt(self, node: Node, head: int | None) -> None:
+        """Move to a node that another process has stored, and move the head there unless that process did."""
+        self.node = node
+        self.turn = (await self.store.load(self.row, node.id)).turn(self.row.id)
+        self.found = await self.store.newest_response(self.row, node.id)
+        if head is not None and (await self.store.conversation(self.row)).head != node.id:
+            await self.store.move_head(self.row, node, head=head)
 
     def matches(self, turn: Turn) -> bool:
         """Return whether the Turn is exactly the stored one."""

@@ -29,6 +29,7 @@ from kedge.engines.request_log import CostFunction
 from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
 from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
+from kedge.events.request_record import keep_request
 from kedge.events.run import (
     AnswerFinished,
     AttemptFailed,
@@ -160,6 +161,8 @@ class ConversationRun:
     output: Any = None
     running_node: int = 0
     """The node of the stored response in the background that the current request waits for; 0 if there is none."""
+    waits_at: int = 0
+    """The node with the row of the response in the background that the task waits for, which an answer replaces."""
 
     async def events(self) -> ReplyEvents:
         """Yield the engine's events, and the reply."""
@@ -168,8 +171,7 @@ class ConversationRun:
             yield TurnFinished(task.turn)
             yield task
             return
-        stream = self._start(task)
-        await self._load_running(task)
+        stream = self._start(await self._load_running(task))
         try:
             async with stream:
                 async for event in stream:
@@ -210,15 +212,21 @@ class ConversationRun:
             stream = self.engine.stream(task.turn, **options)
         self.filters = self.recorder.filters = stream.filters
         self.stream, self.log = stream, stream.log
-        self.log.clock, self.log.price = self.store.clock, self.price
+        self.log.clock, self.log.price, self.log.is_shared = self.store.clock, self.price, True
         return stream
 
-    async def _load_running(self, task: TurnTask) -> None:
-        """Continue the stored record of the response in the background that the task waits for, if it does."""
-        if find_running(task.turn):
-            newest = await self.store.newest_response(self.checkpoint.row, self.checkpoint.node.id)
-            if newest and newest.status == "running":
-                self.log.running = newest
+    async def _load_running(self, task: TurnTask) -> TurnTask:
+        """Return a task that waits for a response in the background with the stored record of its request."""
+        running, row = find_running(task.turn), task.checkpoint.row
+        if running is None:
+            return task
+        store, self.waits_at = task.checkpoint.store, task.checkpoint.node.id
+        node = await store.node_of_response(row, running.response_id)
+        found = await store.newest_response(row, node.id) if node else None
+        if found is None:
+            return task
+        self.waits_at = found.node
+        return replace(task, turn=keep_request(task.turn, found))
 
     async def _handle_event(self, event: Event) -> None:
         if isinstance(event, AttemptFailed | Healed):
@@ -246,13 +254,9 @@ class ConversationRun:
                     await run_to_end(self._save_answer())
         if isinstance(event, RequestPlanned):
             self.partial_text = []
-            self.running_node = self._find_running_node() if event.running else 0
+            self.running_node = self.waits_at if event.running else 0
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
             self.partial_text.append(event.delta)
-
-    def _find_running_node(self) -> int:
-        """Return the node with the row that an answer replaces; one without it if another process replaced it."""
-        return self.log.running.node if self.log.running else self.checkpoint.node.id
 
     def _is_new_in_background(self, event: ResponseStarted) -> bool:
         """Return whether a response is generated in the background, and its id is not stored yet."""
@@ -288,6 +292,7 @@ class ConversationRun:
         # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
         kind: NodeKind = "results" if row.status == "running" else "answered"
         await self._persist(lambda: save(turn, kind), turn)
+        self.log.confirm(self.checkpoint.found)
         self.running_node = self.checkpoint.node.id if row.status == "running" else 0
 
     async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
@@ -338,7 +343,7 @@ class ConversationRun:
         node = self.checkpoint.node
         if key:
             await self._persist(lambda: self.store.settle(self.checkpoint.row, key, node.id), turn)
-        return self._build_reply(stream, self.on_finish(node, turn))
+        return self._build_reply(stream, self.on_finish(node, self.checkpoint.turn))
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return stream.build_reply(
@@ -397,6 +402,7 @@ class ConversationRun:
         await checkpoint.save(
             turn, "failed", response=row, telemetry=accounts, replaces=self.running_node
         )
+        self.log.confirm(checkpoint.found)
         self.running_node = 0
 
 

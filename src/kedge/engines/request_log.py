@@ -17,6 +17,7 @@ from kedge.events.request_record import (
     RejectedCandidate,
     RequestRecord,
     ResponseStatus,
+    find_request,
 )
 from kedge.events.run import (
     VISIBLE_EVENTS,
@@ -28,11 +29,12 @@ from kedge.events.run import (
     RequestSent,
     TurnEdited,
 )
-from kedge.observe import bind_fields, count, measure
+from kedge.observe import bind_fields
 from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
+from kedge.turns.frozen_json import EMPTY
 
 MAX_ERROR_LENGTH = 500
 
@@ -46,8 +48,8 @@ CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
 
-class RequestLog:
-    """The records of the requests of one run.
+class RequestRecorder:
+    """Makes the record of each request of one run from its events.
 
     Args:
         provider: The name of the provider.
@@ -67,10 +69,6 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
-        self.ids: Mapping[str, str] = {}
-        """The ids of the run, for log records."""
-        self.running: RequestRecord | None = None
-        """The stored record of the response in the background that the run waits for, if it does."""
         self.has_output = False
         """Whether the first output of the current answer is recorded."""
         self._open: RequestRecord | None = None
@@ -78,7 +76,11 @@ class RequestLog:
         self._healed: HealReason | None = None
         self._unmatched = 0
         self._started_at = 0.0
-        self._taken = 0
+
+    @property
+    def current(self) -> RequestRecord:
+        """The record of the current request, or of the last one."""
+        return self._open or self.records[-1]
 
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
@@ -92,14 +94,12 @@ class RequestLog:
                 self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
             case RequestSent() if self._open:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=event.body_bytes)
-                _count_results(self._open)
                 saved = event.full_bytes - event.body_bytes
                 self._open = replace(self._open, sent_bytes=event.body_bytes, saved_bytes=saved)
             case AnswerFinished():
                 if self._open is None:  # an engine that reports no plan
                     self._open = self._start(event.plan)
                 self._end(self.complete(event.outcome, event.turn))
-                measure("responses_duration_seconds", self.records[-1].seconds)
             case AttemptFailed():
                 self._fail(
                     _classify_error(event.error),
@@ -121,7 +121,6 @@ class RequestLog:
                 self.has_output, seconds = True, time.perf_counter() - self._started_at
                 if not self._is_sent_earlier:
                     self._open = replace(self._open, first_token_seconds=seconds)
-                    measure("responses_first_output_seconds", seconds)
             case _:
                 pass
 
@@ -140,11 +139,6 @@ class RequestLog:
     def _in_background(self) -> bool:
         return self._open is not None and self._open.status == "running"
 
-    def take(self) -> RequestRecord | None:
-        """Return the record of the last request, if it has ended since the last call."""
-        known, self._taken = self._taken, len(self.records)
-        return self.records[-1] if self._taken > known else None
-
     def complete(self, outcome: Outcome, turn: Turn) -> RequestRecord:
         """Return the record of the current request with its answer, which is at the end of this Turn."""
         record = cast("RequestRecord", self._open)
@@ -161,12 +155,18 @@ class RequestLog:
         return self._finish(replace(record, **members), outcome.usage)
 
     def _continue(self, plan: RequestPlan, response_id: str) -> RequestRecord:
-        """Return the record of a request that was sent earlier."""
+        """Return the record of a request that was sent earlier; without what was sent if that is not known."""
         started = self._start(plan)
         self._is_sent_earlier = True
-        if self.running:
-            return replace(self.running, node=0, parent=0, conversation="")
-        return replace(started, provider_response_id=response_id, status="running")
+        found = find_request(plan.source) if isinstance(plan.source, Turn) else None
+        return found or RequestRecord(
+            provider=self.provider,
+            scope=plan.scope,
+            provider_response_id=response_id,
+            model=self.model,
+            status="running",
+            created_at=started.created_at,
+        )
 
     def _start(self, plan: RequestPlan) -> RequestRecord:
         self._started_at, self.has_output = time.perf_counter(), False
@@ -217,14 +217,6 @@ class RequestLog:
     def _end(self, record: RequestRecord) -> None:
         self.records.append(record)
         self._open = None
-        if not record.sent_bytes and not self._is_sent_earlier:
-            return
-        if not self._is_sent_earlier:
-            anchor = self.plans[-1].anchor if self.plans else None
-            count_request(record, anchor.depth if anchor else 0)
-        if record.status != "running":
-            with bind_fields(**self.ids):
-                record_request(record)
 
     def _finish(self, record: RequestRecord, usage: Usage | None) -> RequestRecord:
         """Return the record with its duration, its tokens and their cost."""
@@ -255,11 +247,44 @@ class RequestLog:
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
 
-def _count_results(record: RequestRecord) -> None:
-    """Count the tool results of a request that is being sent."""
-    for outcome in ("by_id", "by_fallback", "unmatched"):
-        if amount := getattr(record, f"results_{outcome}"):
-            count("tool_results_total", amount, outcome=outcome)
+class RequestLog(RequestRecorder):
+    """The records of the requests of one run, which are counted and written to the log."""
+
+    ids: Mapping[str, str] = EMPTY
+    """The ids of the run, for log records."""
+    is_shared = False
+    """Whether several processes may receive a response in the background, and ``confirm`` says which one was first."""
+    _taken = 0
+    _deferred: RequestRecord | None = None
+
+    def take(self) -> RequestRecord | None:
+        """Return the record of the last request, if it has ended since the last call."""
+        known, self._taken = self._taken, len(self.records)
+        return self.records[-1] if self._taken > known else None
+
+    def confirm(self, stored: RequestRecord | None) -> None:
+        """Count a response in the background that is now stored, or use the record that another process stored."""
+        record, self._deferred = self._deferred, None
+        if record and stored is None:
+            self._write(record)
+        elif stored is not None:
+            self.records[-1] = stored
+
+    def _end(self, record: RequestRecord) -> None:
+        is_deferred = self.is_shared and self._in_background
+        super()._end(record)
+        if not self._is_sent_earlier and record.sent_bytes:
+            anchor = self.plans[-1].anchor if self.plans else None
+            count_request(record, anchor.depth if anchor else 0)
+        if is_deferred:
+            self._deferred = record
+        elif self._is_sent_earlier or record.sent_bytes:
+            self._write(record)
+
+    def _write(self, record: RequestRecord) -> None:
+        if record.status != "running":
+            with bind_fields(**self.ids):
+                record_request(record)
 
 
 def filter_json(value: Any, filters: ContentFilters) -> Any:

@@ -35,9 +35,12 @@ KNOWN_CODES = frozenset(
 """The codes that are counted by name. Servers may send any code, and the number of labels must be small."""
 
 
+_SENT_MEMBERS = (
+    "mode", "anchor", "reason", "healed", "sent_blocks", "full_blocks", "sent_bytes", "full_bytes",
+)  # fmt: skip
 _LOGGED_MEMBERS = (
-    "provider", "model", "mode", "anchor", "reason", "healed", "sent_blocks", "input_tokens", "cached_tokens",
-    "output_tokens", "reasoning_tokens", "cost", "status", "seconds",
+    "provider", "model", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "status",
+    "seconds",
 )  # fmt: skip
 """The members of a record that are fields of its log record."""
 
@@ -68,6 +71,11 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
     count(f"responses_{'chained' if record.anchor else 'stateless'}_requests_total")
     if is_fallback_reason(record.reason):
         count("responses_fallback_total", reason=record.reason)
+    for outcome in ("by_id", "by_fallback", "unmatched"):
+        if amount := getattr(record, f"results_{outcome}"):
+            count("tool_results_total", amount, outcome=outcome)
+    if record.first_token_seconds is not None:
+        measure("responses_first_output_seconds", record.first_token_seconds)
     measure("responses_delta_blocks_count", record.sent_blocks)
     measure("responses_chain_depth", chain_depth)
     count("responses_bytes_sent_total", record.sent_bytes)
@@ -81,15 +89,14 @@ def record_request(record: RequestRecord) -> None:
         count("tokens_total", usage.input_tokens, kind="input")
         count("tokens_total", usage.cached_tokens, kind="cached")
         count("tokens_total", usage.output_tokens, kind="output")
-    log.info(
-        "request %s: %s, %d of %d bytes",
-        *(record.status, name_send(record.reason), record.sent_bytes, record.full_bytes),
-        **{name: getattr(record, name) for name in _LOGGED_MEMBERS},
-        response_id=record.provider_response_id,
-        full_blocks=record.full_blocks,
-        sent_bytes=record.sent_bytes,
-        full_bytes=record.full_bytes,
-    )
+    if record.status in ("completed", "lost"):
+        measure("responses_duration_seconds", record.seconds)
+    members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
+    if record.is_known:
+        members, text = (*members, *_SENT_MEMBERS), f"{text}: %s, %d of %d bytes"
+        values += (name_send(record.reason), record.sent_bytes, record.full_bytes)
+    fields = {name: getattr(record, name) for name in members}
+    log.info(text, *values, **fields, response_id=record.provider_response_id)
 
 
 def record_mode_change(mode: str, requested: str, reason: str) -> None:

@@ -720,4 +720,4 @@ def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
 
 def _end_running(turn: Turn, running: AnchorRecord, status: Status) -> Turn:
     """Return the Turn without an answer in the background, so that it can be sent again."""
-    return set_state(turn, get_state(turn).with_anchor(replace(running, status=status)))
+    return set_state(turn, get_state(turn).with_anchor(replace(running, status=status, request="")))

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Generic, Protocol, Self
 
+from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from kedge.engines.content_filter import ContentFilters
@@ -18,7 +19,7 @@ from kedge.engines.request_log import RequestLog
 from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
-from kedge.events.request_record import sum_usage
+from kedge.events.request_record import keep_request, sum_usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
@@ -131,8 +132,9 @@ class RunStream(AsyncResource, ABC, Generic[R]):
     def _result(self) -> R:
         """Return the result, or raise ``KedgeError`` while there is none."""
 
-    def _handle_event(self, event: Event) -> None:
-        """Record an event before it is returned to the caller."""
+    def _handle_event(self, event: Event) -> Event:
+        """Record an event before it is returned to the caller, and return it in the form for the caller."""
+        return event
 
     def _handle_end(self) -> None:
         """Build the result; the source is exhausted."""
@@ -161,7 +163,7 @@ class RunStream(AsyncResource, ABC, Generic[R]):
                 BOUND_FIELDS.set(before)
             if self.schema is not None:
                 self._track_output(event)
-            self._handle_event(event)
+            event = self._handle_event(event)
         except StopAsyncIteration:
             self._handle_end()
             raise
@@ -268,10 +270,12 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     def _result(self) -> Turn:
         return self.turn
 
-    def _handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> Event:
         if self.log.has_output and isinstance(event, VISIBLE_EVENTS):
-            return
+            return event
         self.log.record_event(event)
+        if isinstance(event, AnswerFinished | TurnFinished) and self._is_running():
+            event = replace(event, turn=keep_request(event.turn, self.log.records[-1]))
         match event:
             case TurnFinished():
                 self._turn = event.turn
@@ -289,13 +293,17 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self.trace.append(event)
             case _:
                 pass
+        return event
+
+    def _is_running(self) -> bool:
+        return bool(self.log.records) and self.log.records[-1].status == "running"
 
     def _keep_running(self, response_id: str) -> None:
         """Record a response in the background at its start, because the run may be left before its end."""
         plan = self.plan
         if plan is not None and isinstance(plan.source, Turn):
             self._tool_results = []
-            self._partial_turn = record_response(
+            turn = record_response(
                 plan.source,
                 (),
                 response_id=response_id,
@@ -303,6 +311,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 created_at=time.time(),
                 status="running",
             )
+            self._partial_turn = keep_request(turn, self.log.current)
 
     def _handle_error(self, error: Exception) -> None:
         if isinstance(error, EngineError):

@@ -1,7 +1,8 @@
 """The record of one request: what was sent and why, and what came back.
 
 A record is made when a request is sent, and completed when it ends. A `Reply` has the records of its requests, a store
-keeps them, and every view shows them.
+keeps them, and every view shows them. While a response is generated in the background, the record of its request is
+in the Turn that waits for it, so that the run that receives the answer completes the same record.
 """
 
 from collections.abc import Iterable
@@ -10,9 +11,11 @@ from operator import add
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.events.types import Usage
-from kedge.planning import AnchorRecord, TokenCounts
+from kedge.planning import AnchorRecord, TokenCounts, find_running, get_state, set_state
+from kedge.turns import Turn
 
 ResponseStatus = Literal[
     "completed", "incomplete", "running", "failed", "refused", "cut", "cancelled", "lost"
@@ -102,6 +105,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str = ""
 
     @property
+    def is_known(self) -> bool:
+        """Whether the record says what was sent; not if an answer was fetched without a record of its request."""
+        return bool(self.mode)
+
+    @property
     def full_bytes(self) -> int:
         """The size of a request body with the complete conversation."""
         return self.sent_bytes + self.saved_bytes
@@ -151,3 +159,25 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 def sum_usage(records: Iterable[RequestRecord]) -> Usage:
     """Return the tokens of all requests."""
     return reduce(add, (each.usage for each in records if each.usage), Usage())
+
+
+def keep_request(turn: Turn, record: RequestRecord) -> Turn:
+    """Return a Turn that waits for a response in the background, with the record of its request; else the same Turn."""
+    running = find_running(turn)
+    if running is None:
+        return turn
+    sent = replace(record, status="running", node=0, parent=0, conversation="")
+    kept = replace(running, request=msgspec.json.encode(sent).decode())
+    return set_state(turn, get_state(turn).with_anchor(kept))
+
+
+def find_request(turn: Turn) -> RequestRecord | None:
+    """Return the record of the request for the response in the background that a Turn waits for, if it has one."""
+    running = find_running(turn)
+    try:
+        return _decode_record(running.request) if running and running.request else None
+    except ValueError:  # written by another party
+        return None
+
+
+_decode_record = msgspec.json.Decoder(RequestRecord).decode

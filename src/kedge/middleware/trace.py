@@ -19,15 +19,16 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
+from kedge.engines.request_log import RequestRecorder
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError
-from kedge.events import Event, Outcome, ResponseStarted, Usage
+from kedge.events import Event, Outcome
+from kedge.events.request_record import RequestRecord
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
     AttemptFailed,
     Healed,
     RequestPlanned,
-    RequestSent,
     ToolFinished,
     ToolStarted,
     TurnFinished,
@@ -37,7 +38,9 @@ from kedge.observe import otel
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
+from kedge.planning.fallback import is_fallback_reason
 from kedge.turns import Block, ToolCallBlock, Turn
+from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -119,16 +122,14 @@ class _TraceMiddleware(BaseMiddleware):
 
 
 class _RunSpans:
-    """The spans of one run in progress."""
+    """The spans of one run in progress; those of its requests have the values of their records."""
 
     def __init__(self, trace: _TraceMiddleware, turn: Turn, request: Request) -> None:
-        from time import perf_counter
-
         engine = unwrap(trace.inner)
-        self.now = perf_counter
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
         self.model = request.model or str(getattr(engine, "model", ""))
+        self.requests = RequestRecorder(engine.name, self.model, EMPTY, request.filters)
         agent = trace.agent
         self.common = _drop_empty(
             {
@@ -145,27 +146,25 @@ class _RunSpans:
             },
         )
         self.request_span: Span | None = None
-        self.requested_at, self.has_output, self.in_background = 0.0, True, False
         self.tool_spans: dict[str, tuple[Span, int]] = {}
 
     def record(self, event: Event) -> None:
         """Open and close spans for an event."""
+        if self.requests.has_output and isinstance(event, VISIBLE_EVENTS):
+            return
+        if isinstance(event, RequestPlanned):
+            # A request without an answer is one that an inner middleware repeats.
+            self._close_request("retried")
+        self.requests.record_event(event)
         match event:
             case RequestPlanned(plan, running):
                 self._start_request(plan, otel.FETCH_RESPONSE if running else otel.CHAT)
             case AnswerFinished(outcome):
-                reason = _find_finish_reason(outcome)
-                self._record_response(
-                    outcome.response_id, outcome.usage, reason, outcome.blocks, outcome.model
-                )
+                self._record_output(_find_finish_reason(outcome), outcome.blocks)
+                self._set_attributes({otel.RESPONSE_MODEL: outcome.model})
                 self._close_request("")
             case AttemptFailed():
                 self._discard_response(event, "retried")
-            case RequestSent(sent, full):
-                self._set_attributes({otel.SENT_BYTES: sent, otel.FULL_BYTES: full})
-            case ResponseStarted():
-                self.in_background = event.response.get("background") is True
-                self._set_attributes({otel.RESPONSE_ID: event.response_id})
             case Healed(reason):
                 self.run.add_event("kedge.healed", {otel.HEALED: reason})
                 self._discard_response(event, f"healed:{reason}")
@@ -175,11 +174,6 @@ class _RunSpans:
                 self._end_tool(event)
             case TurnFinished(turn):
                 self._record_conversation(turn)
-            case _ if (
-                not self.has_output and self.request.streaming and isinstance(event, VISIBLE_EVENTS)
-            ):
-                self.has_output = True
-                self._set_attributes({otel.FIRST_CHUNK: self.now() - self.requested_at})
             case _:
                 pass
 
@@ -188,10 +182,13 @@ class _RunSpans:
         kind = _error_type(error)
         if isinstance(error, GeneratorExit):
             kind = "cancelled"
-        if isinstance(error, EngineError) and error.response_id:
-            reason = _find_failure_reason(error)
-            self._record_response(error.response_id, error.usage, reason, error.partial)
-        is_left = self.in_background and not isinstance(error, EngineError)
+        if isinstance(error, EngineError):
+            self.requests.record_error(error)
+            if error.response_id:
+                self._record_output(_find_failure_reason(error), error.partial)
+        else:
+            self.requests.stop()
+        is_left = not isinstance(error, EngineError) and self._is_running()
         self._close_request("" if is_left else kind)
         _mark_error(self.run, kind)
 
@@ -204,12 +201,12 @@ class _RunSpans:
         self.tool_spans.clear()
         self.run.end()
 
+    def _is_running(self) -> bool:
+        return self.request_span is not None and self.requests.current.status == "running"
+
     def _start_request(self, plan: RequestPlan, operation: str) -> None:
         from opentelemetry.trace import SpanKind
 
-        # A request without an answer is one that an inner middleware repeats.
-        self._close_request("retried")
-        self.requested_at, self.has_output, self.in_background = self.now(), False, False
         params = self.request.params
         self.request_span = self._start_span(
             f"{operation} {self.model}".strip(),
@@ -218,11 +215,7 @@ class _RunSpans:
                 otel.REQUEST_MODEL: self.model,
                 otel.REQUEST_STREAM: self.request.streaming,
                 **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
-                otel.MODE: plan.mode,
-                otel.ANCHOR: plan.anchor_id,
-                otel.DELTA_BLOCKS: plan.delta_blocks,
-                otel.FULL_BLOCKS: plan.full_blocks,
-                otel.FALLBACK: plan.fallback,
+                **_describe_request(self.requests.current),
             },
             kind=SpanKind.CLIENT,
         )
@@ -231,28 +224,9 @@ class _RunSpans:
             _set_json(self.request_span, otel.INPUT_MESSAGES, self._to_messages(plan.delta))
             _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(instructions))
 
-    def _record_response(
-        self,
-        response_id: str,
-        usage: Usage | None,
-        finish_reason: str,
-        blocks: Iterable[Block],
-        model: str = "",
-    ) -> None:
-        attributes: dict[str, Any] = {
-            otel.RESPONSE_ID: response_id,
-            otel.RESPONSE_MODEL: model,
-            otel.FINISH_REASONS: [finish_reason] if finish_reason else None,
-        }
-        if usage:
-            attributes |= {
-                otel.INPUT_TOKENS: usage.input_tokens,
-                otel.OUTPUT_TOKENS: usage.output_tokens,
-                otel.CACHE_READ_TOKENS: usage.cached_tokens,
-                otel.CACHE_WRITE_TOKENS: usage.cache_write_tokens,
-                otel.REASONING_TOKENS: usage.reasoning_tokens,
-            }
-        self._set_attributes(attributes)
+    def _record_output(self, finish_reason: str, blocks: Iterable[Block]) -> None:
+        """Record why an answer ended, and its blocks if content is enabled."""
+        self._set_attributes({otel.FINISH_REASONS: [finish_reason] if finish_reason else None})
         if self.content and (span := self.request_span):
             messages = self._to_messages(blocks)
             finished = [{**message, "finish_reason": finish_reason} for message in messages]
@@ -260,7 +234,7 @@ class _RunSpans:
 
     def _discard_response(self, event: AttemptFailed | Healed, error: str) -> None:
         if event.response_id:
-            self._record_response(event.response_id, event.usage, "error", ())
+            self._record_output("error", ())
         self._close_request(error)
 
     def _set_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -269,11 +243,17 @@ class _RunSpans:
             self.request_span.set_attributes(_drop_empty(attributes))
 
     def _close_request(self, error: str) -> None:
-        if self.request_span is not None:
-            if error:
-                _mark_error(self.request_span, error)
-            self.request_span.end()
-            self.request_span = None
+        """End the span of the current request with the values of its record."""
+        if self.request_span is None:
+            return
+        record = self.requests.current
+        self._set_attributes(_describe_request(record))
+        if self.request.streaming:
+            self._set_attributes({otel.FIRST_CHUNK: record.first_token_seconds})
+        if error:
+            _mark_error(self.request_span, error)
+        self.request_span.end()
+        self.request_span = None
 
     def _start_tool(self, event: ToolStarted) -> None:
         from time import time_ns
@@ -325,6 +305,30 @@ class _RunSpans:
         context = set_span_in_context(self.run) if hasattr(self, "run") else None
         present = _drop_empty({**self.common, **attributes})
         return self.tracer.start_span(name, context, attributes=present, **options)
+
+
+def _describe_request(record: RequestRecord) -> dict[str, Any]:
+    """Return the attributes of a span with the values of a record, as far as they are known."""
+    attributes: dict[str, Any] = {otel.RESPONSE_ID: record.provider_response_id}
+    if record.is_known:
+        attributes |= {
+            otel.MODE: record.mode,
+            otel.ANCHOR: record.anchor,
+            otel.DELTA_BLOCKS: record.sent_blocks,
+            otel.FULL_BLOCKS: record.full_blocks,
+            otel.FALLBACK: record.reason if is_fallback_reason(record.reason) else None,
+        }
+    if record.sent_bytes:
+        attributes |= {otel.SENT_BYTES: record.sent_bytes, otel.FULL_BYTES: record.full_bytes}
+    if record.usage:
+        attributes |= {
+            otel.INPUT_TOKENS: record.input_tokens,
+            otel.OUTPUT_TOKENS: record.output_tokens,
+            otel.CACHE_READ_TOKENS: record.cached_tokens,
+            otel.CACHE_WRITE_TOKENS: record.cache_write_tokens,
+            otel.REASONING_TOKENS: record.reasoning_tokens,
+        }
+    return attributes
 
 
 def _find_finish_reason(outcome: Outcome) -> str:

@@ -126,6 +126,7 @@ class AnchorRecord(msgspec.Struct, frozen=True):
             starts with; None if it starts with the conversation.
         derived: The digests of the reasoning and compaction items of its output.
         counted: The server's token counts for it, if they can be compared with later ones.
+        request: While it is generated in the background, the record of its request, as JSON; see ``keep_request``.
     """
 
     response_id: str
@@ -141,6 +142,7 @@ class AnchorRecord(msgspec.Struct, frozen=True):
     barrier: int | None = None
     derived: tuple[str, ...] = ()
     counted: TokenCounts | None = None
+    request: str = ""
 
 
 class RejectedAnchor(msgspec.Struct, frozen=True):

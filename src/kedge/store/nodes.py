@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kedge.database.postgres import PostgresTransaction
 from kedge.database.transactions import Tx
-from kedge.errors import HeadConflict, NotInStore
+from kedge.errors import HeadConflict, NotInStore, StoreError
 from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import (
     check_row,
@@ -86,6 +86,18 @@ SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? AND (
     ) AND n.id NOT IN (SELECT c.head FROM conversations c WHERE c.tree = ?)
 )
 """
+
+
+class ResponseStored(StoreError):
+    """Another process has stored the answer of a response in the background; ``Conversation`` continues from it.
+
+    Attributes:
+        node: The node with the answer.
+    """
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(f"another process has stored this response, at node {node.id}")
+        self.node = node
 
 
 def select_node(tx: Tx, node: int, tree: int) -> Node:
@@ -197,6 +209,12 @@ def _select_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
         (tree, response_id),
     )
     return Node(*rows[0]) if rows else None
+
+
+def check_unstored(tx: Tx, tree: int, response_id: str) -> None:
+    """Raise ``ResponseStored`` if a tree has the response with this provider's id."""
+    if found := _select_response_node(tx, tree, response_id):
+        raise ResponseStored(found)
 
 
 def select_last_bodies(tx: Tx, tree: int) -> dict[int, str]:

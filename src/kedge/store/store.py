@@ -422,8 +422,7 @@ class Store(AsyncResource):
             accounts: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
             asked_for: The idempotency key of the question, if the node is one.
-            replaces: The node of the response in the background that has ended with this one. Its row is deleted; if
-                another process has done so already, the new node gets no response.
+            replaces: The node of the response in the background that has ended with this one, whose row is deleted.
 
         Returns:
             The new node.
@@ -431,6 +430,7 @@ class Store(AsyncResource):
         Raises:
             HeadConflict: The head is at another node. The new node is stored; the error names it.
             NotInStore: The conversation or the parent was deleted.
+            ResponseStored: Another process has stored this response of the background, and nothing was added.
         """
         bodies = [encode_block(block) for block in blocks]
         number = conversation.number
@@ -443,6 +443,8 @@ class Store(AsyncResource):
 
         def work(tx: Tx) -> tuple[Node, int | None]:
             is_first = not replaces or response_table.delete_running(tx, replaces)
+            if response and not is_first:
+                nodes.check_unstored(tx, parent.tree, response.provider_response_id)
             node, moved = nodes.insert_node(
                 tx,
                 parent,
