@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.peers.size import find_requirements, measure_size
 
 PURPOSES = {
-    "openai": "`kedge.chain`, and WebSockets of engines",
     "aiohttp": "requests to every provider",
-    "cryptography": "encrypted states and reasoning",
+    "httpx2": "`kedge proxy`, and the certificates of the system",
+    "markupsafe": "the web page",
     "pydantic": "tools, typed output, the page's API",
     "prompt-toolkit": "input of several lines in `kedge chat`",
     "tiktoken": "exact token counts",

@@ -318,7 +318,7 @@ async def hide_a_package(server: TestServer) -> None:
         patch.setitem(sys.modules, "psycopg", None)
         with pytest.raises(CannotOpenStore) as caught:
             await open_store("postgresql://localhost/kedge")
-    quoted = re.search(r"`(PostgreSQL needs its driver[^`]+)`", PAGE)
+    quoted = re.search(r"`(conversations in PostgreSQL need[^`]+)`", PAGE)
     assert quoted is not None
     assert quoted[1] in str(caught.value)
 

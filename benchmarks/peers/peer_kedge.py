@@ -9,7 +9,7 @@ class KedgePeer(Peer):
     """Every step is saved; the planner decides what is sent."""
 
     modules = ("kedge", "kedge.conversation", "kedge.engines")
-    packages = ("kedge",)
+    packages = ("kedge-llm",)
     durable = True
     conversation: Conversation | None = None
     main: Conversation

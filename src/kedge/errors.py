@@ -63,6 +63,23 @@ if TYPE_CHECKING:
     from kedge.turns import Block, Turn
 
 
+EXTRAS = {
+    "dbos": ("dbos", "batches in worker processes"),
+    "encryption": ("cryptography", "encrypted states and reasoning"),
+    "mcp": ("mcp", "tools of MCP servers"),
+    "openai": ("openai", "clients of OpenAI's package in engines and kedge.chain"),
+    "otel": ("opentelemetry-api", "traces"),
+    "postgres": ("psycopg", "conversations in PostgreSQL"),
+}
+"""The extras of the package: what each installs, and what needs it."""
+
+
+def describe_extra(extra: str) -> str:
+    """Return what needs an extra that is not installed, and how to install it."""
+    package, use = EXTRAS[extra]
+    return f"{use} need the package {package}: pip install 'kedge-llm[{extra}]'"
+
+
 def describe_type(value: object) -> str:
     """Return the type of an argument for an error; for a coroutine, that ``await`` is missing."""
     if hasattr(value, "cr_await"):

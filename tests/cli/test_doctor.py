@@ -50,7 +50,7 @@ def test_fresh_machine_has_no_problems() -> None:
     result, checks = run_doctor()
     assert result.exit_code == 0
     assert checks["python"]["state"] == "ok"
-    assert "openai" in checks["packages"]["found"]
+    assert "aiohttp" in checks["packages"]["found"]
     assert checks["keys"]["state"] == "note"
     assert "OPENAI_API_KEY" in checks["keys"]["advice"]
     assert "does not exist yet" in checks["server.db"]["found"]

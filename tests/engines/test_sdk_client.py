@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
 from kedge.engines.sdk_client import SdkClient
-from kedge.errors import EngineError, InvalidSetting, NotAuthorized, StreamCut, Unreachable
+from kedge.errors import EngineError, NotAuthorized, StreamCut, Unreachable
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -122,20 +122,14 @@ async def test_telemetry_headers_are_not_sent() -> None:
     assert not {"x-stainless-os", "x-stainless-arch", "x-stainless-runtime"}.intersection(received)
 
 
-async def test_websocket_needs_a_client_of_the_openai_package(kedge_server: TestServer) -> None:
-    """Only that client opens WebSockets; another one is an error that says so."""
-    from kedge.engines.http_client import HttpClient
-    from kedge.engines.http_errors import ErrorBuilder
-
-    engine = ResponsesEngine(
-        "practice",
-        make_client=lambda: HttpClient(ErrorBuilder("test", kedge_server.base_url, ""), {}),
-        scope="test",
-        transport="websocket",
-    )
-    async with engine:
-        with pytest.raises(InvalidSetting, match="openai package"):
-            await engine.run(TURN)
+async def test_client_of_the_openai_package_opens_websockets(server: TestServer) -> None:
+    """Responses are sent over WebSocket with the key of the client, without telemetry."""
+    async with open_engine(server.base_url, transport="websocket") as engine:
+        turn = await engine.run(TURN)
+        turn = await engine.run(turn.append(user("What is 2+4?")))
+    assert "6" in str(turn.blocks[-1])
+    assert [each.transport for each in server.requests] == ["websocket"] * 2
+    assert server.requests[-1].body["previous_response_id"]
 
 
 @pytest.mark.parametrize("api", ["openai", "openai over aiohttp", "anthropic"])

@@ -25,7 +25,7 @@ from anyio.to_thread import run_sync as in_thread
 from kedge.batch.conversation_task import BatchJob
 from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult
-from kedge.errors import BatchFailed, InvalidBatch
+from kedge.errors import BatchFailed, InvalidBatch, describe_extra
 from kedge.observe import get_logger
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
     try:
         from dbos import DBOS, DBOSClient
     except ImportError as error:
-        raise InvalidBatch(
-            "the runner needs the extra dbos: pip install 'kedge-llm[dbos]'"
-        ) from error
+        raise InvalidBatch(describe_extra("dbos")) from error
     from kedge.batch.worker import APPLICATION_NAME
 
     if url.startswith("sqlite") and sqlite3.sqlite_version_info < MIN_SQLITE:

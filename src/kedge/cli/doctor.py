@@ -8,6 +8,7 @@ import asyncio
 import errno
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import stat
@@ -38,7 +39,7 @@ from kedge.config import (
     store_url,
 )
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
-from kedge.errors import InvalidSetting, KedgeError
+from kedge.errors import EXTRAS, InvalidSetting, KedgeError
 from kedge.text.display import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
@@ -50,22 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CheckState = Literal["ok", "note", "wrong"]
 
-REQUIRED_PACKAGES = (
-    "openai",
-    "pydantic",
-    "starlette",
-    "uvicorn",
-    "tiktoken",
-    "rich",
-    "prometheus-client",
-    "cryptography",
-)
-OPTIONAL_PACKAGES = {
-    "psycopg": ("postgres", "conversations in PostgreSQL"),
-    "opentelemetry-api": ("otel", "traces"),
-    "dbos": ("dbos", "batches in worker processes"),
-    "mcp": ("mcp", "tools of MCP servers"),
-}
 SERVER_KEY = "KEDGE_API_KEY"
 KEY_VARIABLES = {
     "OPENAI_API_KEY": "openai:…",
@@ -92,24 +77,22 @@ def check_versions() -> Iterator[Check]:
     machine = f"{platform.system()} {platform.machine()}"
     yield Check("python", "ok", f"{platform.python_version()} on {machine}")
     yield Check("kedge", "ok", kedge.__version__)
-    missing = [name for name in REQUIRED_PACKAGES if not _package_version(name)]
-    found = ", ".join(
-        f"{name} {_package_version(name)}" for name in REQUIRED_PACKAGES if _package_version(name)
-    )
+    versions = {name: _package_version(name) for name in _list_required()}
+    missing = [name for name, version in versions.items() if not version]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     advice = f"Reinstall Kedge: {', '.join(missing)} missing." if missing else ""
     yield Check("packages", "wrong" if missing else "ok", found, advice)
-    installed = [
-        f"{extra} ({name} {_package_version(name)})"
-        for name, (extra, _) in OPTIONAL_PACKAGES.items()
-        if _package_version(name)
-    ]
-    absent = [
-        f"{extra} ({use})"
-        for name, (extra, use) in OPTIONAL_PACKAGES.items()
-        if not _package_version(name)
-    ]
+    extras = {extra: (_package_version(name), name, use) for extra, (name, use) in EXTRAS.items()}
+    installed = [f"{extra} ({name} {found})" for extra, (found, name, _) in extras.items() if found]
+    absent = [f"{extra} ({use})" for extra, (found, _, use) in extras.items() if not found]
     hint = f"pip install 'kedge-llm[…]' for: {', '.join(absent)}." if absent else ""
     yield Check("extras", "ok", ", ".join(installed) or "none", hint)
+
+
+def _list_required() -> list[str]:
+    """Return the packages that Kedge needs without extras."""
+    required = [each for each in metadata.requires("kedge-llm") or () if "extra ==" not in each]
+    return [re.split(r"[^\w-]", each)[0] for each in required]
 
 
 def _package_version(name: str) -> str:

@@ -32,6 +32,7 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
     StoreUnreachable,
+    describe_extra,
 )
 
 if TYPE_CHECKING:
@@ -375,8 +376,7 @@ def _import_driver() -> tuple[Any, Any]:
     try:
         import psycopg
     except ImportError:
-        message = "PostgreSQL needs its driver: pip install 'kedge-llm[postgres]'"
-        raise CannotOpenStore(message) from None
+        raise CannotOpenStore(describe_extra("postgres")) from None
     from kedge.database import connections
 
     return psycopg, connections

@@ -7,19 +7,24 @@ time of a turn, and to import one of them takes longer than the first answer. An
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
-from kedge.engines.http_errors import ErrorBuilder, parse_retry_after
+from kedge.engines.http_errors import ErrorBuilder
 from kedge.engines.response import RawResponse
 from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
+from kedge.errors import EngineError
 
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+T = TypeVar("T")
 DEFAULT_MAX_RETRIES = 2
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 120.0
@@ -71,13 +76,13 @@ class HttpClient:
     ) -> None:
         self.errors = errors
         self.max_response_bytes = resolve_limit(max_response_bytes)
-        self._max_retries = max_retries
+        self.max_retries = max_retries
+        self.timeouts = timeouts
         self._proxy = find_proxy(errors.base_url)
+        self._ssl = _make_ssl_context() if errors.base_url.startswith("https:") else None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=MAX_CONNECTIONS,
-                keepalive_timeout=KEEP_ALIVE,
-                ssl=_make_ssl_context() if errors.base_url.startswith("https:") else True,
+                limit=MAX_CONNECTIONS, keepalive_timeout=KEEP_ALIVE, ssl=self._ssl or True
             ),
             # Also for addresses without a name: a load balancer may keep its choice of a server in a cookie.
             cookie_jar=aiohttp.CookieJar(unsafe=True),
@@ -103,10 +108,8 @@ class HttpClient:
             EngineError: The server cannot be reached, or answered with an error.
         """
         url = self.errors.build_url(path)
-        retries = self._max_retries if retry else 0
-        backoff = INITIAL_BACKOFF
-        while True:
-            delay = None
+
+        async def request() -> RawResponse:
             try:
                 response = await self._session.request(
                     method,
@@ -118,44 +121,59 @@ class HttpClient:
                     proxy=self._proxy,
                 )
             except self.read_errors as exc:
-                if not retries or self._session.closed or isinstance(exc, aiohttp.InvalidURL):
-                    timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
-                    error = self.errors.build_unreachable(exc, timed_out=timed_out)
-                    raise error from self.errors.find_cause(exc)
-            else:
-                if response.status < 300:
-                    return RawResponse(
-                        response.content.iter_any(),
-                        response.release,  # which closes the connection if the body has not arrived completely
-                        self.errors,
-                        self.max_response_bytes,
-                        response.headers,
-                        read_errors=self.read_errors,
-                    )
-                if not retries or not _may_retry(response):
-                    text = await _read_text(response)
-                    raise self.errors.build_error(response.status, text, response.headers)
-                response.close()
-                delay = parse_retry_after(response.headers)
-            retries -= 1
-            # The random part keeps clients apart that failed at the same time.
-            await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
-            backoff = min(backoff * 2, MAX_BACKOFF)
+                timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
+                error = self.errors.build_unreachable(exc, timed_out=timed_out)
+                if self._session.closed or isinstance(exc, aiohttp.InvalidURL):
+                    error.retryable = False
+                raise error from self.errors.find_cause(exc)
+            if response.status >= 300:
+                text = await _read_text(response)
+                raise self.errors.build_error(response.status, text, response.headers)
+            return RawResponse(
+                response.content.iter_any(),
+                response.release,  # which closes the connection if the body has not arrived completely
+                self.errors,
+                self.max_response_bytes,
+                response.headers,
+                read_errors=self.read_errors,
+            )
+
+        return await send_with_retries(request, self.max_retries if retry else 0)
+
+    async def open_socket(self, path: str, **options: Any) -> "ClientConnection":
+        """Open a WebSocket; ``options`` are those of ``websockets``."""
+        from websockets.asyncio.client import connect
+
+        return await connect(
+            f"ws{self.errors.build_url(path).removeprefix('http')}",
+            additional_headers=self._session.headers,
+            user_agent_header=None,
+            max_size=None,
+            compression=None,
+            proxy=self._proxy,
+            ssl=self._ssl,
+            **options,
+        )
 
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
 
 
-def _may_retry(response: aiohttp.ClientResponse) -> bool:
-    """Return whether the status may be temporary, unless the server says so itself."""
-    delay = parse_retry_after(response.headers)
-    if delay is not None and delay > MAX_RETRY_AFTER:
-        return False
-    decision = response.headers.get("x-should-retry")
-    if decision in ("true", "false"):
-        return decision == "true"
-    return response.status in (408, 409, 429) or response.status >= 500
+async def send_with_retries(send: Callable[[], Awaitable[T]], retries: int) -> T:
+    """Send a request, and repeat it at most ``retries`` times if its error may be temporary."""
+    backoff = INITIAL_BACKOFF
+    while True:
+        try:
+            return await send()
+        except EngineError as error:
+            delay = error.retry_after
+            if not retries or not error.retryable or (delay or 0) > MAX_RETRY_AFTER:
+                raise
+        retries -= 1
+        # The random part keeps clients apart that failed at the same time.
+        await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
+        backoff = min(backoff * 2, MAX_BACKOFF)
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:

@@ -50,6 +50,7 @@ _PERMANENT_REASONS = re.compile(
     re.IGNORECASE,
 )
 """Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
+_STATUS_ERRORS = {401: NotAuthorized, 403: NotAuthorized, 429: RateLimited}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +127,21 @@ class ErrorBuilder:
         message = fields.pop("message")
         if 300 <= status < 400:
             message = self.redact(_describe_redirect(headers))
-        facts: dict[str, Any] = {
-            "provider": self.provider,
-            "status": status,
-            "request_id": get_request_id(headers),
+        kind, retryable = _STATUS_ERRORS.get(status, RequestRefused), status in (408, 409, 429)
+        if status >= 500:
+            kind = ServerFailed
+            retryable = status != 501 and not is_permanent_failure(fields["code"], message)
+        if (decision := headers.get("x-should-retry")) in ("true", "false"):
+            retryable = decision == "true"
+        return kind(
+            message,
+            provider=self.provider,
+            status=status,
+            request_id=get_request_id(headers),
+            retryable=retryable,
+            retry_after=parse_retry_after(headers),
             **fields,
-        }
-        match status:
-            case 401 | 403:
-                return NotAuthorized(message, **facts)
-            case 429:
-                after = parse_retry_after(headers)
-                return RateLimited(message, **facts, retryable=True, retry_after=after)
-            case status if status >= 500:
-                after = parse_retry_after(headers)
-                permanent = status == 501 or is_permanent_failure(fields["code"], message)
-                return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
-            case status:
-                return RequestRefused(message, **facts, retryable=status in (408, 409))
+        )
 
 
 def find_secrets(headers: Mapping[str, Any]) -> tuple[str, ...]:
@@ -212,12 +210,13 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
             continue
         if isfinite(seconds) and seconds >= 0:
             return seconds
-    from email.utils import (
-        parsedate_to_datetime,
-    )  # takes longer to import than the rest of the module
+    text = headers.get("retry-after")
+    if not text:
+        return None
+    from email.utils import parsedate_to_datetime  # takes longer to import than this module
 
     try:
-        date = parsedate_to_datetime(headers.get("retry-after", ""))
+        date = parsedate_to_datetime(text)
     except (TypeError, ValueError):
         return None
     return max(date.timestamp() - time.time(), 0.0)

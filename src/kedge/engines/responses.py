@@ -294,9 +294,12 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
 
     def _should_include(self, session: ResponsesSession, mode: Mode) -> bool:
         """Return whether to request encrypted reasoning with the answer."""
+        known, request = self._known_server, session.request
+        if not request.keep_reasoning or (known and not known.encrypts):
+            return False
         unstored = session.members.get("store", mode != "stateless") is False
-        return session.request.keep_reasoning and session.check.reasoning.should_request(
-            known=self._known_server is not None, unstored=unstored, heal=session.request.heal
+        return session.check.reasoning.should_request(
+            known=known is not None, unstored=unstored, heal=request.heal
         )
 
     async def _prepare(self, session: ResponsesSession) -> None:

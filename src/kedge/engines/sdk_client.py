@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from httpx2 import Response
     from openai import APIStatusError, AsyncOpenAI
+    from websockets.asyncio.client import ClientConnection
+
+    from kedge.engines.http_client import Timeouts
 
 Sdk = Literal["openai", "anthropic"]
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
@@ -129,6 +132,25 @@ class SdkClient:
             read_errors=self.read_errors,
             status=response.status_code,
         )
+
+    @property
+    def max_retries(self) -> int:
+        """How many times a request is repeated."""
+        return self.client.max_retries
+
+    @property
+    def timeouts(self) -> "Timeouts":
+        """How long to wait."""
+        from kedge.engines.http_client import Timeouts
+
+        return Timeouts.of(self.client.timeout)
+
+    async def open_socket(self, path: str, **options: Any) -> "ClientConnection":
+        """Open a WebSocket with the key of the client, which it may renew; its path is known to the client."""
+        manager = self.client.responses.connect(
+            extra_headers=no_telemetry_headers("openai"), websocket_connection_options=options
+        )
+        return (await manager.enter())._connection  # noqa: SLF001 - the layer above would parse every message
 
     async def close(self) -> None:
         """Close the connections."""

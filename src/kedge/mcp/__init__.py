@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import CannotConnect
+from kedge.errors import CannotConnect, describe_extra
 from kedge.event_loops import run_sync
 from kedge.tools import Toolbox
 
@@ -113,4 +113,4 @@ def require_mcp() -> None:
     try:
         from mcp import Client as _  # noqa: F401 - versions before 2 do not have it
     except ImportError as error:
-        raise CannotConnect("MCP needs a package: pip install 'kedge-llm[mcp]'") from error
+        raise CannotConnect(describe_extra("mcp")) from error

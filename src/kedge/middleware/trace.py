@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RequestRecorder
-from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError
+from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
 from kedge.events.request_record import RequestRecord
 from kedge.events.run import (
@@ -85,9 +85,7 @@ def _get_tracer() -> "Tracer":
     try:
         from opentelemetry.trace import get_tracer
     except ImportError as error:
-        raise CannotConnect(
-            "trace needs OpenTelemetry's API: pip install 'kedge-llm[otel]'"
-        ) from error
+        raise CannotConnect(describe_extra("otel")) from error
     return get_tracer("kedge")
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kedge.engines.http_client import HttpClient
-    from kedge.engines.sdk_client import SdkClient
     from kedge.engines.transport import AnyClient
 
 
@@ -78,8 +77,6 @@ def prepare_openai_client(
         given,
     )
     errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
-    if settings.get("transport") == "websocket":
-        return lambda: _make_openai_client(errors, headers, client_settings), scope
     return lambda: _make_client(errors, headers, client_settings), scope
 
 
@@ -120,28 +117,6 @@ def _make_client(
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
         max_response_bytes=settings.get("max_response_bytes"),
     )
-
-
-def _make_openai_client(
-    errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
-) -> "SdkClient":
-    """Return a client of the openai package, which opens WebSockets."""
-    from openai import AsyncOpenAI, DefaultAioHttpClient, Omit
-
-    from kedge.engines.sdk_client import SdkClient
-
-    # The client would send headers of the environment, which are meant for OpenAI, to every server.
-    unwanted: dict[str, Any] = dict.fromkeys(_read_env_headers("OPENAI_CUSTOM_HEADERS"), Omit())
-    client = AsyncOpenAI(
-        api_key=str(errors.api_key) or PLACEHOLDER_KEY,
-        base_url=errors.base_url,
-        # A redirect is not followed: another server would get the conversation and the key.
-        http_client=DefaultAioHttpClient(follow_redirects=False),
-        default_headers=_merge_headers(unwanted, headers),
-        **{name: settings[name] for name in ("timeout", "max_retries") if name in settings},
-    )
-    client.organization = client.project = None  # which the client reads from the environment
-    return SdkClient(client, errors.provider, "openai", settings.get("max_response_bytes"))
 
 
 def _merge_headers(*groups: Mapping[str, Any] | None) -> dict[str, Any]:

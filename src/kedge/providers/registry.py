@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from kedge.engines import Engine
 from kedge.engines.cache_control import find_host_rules
 from kedge.engines.stateless import Advice
@@ -13,6 +15,7 @@ from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
 from kedge.providers.settings import PRACTICE_SCOPE, make_engine
+from kedge.security.encryption import can_encrypt
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 """The address of Ollama if ``OLLAMA_HOST`` is not set."""
@@ -175,7 +178,8 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
 
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
-    settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
+    known = replace(KNOWN_IDENTITIES["kedge"], encrypts=can_encrypt())
+    settings.setdefault("known_server", known)
     settings.setdefault("prompt_cache", True)
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 

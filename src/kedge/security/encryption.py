@@ -3,12 +3,15 @@
 Chat states and the ``encrypted_content`` of the server share this implementation. It imports
 neither turns nor planning, so the server can use it without sharing code with the planner.
 ``cryptography`` is imported on first use, because it takes longer to import than ``kedge --help``
-takes to run.
+takes to run. It is an extra: only what encrypts needs it.
 """
 
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable
+from importlib.util import find_spec
+from secrets import token_bytes
 
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, describe_extra
 
 Key = str | bytes
 """A key: 32 bytes in URL-safe base64."""
@@ -23,12 +26,14 @@ class FernetCipher:
         keys: One key, or several with the current one first.
 
     Raises:
-        InvalidSetting: If a key is not 32 bytes in URL-safe base64.
+        InvalidSetting: If a key is not 32 bytes in URL-safe base64, or the package is not installed.
     """
 
     def __init__(self, keys: Key | Iterable[Key]) -> None:
-        from cryptography.fernet import Fernet, MultiFernet
-
+        try:
+            from cryptography.fernet import Fernet, MultiFernet
+        except ImportError as error:
+            raise InvalidSetting(describe_extra("encryption")) from error
         all_keys = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
         try:
             self._fernet = MultiFernet([Fernet(key) for key in all_keys])
@@ -50,8 +55,11 @@ class FernetCipher:
             return None
 
 
+def can_encrypt() -> bool:
+    """Return whether the package is installed."""
+    return find_spec("cryptography") is not None
+
+
 def new_key() -> str:
     """Return a new random key for ``FernetCipher``. Store it separately from the data."""
-    from cryptography.fernet import Fernet
-
-    return Fernet.generate_key().decode()
+    return urlsafe_b64encode(token_bytes(32)).decode()

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from kedge.security.encryption import FernetCipher
-from kedge.server.errors import INVALID_ENCRYPTED_CONTENT
+from kedge.errors import describe_extra
+from kedge.security.encryption import FernetCipher, can_encrypt
+from kedge.server.errors import ENCRYPTION_MISSING, INVALID_ENCRYPTED_CONTENT
 from kedge.server.item_forms import Item, count_items
 from kedge.text.json_text import decode, encode
 
@@ -62,6 +63,20 @@ class ContentCipher:
         # Built on first use: few servers encrypt anything, and all of them should start quickly.
         return FernetCipher(urlsafe_b64encode(self._key))
 
+    @cached_property
+    def is_available(self) -> bool:
+        """Whether the package that encrypts is installed."""
+        return can_encrypt()
+
+    def require(self, param: str) -> None:
+        """Reject a request that needs encryption if the package is not installed.
+
+        Raises:
+            ApiError: It is not; the message names the extra.
+        """
+        if not self.is_available:
+            raise ENCRYPTION_MISSING(param=param, reason=describe_extra("encryption"))
+
     def encrypt(self, value: object) -> str:
         """Encrypt a JSON value."""
         return self._cipher.encrypt(zlib.compress(encode(value))).decode()
@@ -74,6 +89,7 @@ class ContentCipher:
             return None
         if canonical != text:  # decoding base64 skips characters that are not in its alphabet
             return None
+        self.require("input")
         data = self._cipher.decrypt(text.encode())
         return None if data is None else decode(zlib.decompress(data))
 

@@ -393,6 +393,11 @@ BACKGROUND_UNSTORED = ErrorTemplate(
     param="background",
     code="unsupported_parameter",
 )
+ENCRYPTION_MISSING = ErrorTemplate(
+    "This server cannot encrypt or decrypt anything: {reason}",
+    param="{param}",
+    code="encryption_unavailable",
+)
 SCHEMA_TOO_COMPLEX = ErrorTemplate(
     "Invalid JSON schema: a value for it {problem}. Simplify the schemas of the request.",
     code="schema_too_complex",

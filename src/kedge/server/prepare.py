@@ -162,6 +162,8 @@ def _build_draft(
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
     store = body.get("store") is not False and not service.settings.zero_data_retention
+    if "reasoning.encrypted_content" in (body.get("include") or ()):
+        service.cipher.require("include")
     if body.get("background"):
         if on_socket:
             raise errors.BACKGROUND_ON_SOCKET()
@@ -172,6 +174,7 @@ def _build_draft(
     compacted = _compact_if_needed(body, model_input, model.window, triggered=triggered)
     seen = model_input
     if compacted is not None:
+        service.cipher.require("input" if triggered else "context_management")
         seen = ModelInput(compacted.items, count_items(compacted.items))
     seen = truncate_to_window(seen, body, model.window)
     return ResponseDraft(

@@ -322,7 +322,7 @@ def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:
     return OutputWriter(
         draft.key,
         len(draft.input),
-        encrypt=service.cipher.encrypt,
+        encrypt=service.cipher.encrypt if service.cipher.is_available else None,
         encrypt_reasoning=encrypted,
         show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
     )

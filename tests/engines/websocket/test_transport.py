@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from openai.resources.responses import AsyncResponses
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
@@ -14,6 +13,7 @@ from engines.conftest import open_engine
 from engines.runs import last_context
 from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
+from kedge.engines.http_client import HttpClient
 from kedge.engines.websocket import SocketTransport
 from kedge.engines.websocket.pool import ConnectionPool
 from kedge.errors import (
@@ -514,13 +514,13 @@ async def test_client_timeout_applies_to_opening(
 ) -> None:
     """A connection may take ten seconds to open, or longer if the client allows it."""
     connection_options: list[Any] = []
-    original = AsyncResponses.connect
+    original = HttpClient.open_socket
 
-    def connect_and_record(responses: AsyncResponses, **options: Any) -> Any:
-        connection_options.append(options["websocket_connection_options"])
-        return original(responses, **options)
+    async def open_and_record(client: HttpClient, path: str, **options: Any) -> Any:
+        connection_options.append(options)
+        return await original(client, path, **options)
 
-    monkeypatch.setattr(AsyncResponses, "connect", connect_and_record)
+    monkeypatch.setattr(HttpClient, "open_socket", open_and_record)
     async with open_engine(server, transport="websocket", timeout=seconds) as engine:
         assert isinstance(engine.transport, SocketTransport)
         socket = await engine.transport._open_socket()

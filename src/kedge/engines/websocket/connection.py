@@ -15,7 +15,7 @@ from kedge.observe import get_logger
 from kedge.text.json_text import decode
 
 if TYPE_CHECKING:
-    from openai.resources.responses.responses import AsyncResponsesConnection
+    from websockets.asyncio.client import ClientConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class SocketConnection:
 
     def __init__(
         self,
-        socket: "AsyncResponsesConnection",
+        socket: "ClientConnection",
         max_lanes: int,
         created_at: float,
         on_change: Callable[["SocketConnection"], None],
@@ -196,14 +196,14 @@ class SocketConnection:
     async def send(self, lane: Lane, body: bytes) -> None:
         """Send a request on a lane; ``body`` is its JSON object."""
         name = f'"stream_id":"{lane.name}",' if lane.name else ""
-        await self._socket.send_raw(f'{{"type":"response.create",{name}{body[1:].decode()}')
+        await self._socket.send(f'{{"type":"response.create",{name}{body[1:].decode()}')
 
     async def close(self) -> None:
         """Close the connection; running responses are cancelled, here and on the server."""
         self._fail("the connection was closed")
         if self._reader.cancelled():
             # The loop is about to end and has cancelled its tasks: there is no time for a close handshake.
-            getattr(self._socket, "_connection").transport.close()  # noqa: B009 - the SDK hides it
+            self._socket.transport.close()
             await asyncio.sleep(0)
             return
         # The reader continues meanwhile: unread messages would precede the server's close frame.
@@ -215,7 +215,7 @@ class SocketConnection:
 
         try:
             while True:
-                data = await self._socket.recv_bytes()
+                data = await self._socket.recv(decode=False)
                 try:
                     payload = decode(data)
                 except (ValueError, RecursionError):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from kedge.engines.websocket.connection import Lane, SocketConnection
 
 if TYPE_CHECKING:
-    from openai.resources.responses.responses import AsyncResponsesConnection
+    from websockets.asyncio.client import ClientConnection
 
-OpenSocket = Callable[[], "Awaitable[AsyncResponsesConnection]"]
+OpenSocket = Callable[[], "Awaitable[ClientConnection]"]
 
 MAX_CONNECTION_AGE = 55 * 60.0
 """Seconds after which a connection is replaced, because servers close connections after an hour."""

@@ -7,16 +7,15 @@ everything.
 """
 
 import json
-from asyncio import sleep, timeout
+from asyncio import timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
-from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
+from kedge.engines.http_client import send_with_retries
 from kedge.engines.response import RawResponse
-from kedge.engines.sdk_client import SdkClient, no_telemetry_headers
 from kedge.engines.transport import Transport, report_failure
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,
@@ -26,15 +25,14 @@ from kedge.engines.websocket.connection import (
     SocketMessage,
 )
 from kedge.engines.websocket.pool import ConnectionPool
-from kedge.errors import EngineError, InvalidSetting, RequestRefused, StreamCut, Unreachable
+from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-    from openai.resources.responses.responses import AsyncResponsesConnection
+    from websockets.asyncio.client import ClientConnection
     from websockets.http11 import Response as HandshakeResponse
 
     from kedge.engines.request_options import WireTap
@@ -95,14 +93,6 @@ class SocketTransport(Transport):
             lambda pool: pool.aclose(),
         )
 
-    @property
-    def _sdk_client(self) -> "AsyncOpenAI":
-        """The openai client of the running loop, which opens connections."""
-        client = self.client
-        if not isinstance(client, SdkClient):
-            raise InvalidSetting("transport='websocket' needs a make_client of the openai package")
-        return client.client
-
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
         await self._pools.aclose()
@@ -143,23 +133,15 @@ class SocketTransport(Transport):
     async def _send_with_retries(
         self, content: bytes, body: dict[str, Any], *, retry: bool
     ) -> RawResponse:
-        retries_left = self._sdk_client.max_retries if retry else 0
-        rotations, pause = MAX_ROTATIONS, INITIAL_BACKOFF
-        while True:
+        retries = self.client.max_retries if retry else 0
+        send = partial(self._send, content, body.get("previous_response_id") or "")
+        for _ in range(MAX_ROTATIONS):
             try:
-                return await self._send(content, body.get("previous_response_id") or "")
+                return await send_with_retries(send, retries)
             except EngineError as error:
-                if error.code == CONNECTION_LIMIT_CODE and rotations:
-                    rotations -= 1
-                elif retries_left and error.retryable:
-                    retries_left -= 1
-                    after: float | None = getattr(error, "retry_after", None)
-                    if after is not None and not 0 <= after <= MAX_RETRY_AFTER:
-                        raise  # the caller should get an error instead of waiting
-                    await sleep(pause if after is None else after)
-                    pause = min(pause * 2, MAX_BACKOFF)
-                else:
+                if error.code != CONNECTION_LIMIT_CODE:
                     raise
+        return await send_with_retries(send, retries)
 
     async def _send(self, content: bytes, parent_id: str) -> RawResponse:
         pool = self._pools.get()
@@ -187,7 +169,7 @@ class SocketTransport(Transport):
             if message.is_last:
                 return
             try:
-                async with timeout(self._read_timeout()):
+                async with timeout(self.client.timeouts.read):
                     message = await lane.next_message()
             except (LaneFailed, TimeoutError) as error:
                 reason = f"the response was cut: {str(error) or 'no message arrived in time'}"
@@ -199,7 +181,7 @@ class SocketTransport(Transport):
         from websockets.exceptions import WebSocketException
 
         try:
-            async with timeout(self._read_timeout()):
+            async with timeout(self.client.timeouts.read):
                 await connection.send(lane, content)
                 return await lane.next_message()
         except TimeoutError:
@@ -221,26 +203,23 @@ class SocketTransport(Transport):
         text = json.dumps({"error": message.error})
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
-    async def _open_socket(self) -> "AsyncResponsesConnection":
+    async def _open_socket(self) -> "ClientConnection":
         from websockets.exceptions import WebSocketException
 
+        client = self.client
+        seconds = client.timeouts.connect
         try:
-            # The type annotations of the SDK lack these options, but the SDK passes them on.
-            options: Any = {
-                "open_timeout": self._open_timeout(),
-                "create_connection": _get_connection_class(),
-            }
-            manager = self._sdk_client.responses.connect(
-                extra_headers=no_telemetry_headers("openai"), websocket_connection_options=options
+            socket = await client.open_socket(
+                "/responses",
+                open_timeout=None if seconds is None else max(seconds, MIN_OPEN_SECONDS),
+                create_connection=_get_connection_class(),
             )
-            socket = await manager.enter()
         except HandshakeRefused as error:
             raise self._error_from_handshake(error.response) from None
         except (WebSocketException, OSError, TimeoutError) as error:
             message = f"could not open a WebSocket to the server ({type(error).__name__})"
             raise Unreachable(message, provider=self.provider, retryable=True) from None
-        handshake = getattr(socket, "_connection").response  # noqa: B009 - the SDK hides it
-        self.identity = read_identity(handshake.headers) if handshake else ""
+        self.identity = read_identity(socket.response.headers) if socket.response else ""
         return socket
 
     def _error_from_handshake(self, response: "HandshakeResponse") -> EngineError:
@@ -256,17 +235,3 @@ class SocketTransport(Transport):
             )
             return RequestRefused(message, provider=self.provider, status=status)
         return error
-
-    def _read_timeout(self) -> float | None:
-        """Return the seconds without a message after which a response fails: the read timeout of the client."""
-        return self._client_timeout("read")
-
-    def _open_timeout(self) -> float | None:
-        """Return the seconds in which a connection must open, None for no limit."""
-        seconds = self._client_timeout("connect")
-        return None if seconds is None else max(seconds, MIN_OPEN_SECONDS)
-
-    def _client_timeout(self, kind: str) -> float | None:
-        timeout = self._sdk_client.timeout
-        seconds = getattr(timeout, kind, timeout)
-        return float(seconds) if isinstance(seconds, int | float) else None

@@ -180,10 +180,11 @@ class MessageRun(StatelessRun):
         self, request: Request, prepared: PreparedRequest, parsed: StatelessRequest, body: Body
     ) -> None:
         id, self._show_thinking = f"msg_{prepared.key}", is_thinking_shown(body)
+        self._include_thinking, cipher = is_thinking_enabled(body), get_service(request).cipher
         writer = OutputWriter(
             prepared.key,
             len(parsed.input),
-            encrypt=get_service(request).cipher.encrypt,
+            encrypt=cipher.encrypt if self._include_thinking else None,
             encrypt_reasoning=True,
             show_summary=self._show_thinking,
             call_prefix="toolu",
@@ -191,7 +192,6 @@ class MessageRun(StatelessRun):
         super().__init__(request, prepared, writer, id)
         model: str = parsed.body["model"]
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
-        self._include_thinking = is_thinking_enabled(body)
         self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
         self._kind = ""
         self._index = -1
@@ -316,6 +316,8 @@ async def create(request: Request) -> Any:
     service = get_service(request)
     parsed = validate(request, parse_request, body, service.cipher.decrypt, version)
     check_breakpoints(body)
+    if is_thinking_enabled(body):
+        service.cipher.require("thinking")
     prepared = await prepare(service, parsed)
     if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)

@@ -273,8 +273,9 @@ async def compact_context(request: Request) -> Response:
     """
     body = await read_json(request)
     validate(request, check_compact, body)
-    await precount_request(body)
     service = get_service(request)
+    service.cipher.require("input")
+    await precount_request(body)
     key = new_unstored_key()
 
     def build_input() -> tuple[int, ModelInput]:

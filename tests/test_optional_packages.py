@@ -1,0 +1,168 @@
+"""Test Kedge without its extras: packages that are not installed are missing for their own features only."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kedge.errors import EXTRAS, describe_extra
+
+ROOT = Path(__file__).parents[1]
+BLOCKED = "import sys\nsys.modules.update(dict.fromkeys(('openai', 'cryptography')))\n"
+"""Makes the packages of extras impossible to import."""
+CLI = "from kedge.cli import main\nmain(sys.argv[1:])\n"
+SERVE = "from kedge.testing import serve\nimport asyncio, json, httpx2\n"
+ENCRYPTION = "pip install 'kedge-llm[encryption]'"
+
+
+def make_environment(folder: Path) -> dict[str, str]:
+    """Return an environment whose files are in a folder."""
+    folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(folder))
+    return {**os.environ, **folders, "OPENAI_API_KEY": "sk-1"}
+
+
+def run_blocked(
+    code: str, *args: str, folder: Path, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process without the packages."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + code, *args],
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=make_environment(folder),
+        timeout=300,
+    )
+
+
+def test_chat_needs_no_extra(tmp_path: Path) -> None:
+    """``kedge chat`` answers, and a second call continues the conversation without any repetition."""
+    for text, expected in (("My name is Ada.", ""), ("What did I say first?", "My name is Ada.")):
+        done = run_blocked(CLI, "chat", "-c", "a", folder=tmp_path, stdin=text)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+        assert "again" not in done.stderr
+
+
+RESPONSES = """
+with serve() as server:
+    post = lambda **body: httpx2.post(server.base_url + "/responses", json={"model": "practice", **body})
+    first = post(input="My name is Ada.").json()
+    chained = post(input="What did I say first?", previous_response_id=first["id"]).json()
+    print(chained["output"][-1]["content"][0]["text"])
+    print("response.completed" in post(input="hi", stream=True).text)
+    for body in (
+        {"include": ["reasoning.encrypted_content"]},
+        {"include": ["reasoning.encrypted_content"], "stream": True, "store": False},
+        {"input": [
+            {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="},
+            {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "b"},
+        ]},
+        {"input": [{"role": "user", "content": "a"}, {"type": "compaction_trigger"}]},
+    ):
+        rejected = post(**{"input": "hi", **body})
+        print(rejected.status_code, rejected.json()["error"]["message"])
+    compacted = httpx2.post(server.base_url + "/responses/compact", json={"model": "practice", "input": "hi"})
+    print(compacted.status_code, compacted.json()["error"]["message"])
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    body = {"model": "practice", "max_tokens": 2048, "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"anthropic-version": "2023-06-01"}
+    for more in ({}, {"thinking": thinking}):
+        answer = httpx2.post(server.base_url + "/messages", json={**body, **more}, headers=headers)
+        print(answer.status_code, answer.json().get("error", {}).get("message"))
+"""
+
+
+def test_server_needs_no_extra(tmp_path: Path) -> None:
+    """Chained and streamed responses are answered; what would be encrypted is rejected with the extra's name."""
+    done = run_blocked(SERVE + RESPONSES, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "My name is Ada." in lines[0]
+    assert lines[1] == "True"
+    rejected = [*lines[2:7], lines[8]]
+    assert all(line.startswith("400 ") and ENCRYPTION in line for line in rejected), rejected
+    assert lines[7] == "200 None"
+
+
+ENGINES = """
+from kedge import Turn, connect, user
+async def run(model, **settings):
+    async with connect(model, **settings) as engine:
+        turn = await engine.run(Turn([user("My name is Ada.")]))
+        turn = await engine.run(turn.append(user("What did I say first?")), streaming=True)
+        print(turn.blocks[-1].text)
+with serve() as server:
+    for settings in ({}, {"transport": "websocket"}, {"mode": "stateless"}):
+        asyncio.run(run("openai:practice", base_url=server.base_url, **settings))
+    print([request.status for request in server.requests].count(400))
+for mode in ("chained", "stateless"):
+    asyncio.run(run("practice", mode=mode))
+"""
+
+
+def test_models_need_no_extra(tmp_path: Path) -> None:
+    """``openai:`` models work over HTTP and WebSocket and in stateless mode, and so does the practice model."""
+    done = run_blocked(SERVE + ENGINES, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    answers = [*lines[:3], *lines[4:]]
+    assert len(answers) == 5
+    assert all("My name is Ada." in line for line in answers), answers
+
+
+STATES = """
+from kedge.chat import Chat, new_key
+from kedge.errors import InvalidSetting
+try:
+    Chat("practice", state_key=new_key())
+except InvalidSetting as error:
+    print(error)
+"""
+
+
+def test_encrypted_states_name_the_extra(tmp_path: Path) -> None:
+    """A key for states is rejected with the command that installs the package."""
+    done = run_blocked(STATES, folder=tmp_path)
+    assert ENCRYPTION in done.stdout, done.stderr
+
+
+def test_serve_and_its_page_need_no_extra(tmp_path: Path) -> None:
+    """``kedge serve`` starts, its page is shown, and its server answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED + CLI, "serve", "--port", "0", "--db", ":memory:", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=make_environment(tmp_path),
+    )
+    assert process.stdout is not None
+    try:
+        urls = json.loads(process.stdout.readline())
+        assert httpx2.get(urls["page"], follow_redirects=True, timeout=300).status_code == 200
+        body = {"model": "practice", "input": "hi"}
+        answer = httpx2.post(f"{urls['base_url']}/responses", json=body, timeout=300)
+        assert answer.json()["status"] == "completed"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_extra_is_declared(extra: str) -> None:
+    """The table of extras has those of pyproject.toml, each with a package of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["optional-dependencies"]
+    assert declared.keys() == EXTRAS.keys()
+    names = [re.split(r"[^\w-]", each)[0] for each in declared[extra]]
+    assert EXTRAS[extra][0] in names
+    assert f"pip install 'kedge-llm[{extra}]'" in describe_extra(extra)
