@@ -47,7 +47,7 @@ class Registry:
 
 
 FRONT_ENDS: dict[str, tuple[Callable[[Any], FrontEnd], str, str]] = {
-    "server": (lambda policy: ServerFrontEnd(policy, lambda: False), "/v1/models", "server"),
+    "server": (lambda policy: ServerFrontEnd(policy, None), "/v1/models", "server"),
     "page": (PageFrontEnd, "/api/conversations", "api"),
     "proxy": (ProxyFrontEnd, "/v1/models", "server"),
     "mcp": (McpFrontEnd, "/mcp", "server"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.practice import MessageOutput, PracticeRequest, answer
-from kedge.practice.arithmetic import evaluate
+from kedge.practice.text_rules import evaluate
 
 
 def answer_text(sentence: str) -> str:

@@ -22,7 +22,7 @@ from kedge.practice import (
     answer,
     model,
 )
-from kedge.practice.rule import parse_utterance
+from kedge.practice.context import parse_utterance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "practice.md").read_text(encoding="utf-8")
 

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
+from kedge.practice.context import FLAGS, SEARCH_WORDS, PhraseRule, fold_case
 from kedge.practice.model import RULES
-from kedge.practice.rule import FLAGS, SEARCH_WORDS, PhraseRule
-from kedge.practice.sentence_values import fold_case
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.is_searched])

@@ -7,29 +7,27 @@ number of visible messages, so that any sentence shows how much context is store
 
 from typing import Any
 
-from kedge.practice import arithmetic, text_rules, tool_rules
+from kedge.practice import text_rules, tool_rules
 from kedge.practice.context import (
     MessageOutput,
     OutputPart,
+    PhraseRule,
     PracticeOutput,
     PracticeRequest,
     ReasoningOutput,
     RefusalOutput,
-    ToolCallOutput,
-    is_model_item,
-    items_after_last_user,
-    message_count,
-    tool_results,
-)
-from kedge.practice.rule import (
-    PhraseRule,
     TextResult,
+    ToolCallOutput,
     Utterance,
     first_match,
     format_count,
+    is_model_item,
+    items_after_last_user,
+    message_count,
     parse_utterance,
     prefix_rule,
     quote_text,
+    tool_results,
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
@@ -82,7 +80,7 @@ RULES: tuple[PhraseRule, ...] = (
     *text_rules.LITERAL_RULES,
     *tool_rules.RULES,
     *text_rules.RECALL_RULES,
-    *arithmetic.RULES,
+    *text_rules.SUM_RULES,
     *text_rules.LOOSE_RULES,
     prefix_rule("give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)),
     prefix_rule(

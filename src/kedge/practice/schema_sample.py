@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeGuard, cast
 from uuid import UUID
 
-from kedge.errors import SchemaTooComplex
+from kedge.practice.context import MAX_OUTPUT_BYTES, MAX_STEPS, SampleBudget
 from kedge.practice.sentence_values import BOOLEAN_WORDS, NO_VALUE, SentenceValues
 
 JsonSchema = Mapping[str, Any]
@@ -32,10 +32,6 @@ ANY_TYPE = "any"
 TYPE_HINTS = {"properties": "object", "required": "object", "items": "array", "minimum": "number"}
 """The type of a schema that states none, by a keyword that it has."""
 
-MAX_STEPS = 10_000
-"""The steps of all samples of one answer."""
-MAX_OUTPUT_BYTES = 100_000
-"""The size of all samples of one answer, as JSON."""
 MAX_REFERENCES = 24
 MAX_DEPTH = 24
 MAX_TYPES = 8
@@ -45,27 +41,6 @@ NUMBER_STEPS = 5
 """The steps for a number within bounds."""
 CHARACTERS_PER_STEP = 1_000
 SHORTEST_BRANCH_DEPTH = 3
-
-
-class SampleBudget:
-    """The work and the output that remain for the samples of one answer."""
-
-    def __init__(self) -> None:
-        self.steps = MAX_STEPS
-        self.output_bytes = MAX_OUTPUT_BYTES
-
-    def spend(self, steps: int = 0, output_bytes: int = 0) -> None:
-        """Subtract steps and bytes.
-
-        Raises:
-            SchemaTooComplex: One of them is used up.
-        """
-        self.steps -= steps
-        self.output_bytes -= output_bytes
-        if self.steps < 0:
-            raise SchemaTooComplex(f"takes more than {MAX_STEPS:,} steps")
-        if self.output_bytes < 0:
-            raise SchemaTooComplex(f"has more than {MAX_OUTPUT_BYTES:,} bytes")
 
 
 def sample_value(

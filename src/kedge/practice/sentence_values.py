@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from kedge.practice.context import fold_case
+
 MAX_SENTENCE_LENGTH = 2_000
 _NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,2})?"
 _QUOTED = r"\"[^\"]*\"|“[^”]*”|(?<!\w)'[^']*'(?!\w)"
@@ -50,15 +52,6 @@ def _parse_number(text: str) -> float:
 
 
 JSON_DECODER = json.JSONDecoder(parse_float=_parse_number, parse_constant=_parse_number)
-_OTHER_FORMS = str.maketrans(
-    "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}\N{LATIN SMALL LETTER DOTLESS I}\N{LATIN SMALL LETTER LONG S}",
-    "iis",
-)
-
-
-def fold_case(text: str) -> str:
-    """Return the text in lower case; the letters that ``re.IGNORECASE`` matches with ``i`` and ``s`` become these."""
-    return text.lower() if text.isascii() else text.translate(_OTHER_FORMS).lower()
 
 
 class SentenceValues:

@@ -15,12 +15,16 @@ from kedge.practice.context import (
     CALL_TYPES,
     Item,
     PracticeRequest,
+    TextResult,
     ToolCallOutput,
+    Utterance,
     is_model_item,
     items_after_last_user,
+    prefix_rule,
+    quote_text,
+    search_rule,
     tool_results,
 )
-from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
 from kedge.practice.schema_sample import as_schema, sample_value
 from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
 

@@ -320,8 +320,10 @@ def is_same_origin(scope: Scope) -> bool:
 
 def is_compressed(scope: Scope) -> bool:
     """Return whether the body of a request has a content encoding, which no server of Kedge decodes."""
-    codings = [value for name, value in scope["headers"] if name == b"content-encoding"]
-    return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            return True
+    return False
 
 
 def read_bearer_token(scope: Scope) -> bytes:

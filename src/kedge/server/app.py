@@ -213,7 +213,7 @@ def create_app(
             await service.aclose()
 
     faults = settings.faults
-    front = ServerFrontEnd(service.access, lambda: faults is not None and faults.hides_server)
+    front = ServerFrontEnd(service.access, faults)
     middleware = [Middleware(RequestMiddleware, front, listener, on_finish, reply_bytes)]
     if faults is not None:
         middleware.append(Middleware(FaultMiddleware, faults))

@@ -45,7 +45,7 @@ from kedge.server.state import ServerState
 from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
-    from kedge.server.background import BackgroundJobs
+    from kedge.server.faults import Faults
 
 SERVICE_KEY = "kedge.service"
 """The key of a request's scope for the state of the server in the namespace of its caller."""
@@ -67,16 +67,6 @@ def get_service(request: HTTPConnection) -> ServerState:
     return view
 
 
-def get_background(request: HTTPConnection) -> "BackgroundJobs":
-    """Return the background jobs of the server that received a request."""
-    return request.app.state.background
-
-
-def get_recorded_request(request: Request) -> RecordedRequest | None:
-    """Return the record of a request, or None if there is no listener."""
-    return request.scope.get(RECORD_KEY)
-
-
 async def read_json(request: Request, *, empty: object = None) -> Any:
     """Read the body of a request as JSON.
 
@@ -87,8 +77,13 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
     Raises:
         ApiError: If the body is too large, too slow, compressed, or not JSON.
     """
-    raw = await _read_body(request)
-    exchange = get_recorded_request(request)
+    limits = get_service(request).settings.limits
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            raw = await collect_body(request.scope, request.receive, limits.body_bytes)
+    except TimeoutError:
+        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
+    exchange: RecordedRequest | None = request.scope.get(RECORD_KEY)
     if exchange is not None:
         exchange.raw = raw
     if not raw and empty is not None:
@@ -140,15 +135,6 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
         log.warning(
             "ignoring the unknown parameter %s (--unknown-parameters reject rejects it)", path
         )
-
-
-async def _read_body(request: Request) -> bytes:
-    limits = get_service(request).settings.limits
-    try:
-        async with asyncio.timeout(limits.read_seconds):
-            return await collect_body(request.scope, request.receive, limits.body_bytes)
-    except TimeoutError:
-        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
 
 
 async def collect_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
@@ -300,12 +286,12 @@ class ServerFrontEnd(FrontEnd):
 
     Args:
         policy: Decides who may send requests.
-        is_hidden: Returns whether the header is omitted, so that a client does not recognize the server.
+        faults: The faults to inject; while one of them hides the server, the header is omitted.
     """
 
-    def __init__(self, policy: AccessPolicy, is_hidden: Callable[[], bool]) -> None:
+    def __init__(self, policy: AccessPolicy, faults: "Faults | None") -> None:
         super().__init__(policy)
-        self._is_hidden = is_hidden
+        self._faults = faults
 
     def read_credentials(self, scope: Scope) -> Credentials:
         """Read the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
@@ -329,6 +315,6 @@ class ServerFrontEnd(FrontEnd):
         headers = super().list_headers(scope)
         if is_anthropic(scope):
             headers.append((b"request-id", scope[REQUEST_ID_KEY].encode()))
-        if not self._is_hidden():
+        if self._faults is None or not self._faults.hides_server:
             headers.append(IDENTITY_HEADER)
         return headers

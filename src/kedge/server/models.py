@@ -7,18 +7,15 @@ closed. A model behind a provider's API implements the same interface as the pra
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol
 
 from anyio import sleep
 
 from kedge.errors import SchemaTooComplex
 from kedge.practice import (
-    MessageOutput,
     OutputPart,
     PracticeOutput,
     PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
     Script,
     ToolCallOutput,
     answer,
@@ -220,40 +217,26 @@ def _iter_output(
     parts: tuple[OutputPart, ...], stream: bool, max_tokens: int | None
 ) -> Iterator[OutputEvent]:
     for part in parts:
-        yield _open_item(part)
-        text = part.arguments if isinstance(part, ToolCallOutput) else part.text
+        if isinstance(part, ToolCallOutput):
+            text = part.arguments
+            yield ItemOpened("custom_tool_call" if part.custom else "function_call", part.name)
+        else:
+            text = part.text
+            yield ItemOpened(part.kind)
         is_cut = False
         if max_tokens is not None:
             text, max_tokens, is_cut = _truncate_text(text, max_tokens)
-        yield from map(ItemDelta, _split_chunks(text, stream))
+        yield from map(ItemDelta, _WORD.findall(text) if stream else [text])
         if is_cut:
             yield OutputTruncated("max_output_tokens")
             return
         yield ItemClosed()
 
 
-def _open_item(part: OutputPart) -> ItemOpened:
-    match part:
-        case MessageOutput():
-            return ItemOpened("text")
-        case RefusalOutput():
-            return ItemOpened("refusal")
-        case ReasoningOutput():
-            return ItemOpened("reasoning")
-        case ToolCallOutput():
-            return ItemOpened("custom_tool_call" if part.custom else "function_call", part.name)
-        case _:
-            assert_never(part)
-
-
 MAX_TOKEN_BYTES = 128
 """The length of the longest token of the vocabulary."""
 
 _WORD = re.compile(r"\s*\S+\s?|\s+")
-
-
-def _split_chunks(text: str, stream: bool) -> list[str]:
-    return _WORD.findall(text) if stream else [text]
 
 
 def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:

@@ -41,9 +41,7 @@ from kedge.server.prompt_cache import (
     iter_prefixes,
 )
 from kedge.server.schema.requests import (
-    check_exclusive,
     check_not_empty,
-    check_prompt,
     check_tool_choice,
 )
 from kedge.server.state import ServerState
@@ -200,14 +198,16 @@ def _build_draft(
 
 def find_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> History:
     """Return the context that a request continues."""
-    check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
+    if conversation is not None and previous is not None:
+        raise errors.MUTUALLY_EXCLUSIVE()
     history = EMPTY_HISTORY
     if conversation is not None:
         history = _find_conversation_history(
             service, conversation if isinstance(conversation, str) else conversation["id"]
         )
-    check_prompt(body)
+    if body.get("prompt") is not None:  # this server has no stored prompts
+        raise errors.PROMPT_NOT_FOUND(id=body["prompt"]["id"])
     return history if previous is None else _find_response_history(service, previous, unstored)
 
 

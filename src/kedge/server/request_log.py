@@ -44,13 +44,11 @@ class RevocationWatch:
     """The unfinished requests of named tokens, which end when their token is revoked.
 
     Args:
-        registry: The named tokens, or None if there are none.
+        registry: The named tokens.
         reject: Returns the response to a request, as JSON, whose token is revoked before it is answered.
     """
 
-    def __init__(
-        self, registry: CallerRegistry | None, reject: Callable[[Scope], Response]
-    ) -> None:
+    def __init__(self, registry: CallerRegistry, reject: Callable[[Scope], Response]) -> None:
         self._registry = registry
         self._reject = reject
         self._watched: dict[AccessToken, set[_Connection]] = {}
@@ -58,15 +56,12 @@ class RevocationWatch:
         self._checker: asyncio.Task[None] | None = None
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to an app, until it is answered or its token is revoked."""
-        caller: AccessToken | None = scope.get(CALLER_KEY)
-        if caller is None or self._registry is None:
-            await app(scope, receive, send)
-            return
+        """Pass the request of a named token on to an app, until it is answered or the token is revoked."""
+        caller: AccessToken = scope[CALLER_KEY]
         connection = _Connection(scope, receive, send)
         self._watched.setdefault(caller, set()).add(connection)
         if self._checker is None or self._checker.done():
-            self._checker = self._start_task(self._check_tokens(self._registry))
+            self._checker = self._start_task(self._check_tokens())
         try:
             await app(scope, connection.receive, connection.send)
         finally:
@@ -74,30 +69,29 @@ class RevocationWatch:
             if connection.revoked.is_set():
                 await connection.ended.wait()
 
-    async def _check_tokens(self, registry: CallerRegistry) -> None:
+    async def _check_tokens(self) -> None:
         while self._watched:
             await asyncio.sleep(CHECK_SECONDS)
             for caller, connections in list(self._watched.items()):
                 if not connections:
                     del self._watched[caller]
-                elif not await _is_valid(registry, caller):
+                elif not await self._is_valid(caller):
                     for connection in self._watched.pop(caller):
                         connection.revoked.set()
                         self._start_task(connection.end(self._reject))
+
+    async def _is_valid(self, caller: AccessToken) -> bool:
+        try:
+            return await self._registry.is_valid(caller)
+        except StoreError as error:  # what was known before applies until the store answers
+            server_log.warning("a token could not be checked: %s", error)
+            return True
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _is_valid(registry: CallerRegistry, caller: AccessToken) -> bool:
-    try:
-        return await registry.is_valid(caller)
-    except StoreError as error:  # what was known before applies until the store answers
-        server_log.warning("a token could not be checked: %s", error)
-        return True
 
 
 async def receive_until(receive: Receive, end: asyncio.Event) -> Message | None:
@@ -305,7 +299,8 @@ class RequestMiddleware:
         self._listener = listener
         self._on_finish = on_finish
         self._reply_bytes = reply_bytes
-        self._watch = RevocationWatch(front.policy.registry, self._reject_revoked)
+        registry = front.policy.registry
+        self._watch = None if registry is None else RevocationWatch(registry, self._reject_revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -372,10 +367,12 @@ class RequestMiddleware:
                 rejection.headers.update(access.rejection.headers)
                 await rejection(scope, receive, send)
                 return
-            scope[RESPONSE_HEADERS_KEY].extend(
-                (name.encode(), value.encode()) for name, value in access.headers.items()
-            )
-        await self._watch.run(self._app, scope, receive, send)
+            for name, value in access.headers.items():
+                scope[RESPONSE_HEADERS_KEY].append((name.encode(), value.encode()))
+        if self._watch is None or scope.get(CALLER_KEY) is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._watch.run(self._app, scope, receive, send)
 
     def _reject_revoked(self, scope: Scope) -> Response:
         return self._front.build_rejection(scope, REVOKED)

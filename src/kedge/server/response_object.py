@@ -52,6 +52,7 @@ UNFINISHED_STATUSES = frozenset({"queued", "in_progress"})
 
 def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
     """Build the request fields."""
+    tier: str = body.get("service_tier") or "auto"
     resource: dict[str, Any] = {
         "id": id,
         "object": "response",
@@ -62,7 +63,7 @@ def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -
         "metadata": body.get("metadata") or {},
         "text": _build_text(body.get("text") or {}),
         "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
-        "service_tier": _resolve_tier(body.get("service_tier") or "auto"),
+        "service_tier": SERVICE_TIERS.get(tier, tier),
         "tools": [_fill_tool_defaults(tool) for tool in body.get("tools") or ()],
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
@@ -134,10 +135,6 @@ def _build_text(text: Body) -> dict[str, Any]:
     if form["type"] == "json_schema":
         form = {"description": None, "strict": False, **form}
     return {**text, "verbosity": text.get("verbosity") or "medium", "format": form}
-
-
-def _resolve_tier(tier: str) -> str:
-    return SERVICE_TIERS.get(tier, tier)
 
 
 def _fill_tool_defaults(tool: Body) -> Body:

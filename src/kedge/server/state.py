@@ -123,6 +123,8 @@ class ServerState:
         Raises:
             ApiError: If the limit is reached, or the tokens cannot be counted.
         """
+        if self._caller is None:
+            return None
         output = DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens
         reserved = await self.access.reserve(self._caller, input_tokens + output)
         if not isinstance(reserved, Rejection):

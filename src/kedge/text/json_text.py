@@ -78,7 +78,10 @@ def escape_surrogates(text: str) -> str:
 
 def encode_escaped(value: object) -> bytes:
     """Return a JSON value as compact UTF-8, with lone surrogates escaped."""
-    return escape_surrogates(encode_text(value)).encode()
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        return escape_surrogates(_standard_encode(value)).encode()
 
 
 def encode_indented(value: object) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -271,7 +272,10 @@ class Faults:
     """
 
     def __init__(self, specs: Iterable[str] = ()) -> None:
-        self._armed: dict[str, Fault] = {}
+        self.armed: Mapping[str, Fault] = {}
+        """The active faults by name, replaced by every change; ``times`` counts down."""
+        self.hides_server = False
+        """Whether the server does not identify itself, because a fault of memory is active."""
         self._lock = threading.Lock()
         for spec in specs:
             self.set(spec)
@@ -291,7 +295,7 @@ class Faults:
         """
         fault = parse(spec if times is None else f"{spec},times={times}")
         with self._lock:
-            self._armed[fault.name] = fault
+            self._arm({**self.armed, fault.name: fault})
         return fault
 
     def clear(self, name: str | None = None) -> None:
@@ -301,29 +305,20 @@ class Faults:
             name: The kind to deactivate; None for all.
         """
         with self._lock:
-            if name is None:
-                self._armed.clear()
-            else:
-                self._armed.pop(name, None)
-
-    @property
-    def armed(self) -> Mapping[str, Fault]:
-        """The active faults by name; ``times`` counts down."""
-        with self._lock:
-            return dict(self._armed)
-
-    @property
-    def hides_server(self) -> bool:
-        """Whether the server does not identify itself, because a fault of memory is active."""
-        return any(KINDS[name].is_memory for name in self.armed)
+            self._arm({} if name is None else self._list_others(name))
 
     def consume(self, fault: Fault) -> None:
         """Count down the ``times`` of a fault that applied to one request."""
         with self._lock:
-            active = self._armed.get(fault.name)
+            active = self.armed.get(fault.name)
             if active is None or active.times is None:
                 return
-            if active.times == 1:
-                del self._armed[fault.name]
-            else:
-                self._armed[fault.name] = replace(active, times=active.times - 1)
+            left = {fault.name: replace(active, times=active.times - 1)} if active.times > 1 else {}
+            self._arm(self._list_others(fault.name) | left)
+
+    def _list_others(self, name: str) -> dict[str, Fault]:
+        return {other: fault for other, fault in self.armed.items() if other != name}
+
+    def _arm(self, armed: Mapping[str, Fault]) -> None:
+        self.armed = MappingProxyType(armed)
+        self.hides_server = any(KINDS[name].is_memory for name in armed)

@@ -180,14 +180,22 @@ class FaultMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request with the active faults."""
-        if is_fetch(scope) and (hidden := self._faults.armed.get("hide_stored")):
-            self._faults.consume(hidden)
-            error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])
-            await build_error_response(scope, error)(scope, receive, send)
+        armed = self._faults.armed
+        is_active = bool(armed or self._withheld_call_ids) and _is_loopback(scope)
+        method = scope.get("method") if is_active else ""
+        if method == "GET" and scope["path"].startswith(f"{RESPONSES_PATH}/"):
+            if (hidden := armed.get("hide_stored")) is not None:
+                self._faults.consume(hidden)
+                error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])
+                await build_error_response(scope, error)(scope, receive, send)
+                return
+        elif method == "POST" and scope["path"] in FAULT_PATHS:
+            await self._apply_faults(scope, receive, send)
             return
-        if not is_eligible(scope) or not (self._faults.armed or self._withheld_call_ids):
-            await self._app(scope, receive, send)
-            return
+        await self._app(scope, receive, send)
+
+    async def _apply_faults(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request for a response with the active faults."""
         max_bytes: int = scope["app"].state.service.settings.limits.body_bytes
         try:
             request = self._parse_request(scope, await collect_body(scope, receive, max_bytes))
@@ -220,19 +228,8 @@ class FaultMiddleware:
         )
 
 
-def is_eligible(scope: Scope) -> bool:
-    """Return whether faults may apply to this request: only on a loopback address."""
-    is_post = (scope["type"], scope.get("method")) == ("http", "POST")
-    return is_post and scope["path"] in FAULT_PATHS and _is_loopback(scope)
-
-
-def is_fetch(scope: Scope) -> bool:
-    """Return whether this request fetches a stored response or its items, on a loopback address."""
-    is_get = (scope["type"], scope.get("method")) == ("http", "GET")
-    return is_get and scope["path"].startswith(f"{RESPONSES_PATH}/") and _is_loopback(scope)
-
-
 def _is_loopback(scope: Scope) -> bool:
+    """Return whether a request was sent to a loopback address; faults apply nowhere else."""
     try:
         return ip_address(scope["server"][0]).is_loopback
     except (KeyError, TypeError, ValueError):

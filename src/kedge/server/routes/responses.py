@@ -14,8 +14,6 @@ from kedge.server.encrypted_content import build_compaction_item, compact, retai
 from kedge.server.generation import respond
 from kedge.server.http import (
     check_include,
-    get_background,
-    get_recorded_request,
     get_service,
     in_database,
     paginate,
@@ -42,7 +40,7 @@ from kedge.server.prepare import (
     prepare_response,
     resolve_input,
 )
-from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
+from kedge.server.request_log import RECORD_KEY, WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events
 from kedge.server.schema.requests import (
     check_compact,
@@ -81,8 +79,9 @@ async def create(request: Request) -> Any:
     unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     validate(request, check_create, body, on_socket=unstored is not None)
     await precount_request(body)
-    service, background = get_service(request), get_background(request)
-    record = get_recorded_request(request)
+    service = get_service(request)
+    background: BackgroundJobs = request.app.state.background
+    record: RecordedRequest | None = request.scope.get(RECORD_KEY)
     key = _get_idempotency_key(request) if unstored is None else None
     draft = await service.run(_prepare_draft, service, body, unstored, key)
     if isinstance(draft, StoredResponse):
@@ -197,7 +196,8 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
     if parameter is not None:
         after = parse_integer("starting_after", parameter, EVENT_NUMBER)
     service, id = get_service(request), request.path_params["id"]
-    frames = await get_background(request).open_stream(service, id, found.node, after)
+    background: BackgroundJobs = request.app.state.background
+    frames = await background.open_stream(service, id, found.node, after)
     if frames is None:
         raise errors.STREAM_NOT_AVAILABLE()
     return replay(frames)
@@ -217,7 +217,8 @@ async def cancel(request: Request) -> Response:
     """Answer ``POST /v1/responses/{id}/cancel``; cancelling twice has no further effect."""
     service = get_service(request)
     await service.run(_find_node, service, request)
-    run = get_background(request).get_run(request.path_params["id"])
+    background: BackgroundJobs = request.app.state.background
+    run = background.get_run(request.path_params["id"])
     if run is not None:
         run.cancel()
     return respond_encoded(await service.run(_cancel_response, service, request))

@@ -6,15 +6,9 @@ is the observed one (moderation, include; input before the rest; tools, metadata
 stream_options, background, …, truncation, instructions, store, service_tier, top_logprobs, context_management). Null is
 accepted wherever the openai package or the Open Responses specification allows it.
 
-References to stored objects are checked later, in ``prepare``; the checks of that phase that need no database are here:
-
-    check_create(body)          the schema
-    check_exclusive(body)       conversation and previous_response_id exclude each other
-    …                           the conversation is found
-    check_prompt(body)          there are no stored prompts, so none is found
-    …                           the previous response is found
-    check_not_empty(body)       there is input, or something to continue
-    …                           coherence, then what the server supports
+References to stored objects are checked later, in ``prepare``: a conversation and a previous response exclude each
+other, the conversation is found, there are no stored prompts, the previous response is found, there is input or
+something to continue (``check_not_empty``), then coherence, then what the server supports.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -297,19 +291,6 @@ def check_create(body: object, *, on_socket: bool = False) -> None:
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
-
-
-def check_exclusive(body: Mapping[str, Any]) -> None:
-    """Reject a request with both a conversation and a previous response."""
-    if body.get("conversation") is not None and body.get("previous_response_id") is not None:
-        raise errors.MUTUALLY_EXCLUSIVE()
-
-
-def check_prompt(body: Mapping[str, Any]) -> None:
-    """Reject a request with a stored prompt: this server has none."""
-    prompt = body.get("prompt")
-    if prompt is not None:
-        raise errors.PROMPT_NOT_FOUND(id=prompt["id"])
 
 
 def check_not_empty(body: Mapping[str, Any]) -> None:
