@@ -28,7 +28,6 @@ from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
 from kedge.incremental.report import ReportBuilder
 from kedge.server import faults
 from kedge.tools import Edit
-from kedge.turns.frozen_json import ReadOnlyList, ReadOnlyObject
 
 HEAVY_MODULES = (
     "anyio",
@@ -292,8 +291,7 @@ def find_mutable(value: object) -> list[object]:
         members = list(cast("tuple[object, ...]", value))
     else:
         members = []
-    mutable = isinstance(value, MutableMapping | MutableSequence | MutableSet)
-    is_mutable = mutable and not isinstance(value, ReadOnlyObject | ReadOnlyList)
+    is_mutable = isinstance(value, MutableMapping | MutableSequence | MutableSet)
     return [value] * is_mutable + [found for each in members for found in find_mutable(each)]
 
 

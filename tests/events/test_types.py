@@ -1,7 +1,6 @@
 """Events are immutable values."""
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args
@@ -18,7 +17,8 @@ from kedge.events import (
     TextDelta,
     Usage,
 )
-from kedge.text.json_text import encode
+from kedge.turns import FrozenMap
+from kedge.turns.frozen_json import thaw
 
 STREAM_EVENTS: tuple[type[Event], ...] = get_args(StreamEvent)
 
@@ -68,15 +68,13 @@ def make_event() -> tuple[dict[str, Any], ItemCompleted]:
     return item, ItemCompleted(item, output_index=1)
 
 
-def test_event_with_an_object_can_be_copied_and_encoded() -> None:
-    """The object of an event cannot be changed, but is accepted wherever a dict is."""
+def test_event_with_an_object_can_be_copied() -> None:
+    """The object of an event equals the provider's, and so do copies of the event."""
     item, event = make_event()
-    with pytest.raises(TypeError, match="read-only"):
-        event.item["type"] = "other"  # pyright: ignore[reportIndexIssue]
     assert structs.asdict(event) == {"item": item, "output_index": 1}
     for read in (lambda: None, lambda: event.item["content"][0]["lists"], event.item.items):
         read()
-        assert json.loads(json.dumps(event.item)) == json.loads(encode(event.item)) == item
+        assert thaw(event.item) == item
         assert event == ItemCompleted(item, output_index=1)
         assert copy.deepcopy(event) == copy.copy(event) == event
         assert pickle.loads(pickle.dumps(event)) == event  # noqa: S301
@@ -89,8 +87,8 @@ READERS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
     "values": lambda item: tuple(list(item.values())[1:]),  # pyright: ignore[reportReturnType]
     "dict": lambda item: (dict(item)["content"], dict(item)["nested"]),
     "unpacking": lambda item: ({**item}["content"], {**item}["nested"]),
-    "copy": lambda item: (copy.copy(item)["content"], cast("Any", item).copy()["nested"]),
-    "union": lambda item: ((cast("Any", item) | {})["content"], ({} | cast("Any", item))["nested"]),
+    "copy": lambda item: (copy.copy(item)["content"], copy.deepcopy(item)["nested"]),
+    "union": lambda item: ((cast("Any", item) | {})["content"], item["nested"]),
 }
 
 
@@ -101,24 +99,12 @@ def test_nested_members_of_an_object_are_read_only(
     """No object or array inside the object of an event can be changed, however it is read."""
     item, event = make_event()
     content, nested = read(event.item)
-    changes: list[Callable[[], Any]] = [
-        lambda: content.append(1),
-        lambda: content.__setitem__(0, 1),
-        lambda: content[0].update(text="no"),
-        content[0]["lists"].clear,
-        content[0]["lists"][0].pop,
-        lambda: content[0]["lists"][0][1].pop("a"),
-        lambda: next(iter(content)).clear(),
-        lambda: nested.__setitem__("object", 1),
-        nested["object"]["list"].sort,
-        lambda: nested["object"]["list"].__iadd__([2]),
-    ]
-    for change in changes:
-        with pytest.raises(TypeError, match="read-only"):
-            change()
+    arrays = (content, content[0]["lists"], content[0]["lists"][0], nested["object"]["list"])
+    objects = (event.item, content[0], content[0]["lists"][0][1], nested, nested["object"])
+    assert {*map(type, arrays)} == {tuple}
+    assert {*map(type, objects)} == {FrozenMap}
     assert event.item == item == ITEM
     assert event.item["content"] is event.item["content"]
-    assert isinstance(event.item["content"], list)
 
 
 def test_deeply_nested_members_can_be_read() -> None:

@@ -17,11 +17,14 @@ from kedge.turns import FrozenMap
 from kedge.turns.frozen_json import (
     MAX_DEPTH,
     MAX_INTEGER_BITS,
-    ReadOnlyObject,
-    copy_read_only_object,
+    compute_once,
     freeze,
+    freeze_map,
+    get_wrapped,
     json_equal,
     thaw,
+    wrap,
+    wrap_copy,
 )
 from strategies import json_objects, json_values
 
@@ -77,10 +80,10 @@ DISTINCT_VALUES = [
 @pytest.mark.parametrize("other", DISTINCT_VALUES, ids=repr)
 def test_different_json_values_are_not_equal(one: Any, other: Any) -> None:
     """True and 1, 1 and 1.0, 0.0 and -0.0 are different, at any depth and in both directions."""
-    for wrap in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
-        left, right = FrozenMap(a=wrap(one)), FrozenMap(a=wrap(other))
+    for nest in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
+        left, right = FrozenMap(a=nest(one)), FrozenMap(a=nest(other))
         assert (left == right) == (sorted_json(one) == sorted_json(other))
-        assert (left == {"a": wrap(other)}) == (sorted_json(one) == sorted_json(other))
+        assert (left == {"a": nest(other)}) == (sorted_json(one) == sorted_json(other))
 
 
 def test_map_equals_the_dict_it_was_created_from() -> None:
@@ -305,23 +308,42 @@ def test_the_depth_of_a_map_counts_maps_and_lists(value: Any) -> None:
     assert FrozenMap(a=value).depth == 1 + depth(value)
 
 
-def test_read_only_dict_cannot_be_modified() -> None:
-    """Every method of a dict that changes it raises; operators and ``copy`` return plain dicts."""
-    members = {"a": 1}
-    read_only = ReadOnlyObject(members)
-    attempts: list[Any] = [
-        lambda: read_only.__setitem__("a", 2),
-        lambda: read_only.__delitem__("a"),
-        lambda: read_only.__ior__({"b": 2}),
-        lambda: read_only.update(b=2),
-        lambda: read_only.setdefault("b", 2),
-        lambda: read_only.pop("a"),
-        read_only.popitem,
-        read_only.clear,
-    ]
-    for attempt in attempts:
-        with pytest.raises(TypeError, match="read-only"):
-            attempt()
-    assert read_only == members
-    assert type(read_only | {"b": 2}) is type(read_only.copy()) is dict
-    assert copy_read_only_object(read_only) is read_only
+def test_wrapped_members_are_checked_when_they_are_frozen() -> None:
+    """A wrapped map may have any values and is read-only; freezing it checks them like those of a dict."""
+    value = object()
+    wrapped = wrap({"a": [{"b": (1, value)}], "c": {"d": 2}})
+    assert wrapped["a"][0]["b"] == (1, value)
+    assert type(wrapped["c"]) is FrozenMap
+    assert get_wrapped(wrapped)["c"] == {"d": 2} == thaw(wrapped["c"])
+    with pytest.raises(InvalidJSON, match="object is not a JSON value") as caught:
+        freeze({"x": wrapped})
+    assert caught.value.path == "$.x.a[0].b[1]"
+    with pytest.raises(InvalidJSON, match="nested"):
+        freeze_map(wrap({"a": make_nested(200)}), "$")
+
+
+@given(json_objects())
+def test_wrapped_members_are_those_of_a_frozen_map(members: dict[str, Any]) -> None:
+    """A wrapped object equals the frozen one, also when it is frozen, copied, pickled or thawed."""
+    wrapped, frozen = wrap(members), freeze(members)
+    for same in (wrapped, freeze(wrapped), copy.deepcopy(wrapped), wrap_copy(members)):
+        assert same == frozen == pickle.loads(pickle.dumps(same))  # noqa: S301
+        assert hash(same) == hash(frozen)
+        assert json.dumps(thaw(same)) == json.dumps(members)
+    assert wrapped.depth == frozen.depth
+
+
+def test_a_copy_does_not_follow_its_original() -> None:
+    """Changes of the original members after ``wrap_copy`` have no effect."""
+    members = {"a": [{"b": 1}]}
+    wrapped = wrap_copy(members)
+    members["a"][0]["b"] = 2
+    assert wrapped == {"a": [{"b": 1}]}
+    assert wrap_copy(wrapped) is wrapped
+
+
+def test_a_form_of_a_map_is_computed_once() -> None:
+    """The result of a function is stored with the map."""
+    frozen = FrozenMap(a=1)
+    assert compute_once(list, frozen) is compute_once(list, frozen)
+    assert compute_once(dict, frozen) == {"a": 1}

@@ -154,7 +154,7 @@ class OutputEmitter:
             yield from self._open_item(key, item)
         if text:
             item.emitted.append(text)
-            logprobs, item.logprobs = tuple(map(dict, item.logprobs)), []
+            logprobs, item.logprobs = tuple(map(thaw, item.logprobs)), []
             yield ItemDelta(text, logprobs)
 
     def _can_open(self) -> bool:

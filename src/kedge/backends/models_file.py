@@ -27,7 +27,7 @@ from kedge.errors import CannotConnect, InvalidSetting
 from kedge.practice import Script
 from kedge.providers import connect
 from kedge.server.models import Model, PracticeModel
-from kedge.turns.frozen_json import copy_read_only_object
+from kedge.turns.frozen_json import wrap_copy
 
 BUILTIN_MODELS = ("practice", "script")
 """Models without an engine, which answer inside the server."""
@@ -126,7 +126,7 @@ class Models:
     default: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "models", copy_read_only_object(self.models))
+        object.__setattr__(self, "models", wrap_copy(self.models))
 
 
 def load_models(path: str | Path) -> Models:

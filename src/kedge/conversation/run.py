@@ -43,6 +43,7 @@ from kedge.planning import find_problems, find_running, get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
+from kedge.turns.frozen_json import to_encodable
 
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
@@ -489,6 +490,6 @@ def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
         settings["tools"] = Request.of(tools=settings["tools"]).tools
     if "output" in settings:
         settings["output"] = settings["output"].request_options()
-    described = json.dumps(settings, sort_keys=True, default=str).encode()
+    described = json.dumps(settings, sort_keys=True, default=to_encodable).encode()
     messages = hashlib.sha256(b"\n".join(canonical_json(block) or b"" for block in blocks))
     return hashlib.sha256(b"request\n" + messages.digest() + described).digest()

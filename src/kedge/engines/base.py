@@ -55,7 +55,7 @@ from kedge.events import Event
 from kedge.planning import AnchorRecord, Mode, RequestPlan, find_running
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
-from kedge.turns.frozen_json import EMPTY, ReadOnlyObject, copy_containers
+from kedge.turns.frozen_json import EMPTY, thaw, wrap_copy
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -99,9 +99,7 @@ class Request(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
-        if type(self.params) is not ReadOnlyObject and self.params is not EMPTY:
-            params = ReadOnlyObject(copy_containers(dict(self.params)))
-            force_setattr(self, "params", params)
+        force_setattr(self, "params", wrap_copy(self.params))
 
     @classmethod
     def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":
@@ -136,7 +134,7 @@ class Request(msgspec.Struct, frozen=True):
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of an engine and of this request, with the format of a typed answer."""
-        params = combine_params(defaults, self.params)
+        params = combine_params(defaults, thaw(self.params))
         if self.output is not None:
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
         return params

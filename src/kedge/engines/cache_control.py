@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from kedge.engines.tool_definitions import ToolDefinition, to_definition
+from kedge.engines.tool_definitions import format_tool
 from kedge.events import Outcome
 from kedge.planning import (
     CachePlan,
@@ -20,6 +20,7 @@ from kedge.planning import (
     TokenCounts,
 )
 from kedge.tokens.items import find_min_tokens
+from kedge.turns.frozen_json import thaw
 
 CacheLifetime = Literal["5m", "1h"]
 LIFETIMES: Mapping[CacheLifetime, float] = {"5m": 300.0, "1h": 3600.0}
@@ -78,8 +79,8 @@ def place_breakpoints(
         return  # the API places the breakpoint itself
     tools: list[Content] = body.get("tools") or []
     tool_size = _measure_tools(tools)
-    if tools and isinstance(tools[-1], ToolDefinition):
-        tools[-1] = tools[-1].copy_members()  # to mark it
+    if tools:
+        tools[-1] = thaw(tools[-1])  # to mark it
     system = [{"type": "text", "text": body["system"]}] if body.get("system") else []
     messages: list[Content] = body["messages"]
     marker = _Marker([*tools, *system, *_list_blocks(messages)], rules, lifetime)
@@ -182,7 +183,7 @@ def _is_plain_input(message: Content) -> bool:
 
 
 def _measure_tools(tools: Iterable[Content]) -> int:
-    return sum(2 + len(to_definition(each).text.encode("utf-8", "surrogatepass")) for each in tools)
+    return sum(2 + len(format_tool(each).encode("utf-8", "surrogatepass")) for each in tools)
 
 
 def _measure(value: object) -> int:

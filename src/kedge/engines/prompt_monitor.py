@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.engines.tool_definitions import to_definition
+from kedge.engines.tool_definitions import format_tool
 from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger
 from kedge.planning import CACHE_HINTS, CacheHint, CacheRules, RequestPlan, plan_cache
@@ -42,7 +42,7 @@ class PromptHead:
             instructions: The leading system text.
             tools: The definitions of the tools.
         """
-        return cls(model, instructions or "", tuple(to_definition(each).text for each in tools))
+        return cls(model, instructions or "", tuple(map(format_tool, tools)))
 
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
         """Yield the changes since the previous request."""

@@ -34,7 +34,7 @@ from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
-from kedge.turns.frozen_json import EMPTY
+from kedge.turns.frozen_json import EMPTY, to_encodable
 
 MAX_ERROR_LENGTH = 500
 
@@ -243,7 +243,7 @@ class RequestRecorder:
         """Return the settings after the filters; values that are not JSON are converted to text."""
         if not self.settings:
             return ""
-        values = json.loads(json.dumps(dict(self.settings), default=str))
+        values = json.loads(json.dumps(dict(self.settings), default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
 

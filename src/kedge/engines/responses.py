@@ -78,6 +78,7 @@ from kedge.planning.digests import prefix_digest
 from kedge.planning.reusable_items import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
+from kedge.turns.frozen_json import get_wrapped
 
 if TYPE_CHECKING:
     from kedge.engines.transport import AnyClient
@@ -425,12 +426,12 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
     def check_event(self, session: ResponsesSession, event: StreamEvent) -> None:
         """Raise if the server names another context, or rejects the one of the request."""
         if isinstance(event, ResponseFacts):
-            named = read_conversation_id(event.response)
+            named = read_conversation_id(get_wrapped(event.response))
             check = session.check
             if check.names_another(event, named):
                 check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
-                usage = read_usage(event.response)
+                usage = read_usage(get_wrapped(event.response))
                 raise lost_context("forgot", self.name, event.response_id, usage)
             is_start = isinstance(event, ResponseStarted) or not session.streaming
             if is_start and named and named == session.object_id:

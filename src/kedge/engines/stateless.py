@@ -21,7 +21,7 @@ from kedge.engines.request_body import SendOptions
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_plan
 from kedge.engines.response import RawResponse
-from kedge.engines.tool_definitions import to_definition
+from kedge.engines.tool_definitions import convert_tool
 from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
@@ -111,7 +111,7 @@ class StatelessEngine(RequestEngine):
         }
         if request.tools:
             convert = type(self).map_tool
-            body["tools"] = [to_definition(each).convert(convert) for each in request.tools]
+            body["tools"] = [convert_tool(each, convert) for each in request.tools]
         if request.streaming:
             body["stream"] = True
         return self._add_params(body, plan, params)

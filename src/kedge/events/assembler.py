@@ -55,6 +55,7 @@ from kedge.events.types import (
     build_delta,
 )
 from kedge.turns import Block
+from kedge.turns.frozen_json import get_wrapped
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,9 @@ class Assembler:
 
     def _read_last(self, read: Callable[[Mapping[str, Any]], Any]) -> Any:
         """Return what the response object says at its end or, if it says nothing there, at its start."""
-        objects = [facts.response for facts in (self._terminal, self._started) if facts]
+        objects = [
+            get_wrapped(facts.response) for facts in (self._terminal, self._started) if facts
+        ]
         return next((each for each in map(read, objects) if each is not None), None)
 
     def _add_text(self, event: TextDelta) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from kedge.events.types import Usage
-from kedge.turns.frozen_json import copy_read_only_object
+from kedge.turns.frozen_json import wrap
 
 JsonObject = dict[str, Any]
 
@@ -182,7 +182,7 @@ def build_reasoning(text: str, encrypted_content: Any) -> JsonObject:
 def read_logprobs(container: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return the log probabilities of the tokens of a text, each as a read-only object."""
     listed = list_objects(container.get("logprobs"))
-    return tuple(copy_read_only_object(repair_surrogates(each)) for each in listed)
+    return tuple(wrap(repair_surrogates(each)) for each in listed)
 
 
 def read_error(message: JsonObject) -> JsonObject:

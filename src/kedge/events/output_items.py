@@ -23,6 +23,7 @@ from kedge.turns import (
     block_from_item,
     new_id,
 )
+from kedge.turns.frozen_json import get_wrapped
 from kedge.turns.responses_items import drop_ciphertext
 
 log = logging.getLogger("kedge.events.output_items")
@@ -123,7 +124,7 @@ class ItemBuilder:
 
     def set_item(self, item: Item) -> None:
         """Set the finished item; the first one with content is used, and a different second one is logged."""
-        known = self.item
+        item, known = get_wrapped(item), self.item
         if known is None:
             self.item = _copy_item(item)
         elif known == item:
@@ -206,7 +207,7 @@ def _build_text(text: str, logprobs: list[Item]) -> TextPart:
 
 
 def _copy_item(item: Item) -> Item:
-    """Return a copy of the item of an event, so that a consumer who changes it does not change the block."""
+    """Return a copy of the item of an event, so that its owner who changes it does not change the block."""
     try:
         return copy_value(item)
     except (RecursionError, TypeError):  # too deep for a block, or not the value of a decoder

@@ -41,7 +41,7 @@ from kedge.events.types import (
     TextDelta,
     build_delta,
 )
-from kedge.turns.frozen_json import copy_read_only_object
+from kedge.turns.frozen_json import wrap
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 ITEM_TYPES: dict[PartKind, str] = {
@@ -312,7 +312,7 @@ def _read_output(state: StreamState, response: JsonObject, found: EventList) -> 
                 found.append(AnomalyNoted("contradiction", detail))
             items[at] = _complete_call_item(items[at], known)
     indexes = tuple(known.output_index for known, _ in matched)
-    return {"output": tuple(map(copy_read_only_object, items)), "indexes": indexes}
+    return {"output": tuple(map(wrap, items)), "indexes": indexes}
 
 
 def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:

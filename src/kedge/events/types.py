@@ -17,7 +17,7 @@ from msgspec import structs
 from msgspec.structs import force_setattr
 
 from kedge.turns import Block
-from kedge.turns.frozen_json import EMPTY, copy_read_only_object
+from kedge.turns.frozen_json import EMPTY, wrap
 
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """The kinds of streamed parts."""
@@ -102,7 +102,7 @@ class ResponseFacts(Event, frozen=True):
     response: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:
-        force_setattr(self, "response", copy_read_only_object(self.response))
+        force_setattr(self, "response", wrap(self.response))
 
 
 class ResponseStarted(ResponseFacts, frozen=True):
@@ -294,7 +294,7 @@ class ItemCompleted(Event, frozen=True):
     output_index: int = -1
 
     def __post_init__(self) -> None:
-        force_setattr(self, "item", copy_read_only_object(self.item))
+        force_setattr(self, "item", wrap(self.item))
 
 
 class ResponseCompleted(ResponseFacts, frozen=True):
@@ -395,7 +395,7 @@ class OpaqueEvent(Event, frozen=True):
     data: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:
-        force_setattr(self, "data", copy_read_only_object(self.data))
+        force_setattr(self, "data", wrap(self.data))
 
 
 StreamEvent = (

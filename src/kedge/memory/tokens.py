@@ -24,8 +24,9 @@ import msgspec
 from kedge.events import Outcome, Usage
 from kedge.planning import RequestPlan, TokenCounts
 from kedge.turns import Block, TextPart
+from kedge.turns.frozen_json import to_encodable
 
-_encode_sorted = msgspec.json.Encoder(order="sorted", enc_hook=str).encode
+_encode_sorted = msgspec.json.Encoder(order="sorted", enc_hook=to_encodable).encode
 
 Verdict = Literal["remembered", "partial", "lost", ""]
 """Whether the server read all, some or none of the anchor's context, or this is unknown."""
@@ -317,5 +318,5 @@ def hash_settings(body: Mapping[str, Any]) -> int:
     try:
         form = _encode_sorted(members)
     except UnicodeEncodeError:  # a lone surrogate
-        form = json.dumps(members, default=str, sort_keys=True).encode()
+        form = json.dumps(members, default=to_encodable, sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())

@@ -40,7 +40,7 @@ from kedge.tools.registry import Toolbox
 from kedge.tools.signature import is_async
 from kedge.tools.tool import AnyTool
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
-from kedge.turns.frozen_json import copy_read_only_object
+from kedge.turns.frozen_json import wrap_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         if not isinstance(self.arguments, str):
-            object.__setattr__(self, "arguments", copy_read_only_object(self.arguments))
+            object.__setattr__(self, "arguments", wrap_copy(self.arguments))
 
 
 Decision = Allow | Deny | Edit

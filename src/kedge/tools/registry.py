@@ -13,9 +13,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple, cast
 
-from kedge.engines.tool_definitions import ToolDefinition, to_definition
+from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools.tool import MAX_NAME_CHARS, AnyTool, Tool, tool
+from kedge.turns import FrozenMap
 
 TextEdit = Callable[[str], str]
 
@@ -153,7 +154,7 @@ class Toolbox(Mapping[str, AnyTool]):
         ]
         return [*tools, *map(dict[str, Any], self.offered)]
 
-    def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[ToolDefinition, ...]:
+    def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[FrozenMap, ...]:
         """Return the definitions as parts of a request, which cannot be changed; see ``definitions``."""
         tools = self._tools.values()
         if edit is None or not self.sources:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from kedge.engines.tool_definitions import ToolDefinition, to_definition
+from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidTool
 from kedge.tools.schema import (
     ArgumentReader,
@@ -20,8 +20,7 @@ from kedge.tools.schema import (
     build_function_schema,
 )
 from kedge.tools.signature import get_function_name, parse_signature
-from kedge.turns import FrozenMap
-from kedge.turns.frozen_json import thaw
+from kedge.turns.frozen_json import FrozenMap, thaw
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,7 +95,7 @@ class Tool(Generic[P, R]):
     concurrency: int | None = None
     approval: bool | None = None
     parameters: FrozenMap = field(init=False)
-    frozen_definition: ToolDefinition = field(init=False)
+    frozen_definition: FrozenMap = field(init=False)
     """The definition that requests contain."""
 
     def __post_init__(self) -> None:

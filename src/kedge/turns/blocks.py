@@ -365,8 +365,7 @@ class OpaqueBlock(BlockBase, frozen=True, tag="opaque"):
     item: FrozenMap
 
     def _check(self) -> None:
-        if type(self.item) is not FrozenMap:
-            force_setattr(self, "item", freeze_map(self.item, "item"))
+        force_setattr(self, "item", freeze_map(self.item, "item"))
         if not isinstance(self.item.get("type"), str):
             raise InvalidTurn("an opaque block's item needs a type")
 
@@ -392,8 +391,7 @@ class UnknownBlock(BlockBase, frozen=True, tag="unknown"):
     form: FrozenMap
 
     def _check(self) -> None:
-        if type(self.form) is not FrozenMap:
-            force_setattr(self, "form", freeze_map(self.form, "form"))
+        force_setattr(self, "form", freeze_map(self.form, "form"))
         kind = self.form.get("kind")
         if not isinstance(kind, str) or kind in KNOWN_KINDS:
             raise InvalidTurn("the form of an unknown block needs a kind that Kedge does not know")

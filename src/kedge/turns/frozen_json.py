@@ -4,13 +4,20 @@ A block is shared by many Turns, digests and threads, so nothing inside it may c
 into nested ``FrozenMap`` and tuples; ``thaw`` returns plain dicts and lists. Values that JSON cannot represent
 exactly (NaN, lone surrogates, objects, extremely large integers) are rejected here with their path. The path is
 built only when an error is raised, so that valid values have no cost.
+
+``wrap`` makes a map of an object that a decoder or a caller owns without checking it: few members of the objects of a
+stream are ever read, so each level is made immutable when it is. Such a map is checked when it is frozen.
 """
+
+# Only the functions of this module read the members of maps directly.
+# ruff: noqa: SLF001
+# pyright: reportPrivateUsage=false
 
 import json
 import math
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import NoneType
-from typing import Any, ClassVar, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 from kedge.errors import InvalidJSON
 
@@ -52,10 +59,14 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         InvalidJSON: If a member is not a JSON value.
     """
 
-    __slots__ = ("_content", "_depth")
+    __slots__ = ("_content", "_depth", "_forms", "_source")
     _remedy = "a FrozenMap is immutable; use with_members to derive a new one"
     _content: dict[str, Any]
-    _depth: int | None
+    _depth: int
+    _forms: dict[Callable[..., Any], Any]
+    """What ``compute_once`` has computed."""
+    _source: dict[str, Any] | None
+    """The object that ``wrap`` received; None if this map was checked."""
 
     # Members are set in __new__, because a second call of __init__ would change the map in place.
     def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
@@ -63,6 +74,21 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         if more:
             members = {**(members or {}), **more}
         return cast("Self", freeze_map(members or {}, "$"))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute what only some maps need."""
+            if name == "_content":
+                value = {name: _wrap(member) for name, member in self._source.items()}
+            elif name == "_depth":
+                value = 1 + max(map(_depth, self._content.values()), default=0)
+            elif name == "_forms":
+                value = {}
+            else:
+                raise AttributeError(name)
+            _set_field(self, name, value)
+            return value
 
     def with_members(self, changes: Mapping[str, Any]) -> "FrozenMap":
         """Return a map with members added.
@@ -85,9 +111,7 @@ class FrozenMap(Immutable, Mapping[str, Any]):
     @property
     def depth(self) -> int:
         """The number of levels of maps and tuples in this value, including itself."""
-        if self._depth is None:
-            _set_field(self, "_depth", 1 + max(map(_depth, self._content.values()), default=0))
-        return cast("int", self._depth)
+        return self._depth
 
     def __getitem__(self, key: str) -> Any:
         return self._content[key]
@@ -131,7 +155,9 @@ class FrozenMap(Immutable, Mapping[str, Any]):
     def __hash__(self) -> int:
         return hash(frozenset((name, _json_hash(value)) for name, value in self._content.items()))
 
-    def __reduce__(self) -> tuple[type["FrozenMap"], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], "FrozenMap"], tuple[dict[str, Any]]]:
+        if self._source is not None:
+            return wrap, (self._source,)
         return FrozenMap, (dict(self._content),)
 
     def __repr__(self) -> str:
@@ -152,132 +178,28 @@ def freeze(value: Any, path: str = "$") -> Any:
 
 def freeze_map(value: object, path: str) -> FrozenMap:
     """Freeze a mapping."""
-    if type(value) is FrozenMap:
+    if type(value) is FrozenMap and value._source is None:
         return value
     if not isinstance(value, Mapping):
         raise InvalidJSON(path, f"expected a mapping, got {type(value).__name__}")
     return freeze(value, path)
 
 
-class ReadOnlyList(list[Any]):
-    """A list that cannot be changed; see ``ReadOnlyObject``."""
-
-    __slots__ = ()
-
-    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("this list is read-only; list(…) makes a copy that can be changed")
-
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject_change
-    append = clear = extend = insert = pop = remove = reverse = sort = _reject_change
-
-    def __reduce__(self) -> tuple[type[Self], tuple[list[Any]]]:
-        return type(self), (list(self),)
-
-
-class ReadOnlyObject(dict[str, Any]):
-    """A dict that cannot be changed, nor can the dicts and lists in it; other values need not be JSON.
-
-    They are replaced by read-only ones when they are read, because few members of the objects of a stream ever are.
-    Unlike a ``MappingProxyType`` it is accepted by ``json``, ``pickle``, ``copy`` and ``dataclasses.asdict``.
-    """
-
-    __slots__ = ()
-
-    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("this mapping is read-only; dict(…) makes a copy that can be changed")
-
-    __setitem__ = __delitem__ = __ior__ = _reject_change
-    clear = pop = popitem = setdefault = update = _reject_change
-
-    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
-        return type(self), (dict(self),)
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if type(value) in _MUTABLE_TYPES:
-            value = _to_read_only(value)
-            _set_member(self, name, value)
-        return value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a member, or the default."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    def __iter__(self) -> Iterator[str]:
-        # With this method, ``dict(…)`` and ``{**…}`` read each member instead of copying the original ones.
-        return super().__iter__()
-
-    def items(self) -> Any:
-        """Return the members as pairs."""
-        return {name: self[name] for name in self}.items()
-
-    def values(self) -> Any:
-        """Return the values of the members."""
-        return {name: self[name] for name in self}.values()
-
-    def copy(self) -> dict[str, Any]:
-        """Return a dict with the same members."""
-        return dict(self)
-
-    def __or__(self, other: Any) -> Any:
-        return dict(self) | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | dict(self)
-
-
-_MUTABLE_TYPES = frozenset({dict, list})
-_set_member = dict[str, Any].__setitem__
-
-
-def _to_read_only(value: Any) -> Any:
-    if type(value) is dict:
-        return ReadOnlyObject(cast("dict[str, Any]", value))
-    if type(value) is not list:
-        return value
-    try:
-        return ReadOnlyList(map(_to_read_only, cast("list[Any]", value)))
-    except RecursionError:  # no value of a server makes an event fail
-        return cast("list[Any]", value)
-
-
-def copy_read_only_object(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a JSON object with the same members, nothing in which can be changed."""
-    return members if type(members) in _READ_ONLY_OBJECTS else ReadOnlyObject(members)
-
-
-def copy_containers(value: Any) -> Any:
-    """Return a value in which all dicts, lists and tuples are copied; other values need not be JSON."""
-    if isinstance(value, dict):
-        members = cast("dict[str, Any]", value).items()
-        return {name: copy_containers(member) for name, member in members}
-    if isinstance(value, list):
-        return [copy_containers(member) for member in cast("list[Any]", value)]
-    if isinstance(value, tuple):
-        return tuple(map(copy_containers, cast("tuple[Any, ...]", value)))
-    return value
-
-
-# Checking types is several times faster than isinstance, which asks the abstract base class of FrozenMap.
-_READ_ONLY_OBJECTS = frozenset({FrozenMap, ReadOnlyObject})
-
-
 _SCALARS = frozenset({NoneType, bool, str, int, float})
 
 
 def thaw(value: Any) -> Any:
-    """Return plain dicts and lists, for ``json.dumps``."""
+    """Return plain dicts and lists, for ``json.dumps``; values that are not JSON are returned unchanged."""
     kind = type(cast("object", value))
     if kind in _SCALARS:
         return value
     if kind is FrozenMap:
-        return {name: thaw(member) for name, member in cast("FrozenMap", value).items()}
-    if kind is tuple:
+        value = value._source or value._content
+    if isinstance(value, dict):
+        return {name: thaw(member) for name, member in cast("dict[str, Any]", value).items()}
+    if kind is list or isinstance(value, tuple | list):
         return [thaw(member) for member in cast("tuple[object, ...]", value)]
-    return thaw(_to_json(value))
+    return thaw(_to_json(value)) if _has_json_form(value) else value
 
 
 def json_equal(one: Any, other: Any) -> bool:
@@ -320,8 +242,10 @@ def _freeze(value: Any, depth_left: int) -> Any:
         return value if value.isascii() else check_text(value, "")
     if value is None or kind is bool:
         return value
+    if kind is FrozenMap and value._source is not None:
+        return _freeze_mapping(value._source, depth_left)
     if kind is FrozenMap:
-        if value.depth > depth_left:
+        if value._depth > depth_left:
             raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
         return value
     if kind is dict:
@@ -383,13 +307,13 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
             raise InvalidJSON("", f"a {type(value).__name__} is not a JSON value")
 
 
-_set_content, _set_depth = (vars(FrozenMap)[name].__set__ for name in ("_content", "_depth"))
+_set_content, _set_source = (vars(FrozenMap)[name].__set__ for name in ("_content", "_source"))
 
 
 def _build_map(members: dict[str, Any]) -> FrozenMap:
     frozen = object.__new__(FrozenMap)
     _set_content(frozen, members)
-    _set_depth(frozen, None)
+    _set_source(frozen, None)
     return frozen
 
 
@@ -400,6 +324,57 @@ EMPTY = _build_map({})
 def unchecked_map(members: dict[str, Any]) -> FrozenMap:
     """Return a map of members that the caller has frozen and checked, and must not change."""
     return _build_map(members) if members else EMPTY
+
+
+def wrap(members: Mapping[str, Any]) -> FrozenMap:
+    """Return a map of these members, which need not be JSON; the objects and arrays in them must not change."""
+    if type(members) is FrozenMap:
+        return members
+    if not members:
+        return EMPTY
+    frozen = object.__new__(FrozenMap)
+    _set_source(frozen, dict(members))
+    return frozen
+
+
+def get_wrapped(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object that ``wrap`` received, which must not be changed; of another map, its plain members."""
+    if type(members) is not FrozenMap:
+        return members
+    return thaw(members) if members._source is None else members._source
+
+
+def wrap_copy(members: Mapping[str, Any]) -> FrozenMap:
+    """Return a map of a copy of these members, which need not be JSON."""
+    return members if type(members) is FrozenMap else wrap(thaw(dict(members)))
+
+
+def _wrap(value: Any) -> Any:
+    if type(value) is dict:
+        return wrap(cast("dict[str, Any]", value))
+    if type(value) is not list and type(value) is not tuple:
+        return value
+    try:
+        return tuple(map(_wrap, cast("list[Any]", value)))
+    except RecursionError:  # no value of a server makes an event fail
+        return cast("list[Any]", value)
+
+
+Form = TypeVar("Form")
+
+
+def compute_once(function: Callable[[FrozenMap], Form], value: FrozenMap) -> Form:
+    """Return the result of a function of a map, which is called only once for each map."""
+    forms = value._forms
+    form = forms.get(function)
+    if form is None:
+        form = forms[function] = function(value)
+    return form
+
+
+def to_encodable(value: object) -> object:
+    """Return a map as a dict, and any other object as text: the ``default`` of encoders for comparisons and sizes."""
+    return compute_once(thaw, value) if type(value) is FrozenMap else str(value)
 
 
 def _depth(value: Any) -> int:

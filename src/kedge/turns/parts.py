@@ -136,8 +136,7 @@ class OpaquePart(PartBase, frozen=True, tag="opaque"):
     content: FrozenMap
 
     def __post_init__(self) -> None:
-        if type(self.content) is not FrozenMap:
-            force_setattr(self, "content", freeze_map(self.content, "content"))
+        force_setattr(self, "content", freeze_map(self.content, "content"))
         if self.extra is not EMPTY:
             freeze_extra(self)
 
