@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
@@ -20,7 +21,6 @@ from kedge.errors import KedgeError, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
 from kedge.server import errors
-from kedge.turns.frozen_json import EMPTY
 
 log = get_logger("kedge.server")
 
@@ -102,7 +102,7 @@ class Rejection(NamedTuple):
 
     problem: Problem
     message: str = ""
-    headers: Mapping[str, str] = EMPTY
+    headers: Mapping[str, str] = MappingProxyType({})
     """Headers of the response, such as those of the rate limit, as in the hosted API."""
     seconds_left: float = 0.0
     needed: str = ""
@@ -124,7 +124,7 @@ class Access(NamedTuple):
 
     caller: AccessToken | None = None
     rejection: Rejection | None = None
-    headers: Mapping[str, str] = EMPTY
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class FoundCaller(NamedTuple):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -18,7 +19,6 @@ from starlette.responses import Response
 from kedge.errors import InvalidFault
 from kedge.server.faults import effects
 from kedge.server.faults.effects import Body, Fault, FaultedRequest, StreamStep
-from kedge.turns.frozen_json import wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,5 +320,5 @@ class Faults:
         return {other: fault for other, fault in self.armed.items() if other != name}
 
     def _arm(self, armed: Mapping[str, Fault]) -> None:
-        self.armed = wrap(armed)
+        self.armed = MappingProxyType(armed)
         self.hides_server = any(KINDS[name].is_memory for name in armed)

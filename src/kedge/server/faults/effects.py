@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 from starlette.responses import Response
@@ -21,7 +22,6 @@ from kedge.server.request_log import RecordedRequest
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
 from kedge.text.json_text import decode, encode
 from kedge.tokens import count_items
-from kedge.turns.frozen_json import wrap_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Fault:
     times: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", wrap_copy(self.options))
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
 
 @dataclass(frozen=True, slots=True)
