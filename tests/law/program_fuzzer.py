@@ -1,5 +1,6 @@
 """Runs the scripts of the memory fuzzer through a chained client or the proxy, as a program that replays history."""
 
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,12 +14,13 @@ from openai import OpenAI, OpenAIError
 
 from kedge import run_sync
 from kedge.incremental import chain, chain_report
+from kedge.observe import snapshot
 from kedge.server.request_log import RecordedRequest
 from kedge.store import Store
 from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats, is_visible_loss
-from law.record_views import RecordStats
+from law.record_views import LogCollector, RecordStats, subtract
 from normalization import normalize_items
 from proxy.running import serve_proxy
 
@@ -42,6 +44,7 @@ class ProgramFuzzer:
     records: RecordStats = field(default_factory=RecordStats)
     _sent: list[Item] = field(default_factory=list[Item])
     """What was on the wire for each request of the program; empty if it failed."""
+    _logs: LogCollector = field(default_factory=LogCollector)
 
     def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
         """Send messages; from the middle on, the server also has the behavior ``late``."""
@@ -50,6 +53,7 @@ class ProgramFuzzer:
             for fault in ("anonymous", *BEHAVIORS[self.behavior]):
                 server.faults.set(fault)
             client = stack.enter_context(self._open_client(server))
+            stack.enter_context(self._observe())
             for number in range(count):
                 if late and number == count // 2:
                     server.faults.set(late)
@@ -78,6 +82,34 @@ class ProgramFuzzer:
             self.records.report(f"{len(rows)} rows of {len(self._sent)} requests")
         for wire, row in zip(self._sent, reversed(rows), strict=False):
             self._compare("row", wire, asdict(row))
+
+    @contextmanager
+    def _observe(self) -> Iterator[None]:
+        """Collect the log records, and compare the growth of the metrics with the sums over the report."""
+        logger, before = logging.getLogger("kedge.incremental"), snapshot()
+        level = logger.level
+        logger.addHandler(self._logs)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self._logs)
+            logger.setLevel(level)
+        grown, recent = subtract(snapshot(), before), self._logs.records
+        for name, sums in {
+            ("responses_bytes_sent_total", ""): sum(each.get("sent_bytes", 0) for each in recent),
+            ("responses_bytes_full_total", ""): sum(each.get("full_bytes", 0) for each in recent),
+            ("responses_delta_blocks_count", ""): sum(
+                each.get("sent_blocks", 0) for each in recent
+            ),
+            ("responses_chained_requests_total", ""): sum(
+                bool(each.get("anchor")) for each in recent
+            ),
+            ("tokens_total", "input"): sum(each.get("input_tokens") or 0 for each in recent),
+            ("tokens_total", "output"): sum(each.get("output_tokens") or 0 for each in recent),
+        }.items():
+            if grown[name] != sums:
+                self.records.report(f"metric {name} of {self.door}: {grown[name]}, not {sums}")
 
     def _edit(self) -> None:
         messages = [item for item in self.history if item["type"] == "message"]
@@ -122,11 +154,12 @@ class ProgramFuzzer:
             )
             found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
             self.stats.first_wrong = self.stats.first_wrong or found
-        self._compare_record(posted, self._read_report(client)["recent"][-1], answer.id or "")
+        record = self._read_report(client)["recent"][-1]
+        self._compare_record(posted, record, answer.id or "", answer.usage)
         self.history += [_to_input(item.model_dump(exclude_none=True)) for item in answer.output]
 
     def _compare_record(
-        self, posted: list[RecordedRequest], record: Item, response_id: str
+        self, posted: list[RecordedRequest], record: Item, response_id: str, usage: Any
     ) -> None:
         """Compare the record of a request with the body that was answered."""
         self.records.requests += 1
@@ -137,15 +170,19 @@ class ProgramFuzzer:
             "full_blocks": len(self.history),
             "response_id": response_id,
             "is_healed": len(posted) > 1,
+            "status": 200,
+            "input_tokens": usage.input_tokens if usage else None,
+            "output_tokens": usage.output_tokens if usage else None,
         }
         self._compare("report", wire, record)
+        self._compare("log", wire, self._logs.records[-1])
 
     def _compare(self, place: str, wire: Item, record: Item) -> None:
-        record = {**record, "is_healed": bool(record["healed"])}
+        record = {**record, "is_healed": bool(record.get("healed"))}
         for name, value in wire.items():
-            if record[name] != value:
+            if (record.get(name) or None) != (value or None):  # a log record has no empty fields
                 found = f"{place} of {self.door}, {self.behavior}: {name}"
-                self.records.report(f"{found} is {value!r}, not {record[name]!r}")
+                self.records.report(f"{found} is {record.get(name)!r}, not {value!r}")
 
     def _count_lost(self, client: OpenAI) -> int:
         return self._read_report(client)["lost"]

@@ -86,16 +86,16 @@ class RecordFuzzer(StoredConversations):
         self.store = await self._open_store(self.servers[0])
         self.views = self.stack.enter_context(RequestViews(self.store, self.servers, self.stats))
         settings = {"tools": [alpha, beta], "middleware": [self.views.trace]}
-        engine, model = self._build_engine()
+        engine, model = self._build_engine(self.servers[0])
         self.conversations.append(await Conversation.create(engine, store=self.store, **settings))
         self.models[self.conversation.id] = model
         return self
 
-    def _build_engine(self) -> tuple[Engine, str]:
-        """Return an engine, and its model string if that tells everything."""
+    def _build_engine(self, server: TestServer | None = None) -> tuple[Engine, str]:
+        """Return an engine for one of the servers, and its model string if that tells everything."""
         weights = [WEIGHTED_ENGINES[kind] for kind in self.kinds]
         kind = self.rng.choices(self.kinds, weights)[0]
-        server = self.servers[self.rng.random() < 0.3]
+        server = server or self.servers[self.rng.random() < 0.3]
         options: dict[str, Any] = {"clock": self.servers[0].clock, **SETTINGS.get(kind, {})}
         provider = "chat" if kind == "chat" else "responses"
         model = f"{provider}:{server.base_url}#practice"
@@ -193,6 +193,21 @@ class RecordFuzzer(StoredConversations):
             if self.rng.random() < 0.7:
                 await self.do_resume()
 
+    async def do_wait(self) -> None:
+        """Send a message in the background, and wait for its answer in another run."""
+        if isinstance(unwrap(self.conversation.engine), ResponsesEngine):
+            await self._run(
+                self.conversation.stream("Write 30 words.", background=True, streaming=False)
+            )
+            await self.do_resume()
+
+    async def do_lose(self) -> None:
+        """Send a message twice, after the servers have lost everything in between."""
+        await self._send()
+        for server in self.servers:
+            server.forget()
+        await self._send()
+
     async def do_leave_tool(self) -> None:
         """Stop a run while its tools run."""
         await self._send("Please call alpha and call beta.", leave=ToolStarted)
@@ -251,5 +266,11 @@ WEIGHTS = [
 
 
 def choose_actions(rng: random.Random, count: int) -> list[str]:
-    """Return random actions, the first and the last of which send a message."""
-    return ["send", *rng.choices(ACTIONS, WEIGHTS, k=count), "send"]
+    """Return every action once, each between two messages, and random ones after them.
+
+    The first two are those whose effect depends on the server, which is then one that can be chained on.
+    """
+    every = [name for name in ACTIONS if name not in ("send", "lose", "wait")]
+    rng.shuffle(every)
+    certain = [each for name in ("lose", "wait", *every) for each in ("send", name)]
+    return [*certain, "send", *rng.choices(ACTIONS, WEIGHTS, k=count), "send"]

@@ -108,7 +108,7 @@ class RequestViews:
         self._tracing = TracerProvider()
         self._tracing.add_span_processor(SimpleSpanProcessor(self._spans))
         self.trace = trace(self._tracing.get_tracer("law"))
-        self._logs = _LogCollector()
+        self._logs = LogCollector()
         self._positions = [0] * len(servers)
         self._metrics: Mapping[str, Any] = {}
         self._known: set[int] = set()
@@ -194,7 +194,7 @@ class RequestViews:
         return found
 
     def _list_logged(self) -> list[Facts]:
-        return [fields for fields in self._logs.records if "sent_bytes" in fields]
+        return self._logs.records
 
     def _compare_lists(self, place: str, found: Sequence[Facts], records: Sequence[Facts]) -> None:
         if len(found) != len(records):
@@ -280,7 +280,7 @@ class RequestViews:
         self, sent: Sequence[RequestRecord], rows: Sequence[RequestRecord]
     ) -> None:
         """Compare the growth of the counters with the sums over the records: sent ones, and all for the tokens."""
-        grown = _subtract(snapshot(), self._metrics)
+        grown = subtract(snapshot(), self._metrics)
         sums: Counter[tuple[str, str]] = Counter()
         for row in sent:
             kind = "chained" if row.anchor else "stateless"
@@ -376,15 +376,18 @@ class RequestViews:
                 self._report(place, text, f"{'with' if is_there else 'without'} {part!r}")
 
 
-class _LogCollector(logging.Handler):
-    """Collects the fields of all log records."""
+class LogCollector(logging.Handler):
+    """Collects the fields of the log records of requests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[Facts] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append({"message": record.getMessage(), **get_fields(record)})
+        """Collect the fields of a log record."""
+        fields = get_fields(record)
+        if "sent_bytes" in fields:
+            self.records.append({"message": record.getMessage(), **fields})
 
 
 def _describe_row(row: RequestRecord) -> Facts:
@@ -524,7 +527,7 @@ def _find_usage(reply: bytes) -> Facts | None:
     return None
 
 
-def _subtract(now: Mapping[str, Any], before: Mapping[str, Any]) -> Counter[tuple[str, str]]:
+def subtract(now: Mapping[str, Any], before: Mapping[str, Any]) -> Counter[tuple[str, str]]:
     """Return how much each metric has grown, by its name and the value of its label."""
     grown: Counter[tuple[str, str]] = Counter()
     for name, series in now.items():

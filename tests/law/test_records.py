@@ -15,12 +15,16 @@ async def test_every_place_says_the_same_about_each_request(kind: str, tmp_path:
     rng = random.Random(kind)
     kinds = list(WEIGHTED_ENGINES) if kind == "all" else [kind]
     async with RecordFuzzer(rng, str(tmp_path / "store.db"), kinds=kinds) as fuzzer:
-        await fuzzer.run(["background", "resume", *choose_actions(rng, 18)])
+        await fuzzer.run(choose_actions(rng, 8))
     assert not fuzzer.views.differences
-    assert fuzzer.stats.requests > 10
-    assert fuzzer.stats.plans > 3
+    assert fuzzer.stats.requests > 25
+    assert fuzzer.stats.plans > 5
     if kind in ("responses", "object", "websocket", "sdk"):
-        assert fuzzer.stats.chained > 2
+        assert fuzzer.stats.chained > 6
+    if kind in ("responses", "object", "sdk"):
+        assert fuzzer.stats.background > 0
+    if kind in ("responses", "websocket", "sdk"):
+        assert fuzzer.stats.healed > 0
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -48,7 +48,7 @@ CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
 
-class RequestRecorder:
+class RecordBuilder:
     """Makes the record of each request of one run from its events.
 
     Args:
@@ -247,7 +247,7 @@ class RequestRecorder:
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
 
-class RequestLog(RequestRecorder):
+class RequestLog(RecordBuilder):
     """The records of the requests of one run, which are counted and written to the log."""
 
     ids: Mapping[str, str] = EMPTY

@@ -1,6 +1,7 @@
 """Log records and metrics of an engine's requests."""
 
 import logging
+from typing import TYPE_CHECKING
 
 from kedge.errors import EngineError
 from kedge.events.request_record import RequestRecord
@@ -8,6 +9,9 @@ from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
 from kedge.planning.fallback import is_fallback_reason, name_send
+
+if TYPE_CHECKING:
+    from kedge.incremental.report import ChainedRequest
 
 log = get_logger("kedge.engines")
 
@@ -68,7 +72,7 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         record: The record of the request.
         chain_depth: The number of responses that it continues.
     """
-    count(f"responses_{'chained' if record.anchor else 'stateless'}_requests_total")
+    count_sent(record)
     if is_fallback_reason(record.reason):
         count("responses_fallback_total", reason=record.reason)
     for outcome in ("by_id", "by_fallback", "unmatched"):
@@ -76,19 +80,27 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
             count("tool_results_total", amount, outcome=outcome)
     if record.first_token_seconds is not None:
         measure("responses_first_output_seconds", record.first_token_seconds)
-    measure("responses_delta_blocks_count", record.sent_blocks)
     measure("responses_chain_depth", chain_depth)
+
+
+def count_sent(record: "RequestRecord | ChainedRequest") -> None:
+    """Count what was sent of a request."""
+    count(f"responses_{'chained' if record.anchor else 'stateless'}_requests_total")
+    measure("responses_delta_blocks_count", record.sent_blocks)
     count("responses_bytes_sent_total", record.sent_bytes)
     count("responses_bytes_full_total", record.full_bytes)
 
 
+def count_tokens(record: "RequestRecord | ChainedRequest") -> None:
+    """Count the tokens that the server counted for a request."""
+    for kind in ("input", "cached", "output"):
+        if amount := getattr(record, f"{kind}_tokens"):
+            count("tokens_total", amount, kind=kind)
+
+
 def record_request(record: RequestRecord) -> None:
     """Count the tokens of a request that has ended, and write its log record with all figures."""
-    usage = record.usage
-    if usage:
-        count("tokens_total", usage.input_tokens, kind="input")
-        count("tokens_total", usage.cached_tokens, kind="cached")
-        count("tokens_total", usage.output_tokens, kind="output")
+    count_tokens(record)
     if record.status in ("completed", "lost"):
         measure("responses_duration_seconds", record.seconds)
     members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)

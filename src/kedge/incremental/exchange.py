@@ -22,7 +22,7 @@ from kedge.engines.conversation_objects import JsonSource
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
 from kedge.engines.request_metrics import record_healing, record_lost_context
 from kedge.engines.response_limit import READABLE_CODINGS
-from kedge.events import Outcome
+from kedge.events import Outcome, Usage
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ReportBuilder
@@ -347,7 +347,7 @@ class Exchange:
             observer.release()
         if observer is None or observer.verdict != "resend":
             is_usable = observer is not None and not observer.has_fallback_ids
-            self._finish(outcome if is_usable else None)
+            self._finish(outcome if is_usable else None, outcome.usage if outcome else None)
 
     def heal(self) -> None:
         """Abandon the anchor; from now on `content` is the body that the program wrote.
@@ -388,8 +388,8 @@ class Exchange:
                 self.chainer.save_evidence(self.check)
         return self._judgment
 
-    def _finish(self, outcome: Outcome | None) -> None:
-        """Record the response, if it became an anchor, and report the request."""
+    def _finish(self, outcome: Outcome | None, usage: Usage | None) -> None:
+        """Record the response, if it became an anchor, and report the request with the tokens that were counted."""
         self.is_finished = True
         if self.pending is not None:
             is_partial = self.observer is not None and self.observer.is_partial
@@ -403,6 +403,7 @@ class Exchange:
         self.result = ChainedRequest(
             created_at=self.chainer.clock(),
             model=self.parsed.model,
+            status=self.observer.status if self.observer else 0,
             anchor=self.anchor_id,
             response_id=outcome.response_id if outcome else "",
             sent_blocks=len(rewritten.sent) if rewritten else blocks,
@@ -412,6 +413,10 @@ class Exchange:
             reason=self.reason,
             healed=self.healed,
             is_lost=is_lost,
+            input_tokens=usage.input_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            reasoning_tokens=usage.reasoning_tokens if usage else None,
         )
         self.chainer.report.add(self.result)
         if self.observer:

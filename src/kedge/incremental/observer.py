@@ -48,6 +48,7 @@ class ResponseObserver:
         streaming: Whether a stream was requested; some servers send it without its content type.
 
     Attributes:
+        status: The HTTP status.
         verdict: `waiting` while nothing may be passed on, `release` when it may be, `resend` if the
             original request must be sent instead.
         reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
@@ -66,7 +67,7 @@ class ResponseObserver:
         must_judge: bool = False,
         streaming: bool = False,
     ) -> None:
-        self._status = status
+        self.status = status
         self._is_error = self.has_failed = status >= 400
         self.has_server_error = is_server_error(status)
         self.verdict: Verdict = "waiting" if expected else "release"
@@ -181,7 +182,7 @@ class ResponseObserver:
         """Pass on an error, or a response that cannot be read, unless it rejects the anchor or must be judged."""
         if self._is_error:
             details = parse_error(self._error.decode(errors="replace"))
-            status, code, param = self._status, details["code"], details["param"]
+            status, code, param = self.status, details["code"], details["param"]
             self._fail(RequestRefused(details["message"], status=status, code=code, param=param))
         elif self._must_judge:
             self.resend("unproven")

@@ -2,9 +2,10 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
 
+from kedge.engines.request_metrics import count_sent, count_tokens
 from kedge.observe import count, get_logger
 from kedge.text.display import format_size, pluralize
 from kedge.turns.frozen_json import FrozenMap
@@ -17,11 +18,15 @@ RECENT = 200
 
 @dataclass(frozen=True, slots=True)
 class ChainedRequest:
-    """One `POST /responses` request and its result.
+    """The record of one `POST /responses` request: what was sent and why, and what came back.
+
+    The report, the log record, the metrics and, for a proxy, the stored row have its values. A request that was healed
+    is one record, of the body that was answered.
 
     Attributes:
         created_at: The time at which it finished, in Unix time.
         model: The requested model.
+        status: The HTTP status of the response; 0 if there is none.
         anchor: The response that it continues; empty if it has the complete input.
         response_id: The id of the response; empty if there is none.
         sent_blocks: The number of blocks that were sent.
@@ -32,10 +37,15 @@ class ChainedRequest:
         healed: Why it was sent again in full after the anchor was tried; empty if it was not.
         is_lost: Whether the answer was passed on before its token count showed that the server had not
             used the stored context.
+        input_tokens: The tokens that the server counted; this and the next three are None if it did not.
+        cached_tokens: The part of them that was in its prompt cache.
+        output_tokens: The tokens of the answer.
+        reasoning_tokens: The part of them that is reasoning.
     """
 
     created_at: float
     model: str
+    status: int
     anchor: str
     response_id: str
     sent_blocks: int
@@ -45,6 +55,10 @@ class ChainedRequest:
     reason: str = ""
     healed: str = ""
     is_lost: bool = False
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +124,14 @@ class ReportBuilder:
             self._passed.update([request.reason] if request.reason else ())
             self._healed.update([request.healed] if request.healed else ())
             self._recent.append(request)
-        if request.anchor:
-            count("responses_chained_requests_total")
-        else:
-            count("responses_stateless_requests_total")
         if request.reason:
             count("responses_passed_through_total", reason=request.reason)
-        count("responses_bytes_sent_total", request.sent_bytes)
-        count("responses_bytes_full_total", request.full_bytes)
-        log.debug(
-            "sent %d of %d blocks, %d of %d bytes%s",
-            request.sent_blocks,
-            request.full_blocks,
-            request.sent_bytes,
-            request.full_bytes,
-            f" ({request.reason})" if request.reason else "",
-            response_id=request.response_id,
+        count_sent(request)
+        count_tokens(request)
+        log.info(
+            "request %s: sent %d of %d bytes",
+            *(request.status or "failed", request.sent_bytes, request.full_bytes),
+            **asdict(request),
         )
         if self.on_request is not None:
             self.on_request(request)

@@ -19,7 +19,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.engines.request_log import RequestRecorder
+from kedge.engines.request_log import RecordBuilder
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
 from kedge.events.request_record import RequestRecord
@@ -127,7 +127,7 @@ class _RunSpans:
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
         self.model = request.model or str(getattr(engine, "model", ""))
-        self.requests = RequestRecorder(engine.name, self.model, EMPTY, request.filters)
+        self.requests = RecordBuilder(engine.name, self.model, EMPTY, request.filters)
         agent = trace.agent
         self.common = _drop_empty(
             {

@@ -354,13 +354,13 @@ class _Proxy:
         if self._recorder is None or exchange is None or exchange.result is None:
             return
         body = response.body_start if isinstance(response, _PassedOn) else response.body
+        members: dict[str, Any] = {**asdict(exchange.result), "status": response.status_code}
         request = ProxiedRequest(
             upstream=str(self._upstream),
-            status=response.status_code,
             seconds=time.perf_counter() - started,
             request=exchange.content,
             response=bytes(body),
-            **asdict(exchange.result),
+            **members,
         )
         self._recorder.add(request, caller.namespace if caller else "")
 

@@ -5,7 +5,7 @@ from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore
 from kedge.store.locks import lock_names
 
-SCHEMA_VERSION = 24
+SCHEMA_VERSION = 25
 
 
 def create_schema(tx: Tx) -> None:

@@ -24,7 +24,7 @@ class ProxiedRequest:
         created_at: When it finished, in seconds since 1970.
         upstream: The address of the server.
         model: The requested model.
-        status: The HTTP status of the response.
+        status: The HTTP status of the response; that of the proxy if the server sent none.
         seconds: Its duration.
         anchor: The response that it continues; empty if it has the complete input.
         response_id: The id of the response; empty if there is none.
@@ -35,6 +35,10 @@ class ProxiedRequest:
         reason: Why it was sent unchanged; empty if it was chained.
         healed: Why it was sent again in full; empty if it was not.
         is_lost: Whether the server answered without the stored context.
+        input_tokens: The tokens that the server counted; this and the next three are None if it did not.
+        cached_tokens: The part of them that was in its prompt cache.
+        output_tokens: The tokens of the answer.
+        reasoning_tokens: The part of them that is reasoning.
         request: The body that was sent, if bodies are stored.
         response: The body of the response, if bodies are stored.
         id: Its number in the store.
@@ -54,6 +58,10 @@ class ProxiedRequest:
     reason: str = ""
     healed: str = ""
     is_lost: bool = False
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
     request: bytes | None = None
     response: bytes | None = None
     id: int = 0

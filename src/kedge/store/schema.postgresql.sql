@@ -248,6 +248,10 @@ CREATE TABLE proxied_requests (
     reason TEXT NOT NULL,
     healed TEXT NOT NULL,
     is_lost BIGINT NOT NULL,
+    input_tokens BIGINT,
+    cached_tokens BIGINT,
+    output_tokens BIGINT,
+    reasoning_tokens BIGINT,
     request BYTEA,
     response BYTEA,
     namespace TEXT NOT NULL DEFAULT ''

@@ -249,6 +249,10 @@ CREATE TABLE proxied_requests (
     reason TEXT NOT NULL,
     healed TEXT NOT NULL,
     is_lost INTEGER NOT NULL,
+    input_tokens INTEGER,
+    cached_tokens INTEGER,
+    output_tokens INTEGER,
+    reasoning_tokens INTEGER,
     request BLOB,
     response BLOB,
     namespace TEXT NOT NULL DEFAULT ''

@@ -618,6 +618,10 @@ class ProxiedShape(ApiModel):
     reason: str
     healed: str
     is_lost: bool
+    input_tokens: int | None = Field(description="None if the server did not count them.")
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
 
 
 class ProxiedPage(ApiModel):
