@@ -1,13 +1,12 @@
 """The JSON API: conversations, turns, chains, plans and statistics."""
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,23 +19,13 @@ from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.server.sse import EventStreamResponse, encode_data
-from kedge.store import ConversationRow
 from kedge.store.proxied_requests import MAX_PROXIED
-from kedge.store.summaries import (
-    list_labels,
-    list_summaries,
-    load_attached,
-)
+from kedge.store.summaries import list_labels, list_summaries, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
-from kedge.web.openapi import (
-    ApiCall,
-    Operation,
-    RequestError,
-    build_openapi,
-)
+from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
     TurnRequest,
@@ -63,6 +52,7 @@ from kedge.web.workflows import (
     to_workflow_shape,
 )
 
+F = TypeVar("F", bound=Handler)
 DAY = 86_400.0
 JSONL = "application/jsonl"
 EVENT_STREAM = EventStreamResponse.media_type
@@ -72,9 +62,23 @@ RUN_HEADER = "x-kedge-run"
 """The header of an event stream with the id of its run."""
 
 
-async def list_conversations(call: ApiCall) -> BaseModel:
+OPERATIONS: list[Operation] = []
+"""All operations of the API."""
+
+
+def operation(method: str, path: str, **options: Any) -> Callable[[F], F]:
+    """Return a decorator that adds a handler to the operations; see `Operation`."""
+
+    def add(handler: F) -> F:
+        OPERATIONS.append(Operation(method, path, handler, **options))
+        return handler
+
+    return add
+
+
+@operation("GET", "/api/conversations")
+async def list_conversations(call: ApiCall, query: schemas.ListQuery) -> schemas.ConversationPage:
     """List conversations."""
-    query: schemas.ListQuery = call.query
     page = await call.service.find(query)
     return schemas.ConversationPage(
         data=[shape_overview(summary, call.service.status(summary)) for summary in page.rows],
@@ -84,9 +88,11 @@ async def list_conversations(call: ApiCall) -> BaseModel:
     )
 
 
-async def create_conversation(call: ApiCall) -> BaseModel:
+@operation("POST", "/api/conversations", status=201)
+async def create_conversation(
+    call: ApiCall, body: schemas.NewConversation
+) -> schemas.ConversationShape:
     """Create a conversation."""
-    body: schemas.NewConversation = call.body
     service = call.service
     service.models.check_name(body.model)
     conversation = await Conversation.create(
@@ -103,48 +109,49 @@ async def create_conversation(call: ApiCall) -> BaseModel:
     return shape_conversation(conversation.row)
 
 
-async def read_conversation(call: ApiCall) -> BaseModel:
-    """Return a conversation with its totals."""
-    row = await call.service.store.conversation(call.path_text("id"))
-    summaries, _ = await list_summaries(
-        call.service.store, show="all", ids=[row.id], scheduled=True
-    )
+@operation("GET", "/api/conversations/{id}")
+async def read_conversation(call: ApiCall) -> schemas.OverviewShape:
+    """Read a conversation."""
+    row = await call.store.conversation(call.id)
+    summaries, _ = await list_summaries(call.store, show="all", ids=[row.id], scheduled=True)
     return shape_overview(summaries[0], call.service.status(summaries[0]))
 
 
-async def change_conversation(call: ApiCall) -> BaseModel:
-    """Change the title or tags, archive or restore."""
-    body: schemas.ConversationUpdate = call.body
-    row = await call.service.store.update(
-        call.path_text("id"), title=body.title, tags=body.tags, archived=body.archived
-    )
+@operation("PATCH", "/api/conversations/{id}")
+async def change_conversation(
+    call: ApiCall, body: schemas.ConversationUpdate
+) -> schemas.ConversationShape:
+    """Rename, tag or archive a conversation."""
+    row = await call.store.update(call.id, title=body.title, tags=body.tags, archived=body.archived)
     return shape_conversation(row)
 
 
-async def delete_conversation(call: ApiCall) -> Response:
-    """Stop the runs of a conversation and delete it permanently, now or after some time."""
-    row = await call.service.store.conversation(call.path_text("id"))
+@operation("DELETE", "/api/conversations/{id}", status=204)
+async def delete_conversation(call: ApiCall, query: schemas.DeleteQuery) -> Response:
+    """Delete a conversation permanently."""
+    row = await call.store.conversation(call.id)
     await call.service.runs.stop_all(row.id)
-    if call.query.undo:
-        await call.service.deletions.schedule(call.service.store, row, call.query.undo)
+    if query.undo:
+        await call.service.deletions.schedule(call.store, row, query.undo)
     else:
-        await call.service.store.delete(row)
-        await erase_deleted(call.service.store)
+        await call.store.delete(row)
+        await erase_deleted(call.store)
         for engine in call.service.models.engines:
-            await delete_unused_objects(engine, call.service.store)
+            await delete_unused_objects(engine, call.store)
     return Response(status_code=204)
 
 
-async def undo_deletion(call: ApiCall) -> BaseModel:
-    """Retain a conversation that is about to be deleted."""
-    row = await call.service.deletions.undo(call.service.store, call.path_text("id"))
+@operation("POST", "/api/conversations/{id}/restore")
+async def undo_deletion(call: ApiCall) -> schemas.ConversationShape:
+    """Undo the deletion of a conversation."""
+    row = await call.service.deletions.undo(call.store, call.id)
     return shape_conversation(row)
 
 
-async def search_messages(call: ApiCall) -> BaseModel:
-    """Search the text of all messages, forks included."""
-    query: schemas.SearchQuery = call.query
-    hits = await call.service.store.search(query.q, **query.model_dump(exclude={"q"}))
+@operation("GET", "/api/search")
+async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> schemas.SearchPage:
+    """Search the text of all messages."""
+    hits = await call.store.search(query.q, **query.model_dump(exclude={"q"}))
     data = [
         schemas.HitShape(**structs.asdict(hit), matches=find_matches(hit.excerpt, query.q))
         for hit in hits
@@ -152,46 +159,57 @@ async def search_messages(call: ApiCall) -> BaseModel:
     return schemas.SearchPage(data=data, limit=query.limit, offset=query.offset)
 
 
-async def read_turns(call: ApiCall) -> BaseModel:
-    """Return the blocks of a conversation."""
-    row, node = await _resolve_node(call)
-    query: schemas.PathQuery = call.query
-    total = (await call.service.store.node(row, node)).length
+@operation("GET", "/api/conversations/{id}/turns")
+async def read_turns(call: ApiCall, query: schemas.PathQuery) -> schemas.TurnPage:
+    """Read the blocks of a conversation."""
+    row = await call.store.conversation(call.id)
+    node = await call.store.find_node(row, query.at)
     if query.last is None:
-        blocks, offset = (await call.service.store.load(row, node)).blocks, query.offset
+        blocks, offset = (await call.store.load(row, node.id)).blocks, query.offset
         blocks = blocks[offset : None if query.limit is None else offset + query.limit]
     else:
-        blocks = await call.service.store.last_blocks(row, query.last, node)
-        offset = total - len(blocks)
+        blocks = await call.store.last_blocks(row, query.last, node.id)
+        offset = node.length - len(blocks)
     return schemas.TurnPage(
         conversation=row.id,
-        node=node,
+        node=node.id,
         blocks=[dump_block(block) for block in blocks],
         offset=offset,
-        total=total,
+        total=node.length,
     )
 
 
-async def take_turn(call: ApiCall) -> BaseModel | Response:
-    """Send a message and return the answer, complete or as server-sent events."""
-    body: schemas.NewTurn = call.body
-    request = await resolve_turn(call.service, call.path_text("id"), body)
+@operation(
+    "POST",
+    "/api/conversations/{id}/turns",
+    media_type=EVENT_STREAM,
+    errors=(409, 502, 503),
+    max_bytes=MAX_TURN_BYTES,
+)
+async def take_turn(call: ApiCall, body: schemas.NewTurn) -> schemas.TurnShape | Response:
+    """Send a message and get the answer."""
+    request = await resolve_turn(call.service, call.id, body)
     return await _run(call, request, stream=body.stream)
 
 
-async def resume_turn(call: ApiCall) -> BaseModel | Response:
-    """Send a question without an answer again, and return the answer."""
-    body: schemas.NewResume = call.body
-    request = await resolve_resume(call.service, call.path_text("id"), body)
+@operation(
+    "POST", "/api/conversations/{id}/resume", media_type=EVENT_STREAM, errors=(409, 502, 503)
+)
+async def resume_turn(call: ApiCall, body: schemas.NewResume) -> schemas.TurnShape | Response:
+    """Send a question without an answer again."""
+    request = await resolve_resume(call.service, call.id, body)
     return await _run(call, request, stream=body.stream)
 
 
-async def edit_conversation(call: ApiCall) -> BaseModel:
-    """Replace the text of a block; nothing is sent."""
-    return await edit_block(call.service, call.path_text("id"), call.body)
+@operation("POST", "/api/conversations/{id}/edit", errors=(409,))
+async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> schemas.EditShape:
+    """Replace the text of a block without sending it."""
+    return await edit_block(call.service, call.id, body)
 
 
-async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseModel | Response:
+async def _run(
+    call: ApiCall, request: TurnRequest, *, stream: bool
+) -> schemas.TurnShape | Response:
     run = start_run(call.service, request, streaming=stream)
     if stream:
         return _follow(run)
@@ -215,37 +233,40 @@ def _follow(run: TurnRun) -> EventStreamResponse:
     return EventStreamResponse(encoded_events(), headers={RUN_HEADER: run.id})
 
 
-async def list_runs(call: ApiCall) -> BaseModel:
-    """Return the running turns of a conversation, and its head."""
-    row = await call.service.store.conversation(call.path_text("id"))
+@operation("GET", "/api/conversations/{id}/runs")
+async def list_runs(call: ApiCall) -> schemas.RunList:
+    """List the running turns."""
+    row = await call.store.conversation(call.id)
     data = [schemas.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
     return schemas.RunList(head=row.head, data=data)
 
 
+@operation("GET", "/api/conversations/{id}/runs/{run}", media_type=EVENT_STREAM)
 async def follow_run(call: ApiCall) -> Response:
-    """Return the events of a turn from its first one, while it runs or after it has ended."""
+    """Follow the events of a turn."""
     return _follow(_find_run(call))
 
 
-async def stop_run(call: ApiCall) -> BaseModel:
-    """Stop a turn; the partial answer is stored."""
+@operation("POST", "/api/conversations/{id}/runs/{run}/stop")
+async def stop_run(call: ApiCall) -> schemas.RunShape:
+    """Stop a turn and store the partial answer."""
     run = _find_run(call)
     await run.stop()
     return schemas.RunShape.model_validate(run)
 
 
 def _find_run(call: ApiCall) -> TurnRun:
-    run = call.service.runs.get(call.path_text("id"), call.path_text("run"))
+    run = call.service.runs.get(call.id, call.path_text("run"))
     if run is None:
         raise NotInStore("there is no such run; it may have ended before the server was started")
     return run
 
 
-async def read_chain(call: ApiCall) -> BaseModel:
-    """Return the tree of responses, complete or a page of it."""
-    query: schemas.ChainQuery = call.query
-    row = await call.service.store.conversation(call.path_text("id"))
-    tree = await read_tree(call.service.store, row)
+@operation("GET", "/api/conversations/{id}/chain")
+async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> schemas.ChainShape:
+    """Read the tree of responses."""
+    row = await call.store.conversation(call.id)
+    tree = await read_tree(call.store, row)
     chain = build_response_graph(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
     listed = sorted(chain.nodes, key=lambda node: node.id)
@@ -269,278 +290,156 @@ async def read_chain(call: ApiCall) -> BaseModel:
     )
 
 
-async def plan_turn(call: ApiCall) -> BaseModel:
-    """Plan the next request; nothing is sent."""
-    query: schemas.PlanQuery = call.query
-    opened = await call.service.open(call.path_text("id"), query.at)
+@operation("GET", "/api/conversations/{id}/plan")
+async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> schemas.PlanShape:
+    """Plan the next request without sending it."""
+    opened = await call.service.open(call.id, query.at)
     row = opened.conversation.row
-    turn = (await call.service.store.load(row, opened.node)).turn(row.id)
+    turn = (await call.store.load(row, opened.node)).turn(row.id)
     turn = turn.append(user(query.text)) if query.text else turn
-    engine, store = opened.conversation.engine, call.service.store
+    engine, store = opened.conversation.engine, call.store
     options = {"streaming": True, **opened.options}
     options = await add_candidates(engine, store, turn, options, row.retention)
     return shape_plan(engine.plan(turn, **options))
 
 
-async def read_plan(call: ApiCall) -> BaseModel:
-    """Return the plan of a past request."""
-    card = await call.service.load_plan_card(call.path_text("id"), call.path_int("node"))
+@operation("GET", "/api/conversations/{id}/plans/{node:number}")
+async def read_plan(call: ApiCall) -> schemas.PlanShape:
+    """Read the plan of a past request."""
+    card = await call.service.load_plan_card(call.id, call.path_int("node"))
     return shape_request(card.row)
 
 
-async def fork_conversation(call: ApiCall) -> BaseModel:
-    """Create a conversation that continues from a position in this one."""
-    body: schemas.NewFork = call.body
+@operation("POST", "/api/conversations/{id}/fork", status=201)
+async def fork_conversation(call: ApiCall, body: schemas.NewFork) -> schemas.ConversationShape:
+    """Fork a conversation."""
     service = call.service
-    opened = await Conversation.open(
-        service.models.engine, store=service.store, id=call.path_text("id")
-    )
+    opened = await Conversation.open(service.models.engine, store=service.store, id=call.id)
     forked = await opened.fork(body.previous_response_id or body.block or body.at, title=body.title)
     return shape_conversation(forked.row)
 
 
-async def compare_branches(call: ApiCall) -> BaseModel:
-    """Compare the paths to two positions block by block."""
-    query: schemas.CompareQuery = call.query
-    comparison = await call.service.compare(call.path_text("id"), query.left, query.right)
+@operation("GET", "/api/conversations/{id}/compare")
+async def compare_branches(call: ApiCall, query: schemas.CompareQuery) -> schemas.ComparisonShape:
+    """Compare two branches block by block."""
+    comparison = await call.service.compare(call.id, query.left, query.right)
     return schemas.ComparisonShape.model_validate(comparison)
 
 
+@operation(
+    "GET",
+    "/api/conversations/{id}/attachments/{block}/{index:number}",
+    media_type="application/octet-stream",
+    errors=(400,),
+)
 async def read_attachment(call: ApiCall) -> Response:
-    """Return the content of an attachment of a message."""
-    store, block = call.service.store, call.path_text("block")
-    row = await store.conversation(call.path_text("id"))
+    """Read an attachment of a message."""
+    store, block = call.store, call.path_text("block")
+    row = await store.conversation(call.id)
     return serve_attachment(await load_attached(store, row, block), block, call.path_int("index"))
 
 
-async def list_choices(call: ApiCall) -> BaseModel:
-    """Return the tags and models of the conversations, and the models that can answer."""
-    tags, models = await list_labels(call.service.store)
+@operation("GET", "/api/choices")
+async def list_choices(call: ApiCall) -> schemas.ChoicesShape:
+    """List tags and models."""
+    tags, models = await list_labels(call.store)
     return schemas.ChoicesShape(tags=tags, models=models, choices=list(call.service.models.names))
 
 
-async def list_requests(call: ApiCall) -> BaseModel:
-    """List the requests of other programs, newest first."""
-    query: schemas.RequestQuery = call.query
+@operation("GET", "/api/requests")
+async def list_requests(call: ApiCall, query: schemas.RequestQuery) -> schemas.ProxiedPage:
+    """List the requests of other programs."""
     await flush_requests(call.request)
-    store = call.service.store
-    rows = await store.list_proxied(limit=query.limit, before=query.before)
-    totals = await store.sum_proxied()
+    rows = await call.store.list_proxied(limit=query.limit, before=query.before)
+    totals = await call.store.sum_proxied()
     return schemas.ProxiedPage.model_validate({**asdict(totals), "data": rows})
 
 
-async def read_request(call: ApiCall) -> BaseModel:
-    """Return a request of another program, with its bodies if they are stored."""
+@operation("GET", "/api/requests/{number:number}")
+async def read_request(call: ApiCall) -> schemas.ProxiedDetail:
+    """Read a request of another program."""
     await flush_requests(call.request)
-    store = call.service.store
-    row = await store.get_proxied(call.path_int("number"))
-    before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
-    names = set(schemas.ProxiedShape.model_fields)
-    members = {name: getattr(row, name) for name in names}
-    members["before"] = [each.id for each in before]
-    members["after"] = [each.id for each in after]
-    members["request"], members["response"] = map(_decode_body, (row.request, row.response))
-    return schemas.ProxiedDetail.model_validate(members)
+    row = await call.store.get_proxied(call.path_int("number"))
+    before, after = find_chain(await call.store.list_proxied(limit=MAX_PROXIED), row)
+    members: dict[str, Any] = {
+        name: getattr(row, name) for name in schemas.ProxiedShape.model_fields
+    }
+    for name, body in (("request", row.request), ("response", row.response)):
+        members[name] = None if body is None else body.decode("utf-8", "replace")
+    chain = {"before": [each.id for each in before], "after": [each.id for each in after]}
+    return schemas.ProxiedDetail.model_validate({**members, **chain})
 
 
-def _decode_body(body: bytes | None) -> str | None:
-    return None if body is None else body.decode("utf-8", "replace")
-
-
+@operation("GET", "/api/conversations/{id}/export", media_type=JSONL)
 async def export_conversation(call: ApiCall) -> Response:
-    """Export a conversation as JSON lines."""
-    row = await call.service.store.conversation(call.path_text("id"))
-    lines = await call.service.store.export(row)
+    """Export a conversation."""
+    row = await call.store.conversation(call.id)
+    lines = await call.store.export(row)
     headers = {"content-disposition": format_disposition(f"{row.id}.jsonl")}
     return Response(lines, media_type=JSONL, headers=headers)
 
 
-async def list_started_workflows(call: ApiCall) -> BaseModel:
-    """List the newest workflows, the most recently changed first."""
+@operation("GET", "/api/workflows")
+async def list_started_workflows(call: ApiCall) -> schemas.WorkflowPage:
+    """List workflows."""
     data = [to_workflow_shape(row, run) for row, run in await list_with_runs(call.service)]
     return schemas.WorkflowPage(data=data)
 
 
-async def create_workflow(call: ApiCall) -> BaseModel:
+@operation("POST", "/api/workflows", status=201, errors=(502, 503))
+async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> schemas.WorkflowShape:
     """Start a workflow."""
-    run = await start_workflow(call.service, call.body)
+    run = await start_workflow(call.service, body)
     return to_workflow_shape(*await load_running(call.service, run.conversation))
 
 
-async def read_workflow(call: ApiCall) -> BaseModel:
-    """Return a workflow."""
-    return to_workflow_shape(*await load_running(call.service, call.path_text("id")))
+@operation("GET", "/api/workflows/{id}")
+async def read_workflow(call: ApiCall) -> schemas.WorkflowShape:
+    """Read a workflow."""
+    return to_workflow_shape(*await load_running(call.service, call.id))
 
 
+@operation("GET", "/api/workflows/{id}/events", media_type=EVENT_STREAM)
 async def follow_workflow(call: ApiCall) -> Response:
-    """Return the events of a workflow that is running, as server-sent events."""
-    return _follow(find_workflow_run(call.service, call.path_text("id")))
+    """Follow a running workflow."""
+    return _follow(find_workflow_run(call.service, call.id))
 
 
-async def stop_workflow(call: ApiCall) -> BaseModel:
-    """Stop a workflow; what it stored remains."""
-    await find_workflow_run(call.service, call.path_text("id")).stop()
-    return to_workflow_shape(*await load_running(call.service, call.path_text("id")))
+@operation("POST", "/api/workflows/{id}/stop")
+async def stop_workflow(call: ApiCall) -> schemas.WorkflowShape:
+    """Stop a workflow."""
+    await find_workflow_run(call.service, call.id).stop()
+    return to_workflow_shape(*await load_running(call.service, call.id))
 
 
-async def read_analytics(call: ApiCall) -> BaseModel:
-    """Return statistics of the responses in a time range."""
-    selection = _build_selection(call)
-    return schemas.AnalyticsShape.model_validate(await analyze(call.service.store, selection))
+@operation("GET", "/api/analytics")
+async def read_analytics(call: ApiCall, query: schemas.RangeQuery) -> schemas.AnalyticsShape:
+    """Read statistics of a time range."""
+    selection = _build_selection(call, query)
+    return schemas.AnalyticsShape.model_validate(await analyze(call.store, selection))
 
 
-async def read_analytics_over_time(call: ApiCall) -> BaseModel:
-    """Return statistics of intervals of a time range."""
-    query: schemas.BucketQuery = call.query
-    selection = _build_selection(call)
-    buckets = await analyze_over_time(call.service.store, selection, buckets=query.buckets)
+@operation("GET", "/api/analytics/over-time")
+async def read_analytics_over_time(call: ApiCall, query: schemas.BucketQuery) -> schemas.BucketList:
+    """Read statistics of intervals of a time range."""
+    selection = _build_selection(call, query)
+    buckets = await analyze_over_time(call.store, selection, buckets=query.buckets)
     return schemas.BucketList(data=list(buckets))
 
 
-async def read_analytics_by_conversation(call: ApiCall) -> BaseModel:
-    """Return statistics of the conversations with the most requests in a time range."""
-    conversations = await analyze_conversations(call.service.store, _build_selection(call))
+@operation("GET", "/api/analytics/conversations")
+async def read_analytics_by_conversation(
+    call: ApiCall, query: schemas.RangeQuery
+) -> schemas.ConversationStatsList:
+    """Read statistics of the conversations with the most requests."""
+    conversations = await analyze_conversations(call.store, _build_selection(call, query))
     return schemas.ConversationStatsList(data=list(conversations))
 
 
-def _build_selection(call: ApiCall) -> Selection:
-    query: schemas.RangeQuery = call.query
+def _build_selection(call: ApiCall, query: schemas.RangeQuery) -> Selection:
     until = math.nextafter(call.service.clock(), math.inf) if query.until is None else query.until
     since = max(until - DAY, 0.0) if query.since is None else query.since
     return Selection(since, until, query.model, query.provider, query.conversation)
-
-
-async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
-    row = await call.service.store.conversation(call.path_text("id"))
-    return row, (await call.service.store.find_node(row, call.query.at)).id
-
-
-_CONVERSATION_PATH = "/api/conversations/{id}"
-
-OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        "GET", "/api/conversations", list_conversations, "List conversations",
-        schemas.ConversationPage, query=schemas.ListQuery,
-    ),
-    Operation(
-        "POST", "/api/conversations", create_conversation, "Create a conversation",
-        schemas.ConversationShape, body=schemas.NewConversation, status=201,
-    ),
-    Operation(
-        "GET", _CONVERSATION_PATH, read_conversation, "Read a conversation", schemas.OverviewShape, errors=(404,)
-    ),
-    Operation(
-        "PATCH", _CONVERSATION_PATH, change_conversation, "Rename, tag or archive a conversation",
-        schemas.ConversationShape, body=schemas.ConversationUpdate, errors=(404,),
-    ),
-    Operation(
-        "DELETE", _CONVERSATION_PATH, delete_conversation, "Delete a conversation permanently",
-        query=schemas.DeleteQuery, status=204, errors=(404,),
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/restore", undo_deletion, "Undo the deletion of a conversation",
-        schemas.ConversationShape, errors=(404,),
-    ),
-    Operation(
-        "GET", "/api/search", search_messages, "Search the text of all messages", schemas.SearchPage,
-        query=schemas.SearchQuery,
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/turns", read_turns, "Read the blocks of a conversation", schemas.TurnPage,
-        query=schemas.PathQuery, errors=(404,),
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Send a message and get the answer", schemas.TurnShape,
-        body=schemas.NewTurn, media_type=EVENT_STREAM, errors=(404, 409, 502, 503), max_bytes=MAX_TURN_BYTES,
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/resume", resume_turn, "Send a question without an answer again",
-        schemas.TurnShape, body=schemas.NewResume, media_type=EVENT_STREAM, errors=(404, 409, 502, 503),
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/edit", edit_conversation, "Replace the text of a block without sending it",
-        schemas.EditShape, body=schemas.BlockEdit, errors=(404, 409),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/runs", list_runs, "List the running turns", schemas.RunList, errors=(404,)
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/runs/{{run}}", follow_run, "Follow the events of a turn",
-        media_type=EVENT_STREAM, errors=(404,),
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/runs/{{run}}/stop", stop_run, "Stop a turn and store the partial answer",
-        schemas.RunShape, errors=(404,),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/chain", read_chain, "Read the tree of responses", schemas.ChainShape,
-        query=schemas.ChainQuery, errors=(404,),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/plan", plan_turn, "Plan the next request without sending it",
-        schemas.PlanShape, query=schemas.PlanQuery, errors=(404,),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/plans/{{node:number}}", read_plan, "Read the plan of a past request",
-        schemas.PlanShape, errors=(404,),
-    ),
-    Operation(
-        "POST", f"{_CONVERSATION_PATH}/fork", fork_conversation, "Fork a conversation", schemas.ConversationShape,
-        body=schemas.NewFork, status=201, errors=(404,),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/compare", compare_branches, "Compare two branches block by block",
-        schemas.ComparisonShape, query=schemas.CompareQuery, errors=(404,),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/attachments/{{block}}/{{index:number}}", read_attachment,
-        "Read an attachment of a message", media_type="application/octet-stream", errors=(400, 404),
-    ),
-    Operation(
-        "GET", f"{_CONVERSATION_PATH}/export", export_conversation, "Export a conversation", media_type=JSONL,
-        errors=(404,),
-    ),
-    Operation("GET", "/api/workflows", list_started_workflows, "List workflows", schemas.WorkflowPage),
-    Operation(
-        "POST", "/api/workflows", create_workflow, "Start a workflow", schemas.WorkflowShape,
-        body=schemas.NewWorkflow, status=201, errors=(502, 503),
-    ),
-    Operation(
-        "GET", "/api/workflows/{id}", read_workflow, "Read a workflow", schemas.WorkflowShape, errors=(404,)
-    ),
-    Operation(
-        "GET", "/api/workflows/{id}/events", follow_workflow, "Follow a running workflow",
-        media_type=EVENT_STREAM, errors=(404,),
-    ),
-    Operation(
-        "POST", "/api/workflows/{id}/stop", stop_workflow, "Stop a workflow", schemas.WorkflowShape, errors=(404,)
-    ),
-    Operation(
-        "GET", "/api/analytics", read_analytics, "Read statistics of a time range",
-        schemas.AnalyticsShape, query=schemas.RangeQuery,
-    ),
-    Operation(
-        "GET", "/api/analytics/over-time", read_analytics_over_time, "Read statistics of intervals of a time range",
-        schemas.BucketList, query=schemas.BucketQuery,
-    ),
-    Operation(
-        "GET", "/api/analytics/conversations", read_analytics_by_conversation,
-        "Read statistics of the conversations with the most requests", schemas.ConversationStatsList,
-        query=schemas.RangeQuery,
-    ),
-    Operation(
-        "GET", "/api/choices", list_choices, "List tags and models", schemas.ChoicesShape,
-    ),
-    Operation(
-        "GET", "/api/requests", list_requests, "List the requests of other programs", schemas.ProxiedPage,
-        query=schemas.RequestQuery,
-    ),
-    Operation(
-        "GET", "/api/requests/{number:number}", read_request, "Read a request of another program",
-        schemas.ProxiedDetail, errors=(404,),
-    ),
-)  # fmt: skip
-"""All operations of the API."""
 
 
 @cache

@@ -7,7 +7,7 @@ too. The OpenAPI document is generated from the same entries, so it cannot diffe
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +30,7 @@ from kedge.errors import (
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
+from kedge.store import Store
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service
@@ -76,8 +77,16 @@ class ApiCall:
 
     service: ConversationService
     request: Request
-    query: Any = None
-    body: Any = None
+
+    @property
+    def store(self) -> Store:
+        """The store of the caller."""
+        return self.service.store
+
+    @property
+    def id(self) -> str:
+        """The id in the path."""
+        return self.path_text("id")
 
     def path_text(self, name: str) -> str:
         """Return a path parameter."""
@@ -88,24 +97,44 @@ class ApiCall:
         return self.request.path_params[name]
 
 
-Handler = Callable[[ApiCall], Awaitable[BaseModel | Response]]
+Handler = Callable[..., Awaitable[BaseModel | Response]]
+"""A function with an `ApiCall`, and a validated ``query`` or ``body`` if it has such a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of the API."""
+    """One operation of the API; the handler's docstring is its summary, and its annotations are its models."""
 
     method: str
     path: str
     handler: Handler
-    summary: str
-    response_model: type[BaseModel] | None = None
-    query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
     status: int = 200
     media_type: str = "application/json"
     errors: tuple[int, ...] = ()
+    """Statuses of errors, in addition to those that follow from the parameters."""
     max_bytes: int = MAX_BODY_BYTES
+
+    @property
+    def summary(self) -> str:
+        """One line about the operation."""
+        return (self.handler.__doc__ or "").rstrip(".")
+
+    @property
+    def query(self) -> type[BaseModel] | None:
+        """The model of the query parameters."""
+        return self.handler.__annotations__.get("query")
+
+    @property
+    def body(self) -> type[BaseModel] | None:
+        """The model of the request body."""
+        return self.handler.__annotations__.get("body")
+
+    @property
+    def response_model(self) -> type[BaseModel] | None:
+        """The model of the response, if it is JSON."""
+        returned = self.handler.__annotations__["return"]
+        kinds = get_args(returned) or (returned,)
+        return next((each for each in kinds if issubclass(each, BaseModel)), None)
 
     @property
     def route(self) -> Route:
@@ -115,13 +144,13 @@ class Operation:
     async def endpoint(self, request: Request) -> Response:
         """Validate a request, run the handler and build the response."""
         try:
-            query = self.query.model_validate(dict(request.query_params)) if self.query else None
-            body = (
-                self.body.model_validate_json(await _read_json(request, self.max_bytes))
-                if self.body
-                else None
-            )
-            answer = await self.handler(ApiCall(get_service(request), request, query, body))
+            inputs: dict[str, BaseModel] = {}
+            if self.query:
+                inputs["query"] = self.query.model_validate(dict(request.query_params))
+            if self.body:
+                content = await _read_json(request, self.max_bytes)
+                inputs["body"] = self.body.model_validate_json(content)
+            answer = await self.handler(ApiCall(get_service(request), request), **inputs)
         except RequestError as error:
             return error_response(error.status, error.code, error.message)
         except ValidationError as error:
@@ -187,7 +216,7 @@ def _validation_message(error: ValidationError) -> str:
 def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Build the OpenAPI 3.1 document of operations."""
     shapes = [op.response_model for op in operations if op.response_model] + [ErrorResponse]
-    bodies = [shape for op in operations for shape in (op.body,) if shape]
+    bodies = [op.body for op in operations if op.body]
     modes = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
     modes += [(shape, "validation") for shape in dict.fromkeys(bodies)]
     _, schemas = models_json_schema(cast("Any", modes), ref_template="#/components/schemas/{model}")
@@ -273,14 +302,13 @@ def _describe_responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(operation.status): {
             "description": operation.summary,
-            **(
-                {"content": _describe_content(operation.response_model, operation.media_type)}
-                if operation.status != 204
-                else {}
-            ),
         }
     }
+    if operation.status != 204:
+        content = _describe_content(operation.response_model, operation.media_type)
+        responses[str(operation.status)]["content"] = content
     error_statuses = {401, 403, 429, *operation.errors}
+    error_statuses |= {404} if "{" in operation.path else set[int]()
     error_statuses |= {422} if operation.query or operation.body else set[int]()
     error_statuses |= {400, 413, 415} if operation.body else set[int]()
     for status in sorted(error_statuses):
