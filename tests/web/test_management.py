@@ -9,8 +9,10 @@ import pytest
 
 from kedge.conversation import Conversation
 from kedge.store import ConversationRow
+from kedge.store.summaries import ConversationSummary
 from kedge.turns import user
-from kedge.web.service import ConversationService, build_tag, classify_status
+from kedge.web.service import ConversationService, build_tag
+from kedge.web.shapes import overview_status
 from kedge.web.transcript import find_matches
 from web.conftest import TIMEOUT, PageServer, serve_page
 from web.test_runs import GatedModel, start_turn
@@ -131,8 +133,8 @@ def test_status_of_conversation(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_conversation_is_expiring_within_a_day(until: float | None, expected: str) -> None:
     """The status is expiring within a day of the expiry time, active before that, and expired after it."""
-    row = ConversationRow("c")
-    assert classify_status(row, unanswered="", lost=False, until=until, now=10.0) == expected
+    summary = ConversationSummary(ConversationRow("c"), relied_until=until)
+    assert overview_status(summary, now=10.0) == expected
 
 
 def test_tags_link_to_workflow_or_conversations() -> None:

@@ -10,8 +10,9 @@ from kedge.store import RequestRecord
 from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
 from kedge.web.models import ModelSelector
-from kedge.web.plan_card import build_plan_card, describe_request_size
+from kedge.web.plan_card import describe_request_size, iter_facts, mark_blocks
 from kedge.web.service import ConversationService
+from kedge.web.shapes import format_headline
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_reasoning_that_was_not_sent_is_marked() -> None:
     """Reasoning that no response proves is marked as left out, neither as sent nor as stored."""
     turn = Turn([user("Hello"), reasoning("A thought"), assistant("Hi"), user("Again")])
     row = RequestRecord(provider="practice", scope="practice", sent_blocks=3, omitted=(1,))
-    card = build_plan_card(row, turn, [])
-    marks = [(mark.kind, mark.sent, mark.omitted) for mark in card.blocks]
+    blocks = mark_blocks(turn.body, row)
+    marks = [(mark.kind, mark.sent, mark.omitted) for mark in blocks]
     assert marks == [
         ("user", True, False),
         ("reasoning", False, True),
@@ -59,9 +60,9 @@ async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> Non
             await conversation.send("Two")
             row = (await conversation.responses())[-1]
     object_id = get_state(conversation.turn).conversation_id
-    card = build_plan_card(row, before, [])
-    assert ("Conversation object", object_id) in card.facts
-    assert [mark.sent for mark in card.blocks] == [False, False, True]
+    blocks = mark_blocks(before.body, row)
+    assert ("Conversation object", object_id) in iter_facts(row)
+    assert [mark.sent for mark in blocks] == [False, False, True]
 
 
 async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Path) -> None:
@@ -78,10 +79,9 @@ async def test_the_card_has_the_rejected_candidates_of_the_request(tmp_path: Pat
     assert reply.plan is not None
     expected = [(each.response_id, each.reason) for each in reply.plan.rejected]
     assert [reason for _, reason in expected] == ["untrusted"]
+    blocks = mark_blocks(before.body, row)
     assert [(each.response_id, each.reason) for each in row.rejected] == expected
-    card = build_plan_card(row, before, [])
-    assert [(each.response_id, each.reason) for each in card.row.rejected] == expected
-    assert [mark.sent for mark in card.blocks] == [True, True, True]
+    assert [mark.sent for mark in blocks] == [True, True, True]
 
 
 def test_the_card_says_what_the_record_says() -> None:
@@ -90,9 +90,9 @@ def test_the_card_says_what_the_record_says() -> None:
     row = RequestRecord(
         provider="practice", scope="practice", mode="chained", reason="lost", sent_blocks=2
     )
-    card = build_plan_card(row, turn, [])
-    assert "because the server no longer has it" in card.headline
-    assert card.blocks == ()
+    blocks = mark_blocks(turn.body, row)
+    assert "because the server no longer has it" in format_headline(row)
+    assert blocks == ()
 
 
 async def test_the_card_marks_the_blocks_of_a_healed_request(tmp_path: Path) -> None:

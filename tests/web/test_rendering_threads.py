@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from kedge.turns import Block
 from kedge.web import markdown, plan_card, service
-from kedge.web.views import DiffRow
 from kedge.workflows import refine
 from web.conftest import TIMEOUT, PageServer
 
@@ -91,7 +90,7 @@ def test_branches_are_compared_in_a_thread(
 
     def wait_and_build(
         left: tuple[Block, ...], right: tuple[Block, ...]
-    ) -> tuple[tuple[DiffRow, ...], int]:
+    ) -> tuple[tuple[plan_card.DiffRow, ...], int]:
         held.wait()
         return plan_card.build_diff(left, right)
 

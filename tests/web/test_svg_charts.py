@@ -1,5 +1,8 @@
 """Tests of the charts: scale, text description and escaping."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from kedge.analytics import (
@@ -16,22 +19,27 @@ from kedge.analytics import (
 )
 from kedge.text.display import NO_VALUE
 from kedge.web.dashboard import build_breakdowns
-from kedge.web.svg import (
-    Chart,
-    RankedBar,
-    Series,
-    describe_chart,
-    draw_chart,
-    draw_ranking,
-    draw_share_bar,
-)
+from kedge.web.page_templates import get_environment
+from kedge.web.svg import Chart, RankedBar, Ranking
 
 LABELS = ("09:00", "10:00", "11:00")
+Series = dict[str, list[float | None]]
+
+
+def draw(name: str, *values: object) -> str:
+    """Return the HTML of a macro of the charts."""
+    macros: Any = get_environment().get_template("charts.html").module
+    return str(getattr(macros, name)(*values))
+
+
+def make_chart(series: Series, labels: Sequence[str] = LABELS, title: str = "x") -> Chart:
+    """Return a chart with stacked bars."""
+    return Chart(title, labels=labels, series=series)
 
 
 def test_bars_are_stacked_to_scale() -> None:
     """The highest stack determines the scale of the chart."""
-    svg = draw_chart(Chart("Requests", LABELS, [Series("a", [10, 20, 0]), Series("b", [5, 10, 0])]))
+    svg = draw("chart", make_chart({"a": [10, 20, 0], "b": [5, 10, 0]}))
     assert '<span class="most">30</span>' in svg
     assert 'class="solid" x="202.00" y="46.67" width="196.00" height="93.33"' in svg
     assert 'class="hollow" x="202.00" y="0.00" width="196.00" height="46.67"' in svg
@@ -41,40 +49,41 @@ def test_bars_are_stacked_to_scale() -> None:
 
 def test_lines_break_at_missing_values() -> None:
     """A missing value is a gap in the line, not a zero."""
-    svg = draw_chart(Chart("Latency", LABELS, [Series("p50", [1, None, 2])], kind="lines"))
+    svg = draw("chart", Chart("Latency", kind="lines", labels=LABELS, series={"p50": [1, None, 2]}))
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
 
 
 def test_chart_has_a_description() -> None:
     """The description has the newest and the highest value of each series."""
-    chart = Chart("Bytes", LABELS, [Series("sent", [1, 9, 4]), Series("saved", [None, None, None])])
-    assert describe_chart(chart) == "sent: 4 at the end, 9 at most. saved: no values."
-    assert "<desc" in draw_chart(chart)
-    assert 'role="img"' in draw_chart(chart)
+    chart = make_chart({"sent": [1, 9, 4], "saved": [None, None, None]})
+    assert chart.description == "sent: 4 at the end, 9 at most. saved: no values."
+    assert "<desc" in draw("chart", chart)
+    assert 'role="img"' in draw("chart", chart)
 
 
 @pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
 def test_empty_chart_has_a_message(values: list[float | None]) -> None:
     """A chart without values shows a message."""
-    labels = LABELS[: len(values)]
-    assert "Nothing in this range yet." in draw_chart(Chart("x", labels, [Series("a", values)]))
-    assert "All is well." in draw_ranking("x", [], "All is well.")
+    chart = make_chart({"a": values}, LABELS[: len(values)])
+    assert "Nothing in this range yet." in draw("chart", chart)
+    assert "All is well." in draw("chart", Ranking("x", empty_text="All is well."))
 
 
 def test_names_are_escaped() -> None:
     """Titles, labels and model names are escaped."""
     bad = "<script>"
-    html = draw_chart(Chart(bad, [bad, bad], [Series(bad, [1, 2]), Series("b", [0, 1])]))
-    html += draw_ranking(bad, [RankedBar(bad, 1, bad, bad)]) + draw_share_bar(1, 2, bad)
+    html = draw("chart", make_chart({bad: [1, 2], "b": [0, 1]}, [bad, bad], bad))
+    html += draw("chart", Ranking(bad, bad, [RankedBar(bad, 1, bad, bad)]))
+    html += draw("share_bar", 1, 2, bad)
     assert "<script" not in html
 
 
 def test_small_share_is_visible() -> None:
     """A small share has a minimum width, and a share is never wider than the bar."""
-    assert 'class="part" width="0.60"' in draw_share_bar(1, 1_000_000, "x")
-    assert 'class="part" width="0.00"' in draw_share_bar(0, 100, "x")
-    assert 'class="part" width="100.00"' in draw_share_bar(300, 100, "x")
-    assert 'class="part" width="0.60"' in draw_share_bar(3, 0, "x")
+    assert 'class="part" width="0.60"' in draw("share_bar", 1, 1_000_000, "x")
+    assert 'class="part" width="0.00"' in draw("share_bar", 0, 100, "x")
+    assert 'class="part" width="100.00"' in draw("share_bar", 300, 100, "x")
+    assert 'class="part" width="0.60"' in draw("share_bar", 3, 0, "x")
 
 
 def test_breakdown_rows_add_up_to_total() -> None:

@@ -6,10 +6,8 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any
 from urllib.parse import quote
-
-from markupsafe import Markup
 
 from kedge.analytics import (
     Analytics,
@@ -39,8 +37,7 @@ from kedge.text.display import (
 )
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
-from kedge.web.svg import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
-from kedge.web.views import Breakdown, BreakdownRow, Dashboard, LinkChoice, Tile
+from kedge.web.svg import Chart, RankedBar, Ranking
 
 BUCKET_COUNT = 30
 NOW_LABEL = "now"
@@ -59,6 +56,39 @@ MAX_CONVERSATIONS = 10
 _LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
 _LAST_LENGTH_BIN = "32 and more"
 _REASON_TEXTS: Mapping[str, str] = {**REASONS, **MODE_REASONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure of the dashboard."""
+
+    name: str
+    value: str
+    hint: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownRow:
+    """The figures of one model or conversation, or of all together."""
+
+    name: str
+    requests: int
+    errors: int
+    input_tokens: int
+    output_tokens: int
+    cost: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A table of rows that add up to the last one."""
+
+    title: str
+    heading: str
+    """The heading of the column of names."""
+    rows: tuple[BreakdownRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,112 +168,103 @@ def _describe_cache(stats: Analytics) -> str:
     return f"{predicted}, {format_cost(cache.saved)} saved" if cache.saved else predicted
 
 
-@dataclass(frozen=True, slots=True)
-class BucketChart:
-    """A chart of the intervals: its title, the format of its values, and its series."""
-
-    title: str
-    format_value: ValueFormatter
-    series: Mapping[str, Callable[[Bucket], float | None]]
-    meaning: str
-    kind: Literal["bars", "lines"] = "bars"
-
-
-CHARTS = (
-    BucketChart(
-        "Requests",
-        format_number,
+CHARTS: tuple[tuple[Chart, Mapping[str, Callable[[Bucket], float | None]]], ...] = (
+    (
+        Chart(
+            "Requests",
+            "Requests in each interval; chained ones continued a stored response",
+            format_number,
+        ),
         {
             "chained": lambda each: each.chained,
             "not chained": lambda each: each.requests - each.chained,
         },
-        "Requests in each interval; chained ones continued a stored response",
     ),
-    BucketChart(
-        "Bytes",
-        format_size,
+    (
+        Chart(
+            "Bytes",
+            "Bytes of the requests in each interval, and bytes that chaining saved",
+            format_size,
+        ),
         {"sent": lambda each: each.sent_bytes, "saved": lambda each: each.saved_bytes},
-        "Bytes of the requests in each interval, and bytes that chaining saved",
     ),
-    BucketChart(
-        "Time to first token",
-        format_duration,
+    (
+        Chart(
+            "Time to first token",
+            "The time from a request to the first token of its answer",
+            format_duration,
+            "lines",
+        ),
         {
             "median": lambda each: each.latency.first_token_median,
             "95th percentile": lambda each: each.latency.first_token_p95,
         },
-        "The time from a request to the first token of its answer",
-        "lines",
     ),
-    BucketChart(
-        "Input tokens",
-        format_number,
+    (
+        Chart(
+            "Input tokens",
+            "Input tokens that the provider counted, by whether its prompt cache had them",
+            format_number,
+        ),
         {
             "cached": lambda each: each.tokens.cached,
             "not cached": lambda each: each.tokens.input - each.tokens.cached,
         },
-        "Input tokens that the provider counted, by whether its prompt cache had them",
     ),
-    BucketChart(
-        "Cost",
-        format_cost,
+    (
+        Chart("Cost", "The cost of the requests whose model has a known price", format_cost),
         {"dollars": lambda each: each.cost.dollars},
-        "The cost of the requests whose model has a known price",
     ),
 )
+"""The charts of the intervals, and how the series of each are read."""
 
 
 def build_charts(
     stats: Analytics, buckets: Sequence[Bucket], counts: ProcessCounts
-) -> tuple[Markup, ...]:
-    """Draw the charts."""
+) -> tuple[Chart | Ranking, ...]:
+    """Build the charts."""
+    labels = bucket_labels(buckets)
+    calls = [Count(*each) for each in (counts.call_ids or {}).items()]
     return (
-        *(_draw_buckets(chart, buckets) for chart in CHARTS),
-        draw_ranking(
+        *(
+            replace(
+                chart,
+                labels=labels,
+                series={name: [read(each) for each in buckets] for name, read in series.items()},
+                end_label=NOW_LABEL,
+            )
+            for chart, series in CHARTS
+        ),
+        Ranking(
             "Fallbacks by reason",
+            "Why requests were sent in full, although a response was stored",
             _rank_counts(stats.requests.fallbacks),
             "No fallbacks.",
-            "Why requests were sent in full, although a response was stored",
         ),
-        draw_ranking(
+        Ranking(
             "Errors and recoveries",
+            "Requests that failed, and requests that were sent again",
             _rank_failures(stats),
             "No errors.",
-            "Requests that failed, and requests that were sent again",
         ),
-        draw_ranking(
+        Ranking(
             "Chain length",
+            "How many requests continued each other without a full one between them",
             _rank_lengths(stats),
             "No chains yet.",
-            "How many requests continued each other without a full one between them",
         ),
-        draw_ranking(
+        Ranking(
             "Tool calls by source of their id",
-            _rank_counts([Count(*each) for each in (counts.call_ids or {}).items() if each[1]]),
-            "No tool calls in this process.",
             "Who made the id by which a tool call and its result belong together",
+            _rank_counts(calls),
+            "No tool calls in this process.",
         ),
-        draw_ranking(
+        Ranking(
             "Tool results by how they match their calls",
-            _rank_counts([each for each in stats.requests.results if each.count]),
-            "No tool results.",
             "Whether each result of a tool was sent with the id of its call",
+            _rank_counts(stats.requests.results),
+            "No tool results.",
         ),
-    )
-
-
-def _draw_buckets(chart: BucketChart, buckets: Sequence[Bucket]) -> Markup:
-    series = [Series(name, [read(each) for each in buckets]) for name, read in chart.series.items()]
-    return draw_chart(
-        Chart(
-            chart.title,
-            bucket_labels(buckets),
-            series,
-            chart.format_value,
-            chart.kind,
-            NOW_LABEL,
-            chart.meaning,
-        )
     )
 
 
@@ -255,12 +276,12 @@ def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
 
 
 def _rank_counts(counts: Sequence[Count]) -> list[RankedBar]:
-    ordered = sorted(counts, key=lambda each: -each.count)
     return [
         RankedBar(
             each.name, each.count, format_number(each.count), _REASON_TEXTS.get(each.name, "")
         )
-        for each in ordered
+        for each in sorted(counts, key=lambda each: -each.count)
+        if each.count
     ]
 
 
@@ -272,7 +293,7 @@ def _rank_failures(stats: Analytics) -> list[RankedBar]:
         Count("answered without context", sent.forgotten),
         Count("without id", sent.without_id),
     ]
-    return _rank_counts([each for each in counts if each.count])
+    return _rank_counts(counts)
 
 
 def _rank_lengths(stats: Analytics) -> list[RankedBar]:
@@ -290,33 +311,24 @@ HEARTBEAT_TICKS = 60
 """After this number of checks without changes a comment is sent, to detect closed connections."""
 
 
-async def build_dashboard(service: ConversationService, range_name: str) -> Dashboard:
-    """Build the dashboard of a range that ends now."""
-    change_token = await read_change_token(service)
+async def build_dashboard(service: ConversationService, range_name: str) -> dict[str, Any]:
+    """Return the values of the dashboard's template for a range that ends now."""
+    view: dict[str, Any] = {"range": range_name, "seen": await read_change_token(service)}
     until = service.clock()
-    since = until - RANGES[range_name][1]
-    selection = Selection(since, math.nextafter(until, math.inf))
+    selection = Selection(until - RANGES[range_name][1], math.nextafter(until, math.inf))
     stats = await analyze(service.store, selection)
-    ranges = tuple(
-        LinkChoice(title, f"/dashboard?range={name}", name == range_name)
-        for name, (title, _) in RANGES.items()
-    )
     if not stats.requests.total:
-        return Dashboard((), (), (), ranges, range_name, change_token, empty=True)
-    buckets, counts = (
-        await analyze_over_time(service.store, selection, buckets=BUCKET_COUNT),
-        # The counters of the process include all users.
-        ProcessCounts() if service.store.namespace else read_process_counts(),
-    )
+        return {**view, "tiles": ()}
+    buckets = await analyze_over_time(service.store, selection, buckets=BUCKET_COUNT)
+    # The counters of the process include all users.
+    counts = ProcessCounts() if service.store.namespace else read_process_counts()
     conversations = await analyze_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
-    return Dashboard(
-        build_tiles(stats, counts),
-        build_charts(stats, buckets, counts),
-        build_breakdowns(stats, await _name_conversations(service, conversations)),
-        ranges,
-        range_name,
-        change_token,
-    )
+    return {
+        **view,
+        "tiles": build_tiles(stats, counts),
+        "charts": build_charts(stats, buckets, counts),
+        "breakdowns": build_breakdowns(stats, await _name_conversations(service, conversations)),
+    }
 
 
 async def _name_conversations(
@@ -333,68 +345,42 @@ def build_breakdowns(
     stats: Analytics, conversations: Sequence[ConversationStats]
 ) -> tuple[Breakdown, ...]:
     """Build the tables of models and conversations; the rows of each add up to its last row."""
-    total = _build_row("Total", stats.requests.total, stats.requests.failed, stats)
+    sums = _list_figures(stats.requests.total, stats.requests.failed, stats)
+    total = _build_row("Total", sums)
     models = [
-        _build_row(f"{each.provider}:{each.model or 'unknown'}", each.requests, each.failed, each)
+        _build_row(
+            f"{each.provider}:{each.model or 'unknown'}",
+            _list_figures(each.requests, each.failed, each),
+        )
         for each in stats.models
     ]
+    figures = [_list_figures(each.requests, each.failed, each) for each in conversations]
     listed = [
-        replace(
-            _build_row(each.title or each.id, each.requests, each.failed, each),
-            url=f"/conversations/{quote(each.id, safe='')}",
-        )
-        for each in conversations
+        _build_row(each.title or each.id, own, f"/conversations/{quote(each.id, safe='')}")
+        for each, own in zip(conversations, figures, strict=True)
     ]
+    others = stats.requests.conversations - len(listed)
+    if others > 0:
+        rest = [whole - sum(parts) for whole, *parts in zip(sums, *figures, strict=True)]
+        listed.append(_build_row(pluralize(others, "other"), rest))
     return (
         Breakdown("By model", "Model", (*models, total)),
-        Breakdown(
-            "By conversation",
-            "Conversation",
-            (*listed, *_build_rest(stats, conversations, total), total),
-        ),
+        Breakdown("By conversation", "Conversation", (*listed, total)),
     )
 
 
-def _build_row(
-    name: str,
-    requests: int,
-    failed: int,
-    stats: Analytics | ModelStats | ConversationStats,
-) -> BreakdownRow:
-    tokens = stats.tokens
-    return BreakdownRow(
-        name,
-        requests,
-        failed,
-        tokens.input,
-        tokens.output,
-        _format_known_cost(stats.cost),
-    )
+def _list_figures(
+    requests: int, failed: int, stats: Analytics | ModelStats | ConversationStats
+) -> list[float]:
+    tokens, cost = stats.tokens, stats.cost
+    costs = (cost.dollars, cost.priced, cost.unpriced)
+    return [requests, failed, tokens.input, tokens.output, *costs]
 
 
-def _build_rest(
-    stats: Analytics, listed: Sequence[ConversationStats], total: BreakdownRow
-) -> list[BreakdownRow]:
-    """Return one row for the conversations that are not listed, if there are any."""
-    others = stats.requests.conversations - len(listed)
-    if others <= 0:
-        return []
-    costs = [each.cost for each in listed]
-    cost = Cost(
-        max(stats.cost.dollars - sum(each.dollars for each in costs), 0.0),
-        stats.cost.priced - sum(each.priced for each in costs),
-        stats.cost.unpriced - sum(each.unpriced for each in costs),
-    )
-    return [
-        BreakdownRow(
-            pluralize(others, "other"),
-            total.requests - sum(each.requests for each in listed),
-            total.errors - sum(each.failed for each in listed),
-            total.input_tokens - sum(each.tokens.input for each in listed),
-            total.output_tokens - sum(each.tokens.output for each in listed),
-            _format_known_cost(cost),
-        )
-    ]
+def _build_row(name: str, figures: Sequence[float], url: str = "") -> BreakdownRow:
+    requests, errors, inputs, outputs, priced, unpriced = map(int, (*figures[:4], *figures[5:]))
+    cost = _format_known_cost(Cost(max(figures[4], 0.0), priced, unpriced))
+    return BreakdownRow(name, requests, errors, inputs, outputs, cost, url)
 
 
 def _format_known_cost(cost: Cost) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 from functools import cache, partial
 from importlib.resources import files
+from itertools import count
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -18,8 +19,11 @@ from kedge.text import display
 from kedge.text.json_text import escape_surrogates
 from kedge.web import svg
 from kedge.web.markdown import PageMarkdown
-from kedge.web.plan_card import describe_request_size
+from kedge.web.plan_card import describe_request_size, format_body, iter_facts
 from kedge.web.security import SESSION_KEY
+from kedge.web.service import build_tag
+from kedge.web.shapes import format_headline, iter_notes
+from kedge.web.transcript import render_excerpt
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
@@ -31,11 +35,14 @@ def _quote(value: object) -> str:
 
 
 _FILTERS = {
+    "body_text": format_body,
+    "build_tag": build_tag,
     "ago": display.format_age,
     "duration": display.format_duration,
     "moment": display.format_time,
     "money": display.format_cost,
     "number": display.format_number,
+    "percent": display.format_percent,
     "plural": display.pluralize,
     "short_id": display.shorten_id,
     "size": display.format_size,
@@ -60,10 +67,15 @@ def get_environment() -> Environment:
         draw_lanes=svg.draw_lanes,
         draw_mark=svg.draw_mark,
         marks=MARK_DESCRIPTIONS,
-        share_bar=svg.draw_share_bar,
         static=static_url,
         describe_request_size=describe_request_size,
+        format_headline=format_headline,
+        iter_facts=iter_facts,
+        iter_notes=iter_notes,
         name_send=name_send,
+        next_number=count(1).__next__,
+        render_excerpt=render_excerpt,
+        series_styles=svg.SERIES_STYLES,
     )
     return environment
 

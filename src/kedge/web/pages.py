@@ -1,7 +1,7 @@
 """The pages, rendered on the server and readable without JavaScript."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -14,8 +14,7 @@ from kedge.errors import StoreError
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.server.sse import EventStreamResponse
 from kedge.store.proxied_requests import MAX_PROXIED
-from kedge.store.summaries import ConversationSummary, list_labels
-from kedge.text import display
+from kedge.store.summaries import list_labels
 from kedge.web.api import read_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
@@ -26,7 +25,6 @@ from kedge.web.dashboard import (
 )
 from kedge.web.openapi import ApiCall, get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
-from kedge.web.plan_card import format_body
 from kedge.web.schemas import ListQuery
 from kedge.web.security import (
     SESSION_COOKIE,
@@ -36,15 +34,9 @@ from kedge.web.security import (
     read_session_cookie,
 )
 from kedge.web.server_requests import find_chain, flush_requests, read_message
-from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
-from kedge.web.transcript import MAX_EXCERPTS, render_excerpt
-from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
-from kedge.web.workflows import (
-    build_workflow_view,
-    list_with_runs,
-    load_running,
-    workflow_status,
-)
+from kedge.web.service import get_service
+from kedge.web.workflows import list_with_runs, load_running, workflow_status
+from kedge.workflows.judges import JUDGE_ROLE
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
@@ -56,22 +48,6 @@ MAX_LISTED_BODY = 100_000
 """The maximum size of a request whose message is shown in the list of requests."""
 MAX_CHAIN = 50
 """The maximum number of requests shown before and after a request of another program."""
-
-_FILTER_TITLES = {
-    "active": "Active",
-    "forked": "Forked",
-    "failed": "With failures",
-    "archived": "Archived",
-    "all": "All",
-}
-_ORDER_TITLES = {
-    "newest": "Newest first",
-    "oldest": "Oldest first",
-    "turns": "Most responses",
-    "tokens": "Most tokens",
-    "cost": "Highest cost",
-    "title": "By title",
-}
 
 
 async def conversations(request: Request) -> Response:
@@ -85,48 +61,17 @@ async def conversations(request: Request) -> Response:
     result = await service.find(query)
     if not result.rows and query.offset:
         return RedirectResponse(_list_url(query, offset=0), 303)
-    hidden_fields = [("show", query.show), ("order", query.order)]
     return await render_page(
         request,
         "conversations.html",
         here="conversations",
-        list=_build_list(service, result, query, await list_labels(service.store)),
-        kept=[each for each in hidden_fields if each[1] not in ("active", "newest")],
-        narrowed=query.show != "active" or bool(query.tag or query.model),
-        base_url=request.app.state.base_url,
-    )
-
-
-def _build_list(
-    service: ConversationService,
-    result: FoundConversations,
-    query: ListQuery,
-    labels: tuple[Sequence[str], Sequence[str]],
-) -> ConversationList:
-    before, after = query.offset - PAGE_SIZE, query.offset + PAGE_SIZE
-    return ConversationList(
-        rows=tuple(_build_row(service, summary, result, query.q) for summary in result.rows),
+        query=query,
+        rows=[(each, service.status(each)) for each in result.rows],
         total=result.total,
-        first=query.offset + 1,
-        query=query.q,
-        filters=_build_choices(_FILTER_TITLES, query, "show"),
-        orders=_build_choices(_ORDER_TITLES, query, "order"),
-        tags=tuple(labels[0]),
-        tag=query.tag or "",
-        models=tuple(labels[1]),
-        model=query.model or "",
-        previous=_list_url(query, offset=max(before, 0)) if query.offset else "",
-        next=_list_url(query, offset=after) if after < result.total else "",
-    )
-
-
-def _build_choices(
-    names: Mapping[str, str], query: ListQuery, member: str
-) -> tuple[LinkChoice, ...]:
-    chosen = getattr(query, member)
-    return tuple(
-        LinkChoice(title, _list_url(query, **{member: name}, offset=0), name == chosen)
-        for name, title in names.items()
+        hits=result.hits,
+        labels=await list_labels(service.store),
+        list_url=partial(_list_url, query),
+        base_url=request.app.state.base_url,
     )
 
 
@@ -134,23 +79,6 @@ def _list_url(query: ListQuery, **changes: Any) -> str:
     changed = query.model_copy(update=changes)
     parameters = changed.model_dump(exclude_defaults=True, exclude={"limit"})
     return f"/?{urlencode(parameters)}" if parameters else "/"
-
-
-def _build_row(
-    service: ConversationService,
-    overview: ConversationSummary,
-    result: FoundConversations,
-    query: str,
-) -> ConversationListItem:
-    hits = result.hits.get(overview.row.id, ())
-    return ConversationListItem(
-        overview,
-        status=service.status(overview),
-        cached_share=display.format_percent(overview.cached_tokens, overview.input_tokens),
-        tags=tuple(map(build_tag, overview.row.tags)),
-        excerpts=tuple(render_excerpt(hit, query) for hit in hits[:MAX_EXCERPTS]),
-        more_hits=max(len(hits) - MAX_EXCERPTS, 0),
-    )
 
 
 async def conversation(request: Request) -> Response:
@@ -197,7 +125,7 @@ async def plan(request: Request) -> Response:
 async def dashboard(request: Request) -> Response:
     """Render the dashboard."""
     view = await build_dashboard(get_service(request), _read_range(request))
-    return await render_page(request, "dashboard.html", here="dashboard", view=view)
+    return await render_page(request, "dashboard.html", here="dashboard", view=view, ranges=RANGES)
 
 
 async def stream_dashboard(request: Request) -> Response:
@@ -226,9 +154,15 @@ async def workflows(request: Request) -> Response:
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
     loaded, run = await load_running(get_service(request), get_path_text(request, "id"))
-    view = replace(build_workflow_view(loaded), status=workflow_status(loaded, run))
+    sides = [chain for chain in loaded.chains if chain.role != JUDGE_ROLE]
     return await render_page(
-        request, "workflow.html", here="workflows", view=view, running=run is not None
+        request,
+        "workflow.html",
+        here="workflows",
+        workflow=loaded,
+        sides=sides if loaded.kind == "debate" else sides[:1],
+        state=workflow_status(loaded, run),
+        running=run is not None,
     )
 
 
@@ -245,8 +179,6 @@ async def list_requests(request: Request) -> Response:
     rows = await store.list_proxied(
         limit=PAGE_SIZE, before=_parse_number(before), body_bytes=MAX_LISTED_BODY
     )
-    totals = await store.sum_proxied()
-    older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return await render_page(
         request,
         "requests.html",
@@ -254,9 +186,8 @@ async def list_requests(request: Request) -> Response:
         base_url=request.app.state.base_url,
         rows=rows,
         read_message=read_message,
-        totals=totals,
-        older=older,
-        saved=display.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
+        totals=await store.sum_proxied(),
+        older=rows[-1].id if len(rows) == PAGE_SIZE else 0,
     )
 
 
@@ -266,18 +197,12 @@ async def show_request(request: Request) -> Response:
     store = get_service(request).store
     row = await store.get_proxied(request.path_params["number"])
     before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
-    bodies = [
-        (title, format_body(body))
-        for title, body in (("Request", row.request), ("Response", row.response))
-        if body
-    ]
     reason = PASS_THROUGH_REASONS.get(row.reason, row.reason)
     return await render_page(
         request,
         "request.html",
         here="requests",
         row=row,
-        bodies=bodies,
         reason=reason,
         before=before[-MAX_CHAIN:],
         omitted=max(len(before) - MAX_CHAIN, 0),

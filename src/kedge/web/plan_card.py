@@ -6,8 +6,9 @@ Everything on a card is in the record of the request. The first part compares th
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from typing import Literal
 
 from markupsafe import Markup, escape
 
@@ -21,11 +22,9 @@ from kedge.text.display import (
     format_size,
     pluralize,
 )
-from kedge.turns import AssistantBlock, Block, SystemBlock, Turn, UserBlock, dump_block
+from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
 from kedge.turns.text_format import describe
-from kedge.web.shapes import format_headline, iter_notes
-from kedge.web.transcript import indent_json, render_messages, tool_names
-from kedge.web.views import BLOCK_LABELS, BlockMark, DiffRow, MessageView, PlanCard, RawExchange
+from kedge.web.transcript import MessageView, indent_json, render_messages, tool_names
 
 MAX_WORDS = 2_000
 """The number of words above which a changed text is not compared word by word."""
@@ -36,6 +35,25 @@ MAX_BLOCKS = 400
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 _CHANGED = (Markup("<del>{}</del>"), Markup("<ins>{}</ins>"))
 Opcode = tuple[str, int, int, int, int]
+BLOCK_LABELS = {
+    "user": "User message",
+    "assistant": "Answer",
+    "reasoning": "Reasoning",
+    "tool_call": "Tool call",
+    "tool_result": "Tool result",
+    "system": "System prompt",
+    "opaque": "Other item",
+}
+"""The names of the kinds of blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """Blocks of two paths: the same in both, changed, or only in one of them."""
+
+    kind: Literal["same", "changed", "left", "right"]
+    left: tuple[MessageView, ...] = ()
+    right: tuple[MessageView, ...] = ()
 
 
 def block_text(block: Block) -> str:
@@ -165,26 +183,33 @@ MAX_BODY_CHARS = 200_000
 """The maximum number of characters shown of a raw body."""
 
 
-def build_plan_card(
-    row: RequestRecord,
-    turn: Turn,
-    exchanges: Sequence[StoredExchange],
-    changed: str = "",
-) -> PlanCard:
-    """Build the card of a past request for a Turn; ``changed`` names the block that broke the chain."""
-    return PlanCard(
-        row,
-        describe_request_size(row),
-        format_headline(row),
-        changed,
-        _build_strip(turn.body, row),
-        tuple(iter_notes(row)),
-        tuple(iter_facts(row)),
-        tuple(
-            RawExchange(format_body(each.request), format_body(each.reply), each.status)
-            for each in exchanges
-        ),
-    )
+@dataclass(frozen=True, slots=True)
+class BlockMark:
+    """One block in a plan card, or several folded into one mark."""
+
+    kind: str = ""
+    words: str = ""
+    sent: bool = False
+    folded: int = 0
+    omitted: bool = False
+    """Whether it was not sent although the server does not have it: reasoning and compactions."""
+
+    @property
+    def label(self) -> str:
+        """The name of the kind of block."""
+        return BLOCK_LABELS.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCard:
+    """The blocks that a request sent, and why newer candidates were rejected."""
+
+    row: RequestRecord
+    blocks: tuple[BlockMark, ...] = ()
+    exchanges: Sequence[StoredExchange] = ()
+    """The bodies of the request and its response, if they are stored."""
+    changed: str = ""
+    """The first changed block, if a change broke the chain."""
 
 
 def describe_request_size(row: RequestRecord) -> str:
@@ -225,7 +250,7 @@ def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
         yield "Chain depth", format_number(row.depth)
 
 
-def _build_strip(blocks: Sequence[Block], row: RequestRecord) -> tuple[BlockMark, ...]:
+def mark_blocks(blocks: Sequence[Block], row: RequestRecord) -> tuple[BlockMark, ...]:
     """Return a mark for each block; long runs of blocks that the server had are folded.
 
     There are none if middleware added or removed blocks: then positions in the stored Turn mean nothing.

@@ -17,7 +17,6 @@ from starlette.requests import HTTPConnection
 from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
-from kedge.planning.anchors import relied_until
 from kedge.server.access import CALLER_KEY
 from kedge.store import (
     AccessToken,
@@ -26,7 +25,6 @@ from kedge.store import (
     Node,
     RequestRecord,
     Store,
-    UnansweredQuestion,
 )
 from kedge.store.summaries import (
     ConversationSummary,
@@ -51,16 +49,19 @@ from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
 from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import (
+    DiffRow,
+    PlanCard,
     block_text,
     build_diff,
-    build_plan_card,
     describe_first_change,
+    mark_blocks,
     pair_edits,
 )
 from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
-from kedge.web.shapes import classify_status, overview_status
+from kedge.web.shapes import overview_status
 from kedge.web.transcript import (
+    ExchangeView,
     mark_edits,
     mark_messages,
     render_exchanges,
@@ -68,14 +69,6 @@ from kedge.web.transcript import (
     render_ranges,
     split_exchanges,
     tool_names,
-)
-from kedge.web.views import (
-    Branch,
-    Comparison,
-    ConversationView,
-    ExchangeView,
-    PlanCard,
-    TagView,
 )
 from kedge.workflows.roles import WORKFLOW_KEY
 
@@ -102,6 +95,43 @@ EDITED_KEY = "kedge.edited_from"
 """The metadata of an edited message: the id of the block that it replaced."""
 MAX_UNANSWERED = 3
 """The number of questions without an answer that are shown at a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagView:
+    """A tag with its link."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One branch of the tree, for selecting and comparing."""
+
+    tip: int
+    position: int
+    """The number of its last response in the list of responses."""
+    label: str
+    created_at: float
+    is_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The differences of two paths of a conversation, block by block."""
+
+    id: str
+    name: str
+    left: str
+    right: str
+    rows: tuple[DiffRow, ...]
+    left_label: str
+    right_label: str
+    left_sums: Totals
+    right_sums: Totals
+    common_count: int
+    """The number of blocks that are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +195,7 @@ class ConversationService:
             NotInStore: If there is no such conversation or position.
             CannotConnect: If the conversation's model is not available here; nothing was written.
         """
-        row = await self.store.conversation(name)
-        tree = await read_tree(self.store, row)
+        row, tree = await self._read_tree(name)
         node = (await self.store.find_node(row, at)).id
         choice = self.models.select(row, await self.store.newest_response(row, node), model)
         settings = dict(self.settings)
@@ -182,8 +211,8 @@ class ConversationService:
         *,
         show_all: bool = False,
         block: str = "",
-    ) -> ConversationView:
-        """Load a conversation with its graph and the path to the selected response.
+    ) -> dict[str, Any]:
+        """Load a conversation with its graph and the path to the selected response, for the template.
 
         Args:
             name: The id of the conversation.
@@ -193,58 +222,58 @@ class ConversationService:
             block: A block to show: the head is selected if its path contains the block, else the newest
                 node below ``at``.
         """
-        row = await self.store.conversation(name)
-        tree = await read_tree(self.store, row)
+        row, tree = await self._read_tree(name)
         chain = build_response_graph(tree, self.clock())
         node = (await self.store.find_node(row, at)).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
-        loaded = await self.store.load(row, node)
+        loaded, nodes = await self.store.load(row, node), path_to(tree, node)
         blocks = loaded.blocks
-        spans, ranges = split_exchanges(path_to(tree, node), blocks, tree.responses)
+        spans, ranges = split_exchanges(nodes, blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, await self.store.newest_response(row, node))
-        nodes = path_to(tree, node)
         previous = await self._load_previous_texts(row, nodes, blocks)
-        path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
         pending = render_pending(nodes, ranges, blocks)
-        runs, unanswered = self.runs.list(row.id), await self.store.unanswered_after(row, row.head)
+        messages = () if pending else render_ranges(ranges, blocks, tool_names(blocks))
+        runs, summary = self.runs.list(row.id), await self._summarize(row)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
-        return ConversationView(
-            id=row.id,
-            name=await self._find_name(row),
-            model=model,
-            models=tuple(dict.fromkeys((*((model,) if not problem else ()), *self.models.names))),
-            model_problem=problem,
-            status="running" if runs else conversation_status(row, tree, unanswered, self.clock()),
-            archived=row.archived,
-            tags=tuple(map(build_tag, row.tags)),
-            layout=layout,
-            node=node,
-            head_node=row.head,
-            chosen=chosen,
-            chosen_label=_node_label(chain, chosen),
-            head=chain.head,
-            path=path,
-            accepted=",".join((*IMAGE_TYPES, *FILE_TYPES)),
-            system=read_instructions(blocks),
-            object_id=loaded.state.conversation_id,
-            pending=()
-            if pending
-            else mark_messages(render_ranges(ranges, blocks, tool_names(blocks)), previous),
-            unanswered=(
-                *((pending,) if pending else ()),
-                *await self._load_unanswered(row, tree, node, runs),
-            ),
-            branches=_list_branches(layout, tree),
-            sums=chain.sums,
-            omitted=omitted,
-            run=run,
-            other_run=next(iter(runs), None) if run is None else None,
-            runs=tuple(each.id for each in runs),
-        )
+        unanswered = await self._load_unanswered(row, tree, node, runs)
+        return {
+            "row": row,
+            "name": _name_conversation(summary),
+            "model": model,
+            "models": dict.fromkeys((*((model,) if not problem else ()), *self.models.names)),
+            "model_problem": problem,
+            "status": self.status(summary),
+            "tags": list(map(build_tag, row.tags)),
+            "layout": layout,
+            "node": node,
+            "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
+            "chosen_label": _node_label(chain, chosen),
+            "head": chain.head,
+            "path": mark_edits(render_exchanges(spans[omitted:], blocks), previous),
+            "accepted": ",".join((*IMAGE_TYPES, *FILE_TYPES)),
+            "system": read_instructions(blocks),
+            "object_id": loaded.state.conversation_id,
+            "pending": mark_messages(messages, previous),
+            "unanswered": [*((pending,) if pending else ()), *unanswered],
+            "branches": _list_branches(layout, tree),
+            "sums": chain.sums,
+            "omitted": omitted,
+            "run": run,
+            "other_run": next(iter(runs), None) if run is None else None,
+            "runs": [each.id for each in runs],
+        }
+
+    async def _read_tree(self, name: str) -> tuple[ConversationRow, StoredTree]:
+        row = await self.store.conversation(name)
+        return row, await read_tree(self.store, row)
+
+    async def _summarize(self, row: ConversationRow) -> ConversationSummary:
+        summaries, _ = await list_summaries(self.store, ids=[row.id], show="all", scheduled=True)
+        return summaries[0]
 
     async def _find_view_of(
         self, row: ConversationRow, tree: StoredTree, node: int, block: str
@@ -281,17 +310,9 @@ class ConversationService:
                 exchanges[-1] = replace(exchanges[-1], status=each.status, has_progress=True)
         return exchanges
 
-    async def _find_name(self, row: ConversationRow) -> str:
-        """Return the title of a conversation, or the beginning of its first message."""
-        if row.title:
-            return row.title
-        summaries, _ = await list_summaries(self.store, ids=[row.id], show="all")
-        return next((each.first_words for each in summaries), "") or "New conversation"
-
     async def compare(self, name: str, left: str, right: str) -> Comparison:
         """Compare the paths to two nodes block by block."""
-        row = await self.store.conversation(name)
-        tree = await read_tree(self.store, row)
+        row, tree = await self._read_tree(name)
         chain = build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
@@ -300,7 +321,7 @@ class ConversationService:
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(
             id=row.id,
-            name=await self._find_name(row),
+            name=_name_conversation(await self._summarize(row)),
             left=str(ends[0]),
             right=str(ends[1]),
             rows=rows,
@@ -331,15 +352,14 @@ class ConversationService:
 
     async def load_plan_card(self, name: str, node: int) -> PlanCard:
         """Load the plan of the request that created a node."""
-        row = await self.store.conversation(name)
-        tree = await read_tree(self.store, row)
+        row, tree = await self._read_tree(name)
         response = tree.responses.get(node)
         if response is None:
             raise NotInStore(f"node {node} of this conversation was not created by a request")
         turn = (await self.store.load(row, response.parent)).turn()
         changed = await self._describe_change(row, tree, response, turn.blocks)
         exchanges = await load_exchanges(self.store, node)
-        return build_plan_card(response, turn, exchanges, changed)
+        return PlanCard(response, mark_blocks(turn.body, response), exchanges, changed)
 
     async def _describe_change(
         self,
@@ -380,15 +400,9 @@ def read_instructions(blocks: Sequence[Block]) -> str:
     return "\n\n".join(block.text for block in leading if isinstance(block, SystemBlock))
 
 
-def conversation_status(
-    row: ConversationRow, tree: StoredTree, unanswered: Sequence[UnansweredQuestion], now: float
-) -> str:
-    """Return the status of a conversation from its tree and the unanswered questions at its head."""
-    response = tree.responses.get(row.head)
-    status = unanswered[-1].status if unanswered else ""
-    lost = response is not None and response.status == "lost"
-    until = relied_until(response) if response is not None and response.stored else None
-    return classify_status(row, unanswered=status, lost=lost, until=until, now=now)
+def _name_conversation(summary: ConversationSummary) -> str:
+    """Return the title of a conversation, or the beginning of its first message."""
+    return summary.row.title or summary.first_words or "New conversation"
 
 
 def _node_label(chain: ResponseGraph, chosen: int) -> str:

@@ -123,33 +123,17 @@ def shape_reply(reply: "Reply") -> TurnShape:
 
 
 def overview_status(summary: ConversationSummary, now: float) -> str:
-    """Return the status of a conversation from its summary."""
-    lost = summary.lost > 0 and summary.expires_at is None
-    return classify_status(
-        summary.row, unanswered=summary.unanswered, lost=lost, until=summary.relied_until, now=now
-    )
-
-
-def classify_status(
-    row: ConversationRow, *, unanswered: str, lost: bool, until: float | None, now: float
-) -> str:
     """Return the status of a conversation: the first that applies.
-
-    Args:
-        row: The conversation.
-        unanswered: The status of the newest question at its head, if it has no answer.
-        lost: Whether the server lost the response at its head.
-        until: The time until which a response can be continued from.
-        now: The current time.
 
     Returns:
         ``archived``, ``pending``, ``cancelled``, ``failed``, ``lost``, ``expired``, ``expiring`` or ``active``.
     """
-    if row.archived:
+    until = summary.relied_until
+    if summary.row.archived:
         return "archived"
-    if unanswered:
-        return unanswered
-    if lost:
+    if summary.unanswered:
+        return summary.unanswered
+    if summary.lost and summary.expires_at is None:
         return "lost"
     if until is None or now < until - EXPIRING_SECONDS:
         return "active"

@@ -41,7 +41,6 @@ from kedge.turns import (
 from kedge.turns.frozen_json import thaw
 from kedge.web.attachments import IMAGE_TYPES
 from kedge.web.markdown import is_safe_link
-from kedge.web.views import Attachment, Excerpt, ExchangeView, MessageView
 
 HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
@@ -49,6 +48,81 @@ _OUTCOME_TAGS = {"ok": (), "refused": ("refused",), "cancelled": ("cancelled",)}
 BlockRange = tuple[Node, int, int]
 """The blocks that a node added: node, start index, end index."""
 IMAGE_PREFIXES = tuple(f"data:{name};" for name in IMAGE_TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An image or file of a message: displayed or offered for download if its content is stored, else linked.
+
+    ``src`` and ``stored`` are addresses below that of the conversation.
+    """
+
+    alt: str
+    src: str = ""
+    link: str = ""
+    stored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One block in the chat."""
+
+    id: str
+    kind: str
+    title: str
+    source: str = ""
+    """The Markdown of the shown text."""
+    text: str = ""
+    hint: str = ""
+    images: tuple[Attachment, ...] = ()
+    tags: tuple[str, ...] = ()
+    previous: str | None = None
+    """The text before the block was edited; None if it was not."""
+    html: Markup | None = None
+    """Shown instead of ``source``, if there is any: the differences to another message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeView:
+    """A question and its answer.
+
+    ``node`` is the node of the answer, ``question`` that of the question (0 if history was rewritten),
+    ``before`` the node before it. ``row`` is None while there is no response.
+    """
+
+    node: int
+    before: int
+    response_id: str
+    asked: tuple[MessageView, ...]
+    answered: tuple[MessageView, ...]
+    row: RequestRecord | None
+    status: str = "completed"
+    error: str = ""
+    created_at: float | None = None
+    question: int = 0
+    has_progress: bool = False
+    """Whether a part of the turn, such as the results of tools, is stored."""
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether the question has no complete answer."""
+        return self.status not in ANSWERED_STATUSES
+
+    @property
+    def trouble(self) -> str:
+        """Why the question has no complete answer, as a sentence."""
+        return _TROUBLES.get(self.status, f"The request failed ({self.status}).")
+
+
+_TROUBLES = {
+    "pending": "This message has no answer yet.",
+    "running": "The answer is still generated in the background.",
+    "cancelled": "This answer was stopped. It is sent again only if you continue from it.",
+    "refused": "The request was rejected.",
+    "cut": "The answer was cut off.",
+    "incomplete": "The answer is incomplete.",
+    "failed": "The request failed.",
+}
 
 
 def tool_names(blocks: Sequence[Block]) -> dict[str, str]:
@@ -323,8 +397,15 @@ def summarize_text(text: str) -> str:
     return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"
 
 
-MAX_EXCERPTS = 3
-"""The number of excerpts shown for a conversation."""
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A match of a search: the link to its message, the kind of the block, and the text around the match."""
+
+    url: str
+    kind: str
+    html: Markup
+
+
 _WORD = re.compile(r"\w+")
 _QUERY_WORD = re.compile(r"(?P<not>(?:-|\bNOT\s+)?)\"?(?P<word>\w+)(?P<prefix>\*?)")
 _MARK = Markup("<mark>{}</mark>")

@@ -1,32 +1,28 @@
-"""Start workflows from the page and the API, follow them while they run, and build their views.
+"""Start workflows from the page and the API, and follow them while they run.
 
 A workflow runs as a task of the server, with models of the server. Its judge is a model with a rubric,
 because a judge that is a function would run code chosen by a client.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable
 from typing import Any
 
 from kedge.errors import InvalidWorkflow, KedgeError, NotInStore
 from kedge.web.runs import TurnRun
 from kedge.web.schemas import NewWorkflow, WorkflowChainShape, WorkflowShape
 from kedge.web.service import ConversationService
-from kedge.web.views import Cell, RoundView, WorkflowView
 from kedge.workflows import (
     ModelJudge,
     Side,
     Step,
     Workflow,
-    WorkflowChain,
     debate,
     list_workflows,
     load_workflow,
     refine,
     steps,
 )
-from kedge.workflows.judges import JUDGE_ROLE
 from kedge.workflows.roles import new_workflow_id
 
 RunnableWorkflow = Awaitable[Any]
@@ -149,77 +145,3 @@ def workflow_status(workflow: Workflow, run: TurnRun | None) -> str:
     """Return the status of a workflow."""
     is_over = workflow.status == "running" and run is None
     return "interrupted" if is_over else workflow.status
-
-
-_SUCCESS_STATUSES = frozenset({"passed", "decided", "finished"})
-
-
-def build_workflow_view(workflow: Workflow) -> WorkflowView:
-    """Build the view of a workflow."""
-    return WorkflowView(
-        id=workflow.id,
-        kind=workflow.kind,
-        title=str(workflow.spec.get("question") or workflow.title or workflow.id),
-        question=str(workflow.spec.get("question", "")),
-        status=workflow.status,
-        rounds=_build_rounds(workflow),
-        verdict=_format_verdict(workflow),
-        good=None if workflow.status == "running" else workflow.status in _SUCCESS_STATUSES,
-        chains=tuple((chain.role, chain.conversation) for chain in workflow.chains),
-    )
-
-
-def _build_rounds(workflow: Workflow) -> tuple[RoundView, ...]:
-    """Build one round per question: of a debate with all participants, of others with the one chain."""
-    sides = [chain for chain in workflow.chains if chain.role != JUDGE_ROLE]
-    shown = sides if workflow.kind == "debate" else sides[:1]
-    return tuple(
-        RoundView(
-            _title_round(workflow, shown, index),
-            tuple(_build_cell(workflow, side, index) for side in shown),
-            _format_ruling(workflow, index),
-        )
-        for index in range(max((len(side.exchanges) for side in shown), default=0))
-    )
-
-
-def _title_round(workflow: Workflow, sides: Sequence[WorkflowChain], index: int) -> str:
-    if workflow.kind != "steps":
-        return f"Round {index + 1}"
-    number, names = sides[0].exchanges[index].number, list(workflow.spec.get("steps", ()))
-    has_name = 1 <= number <= len(names)
-    return f"Step {number}: {names[number - 1]}" if has_name else f"Step {number}"
-
-
-def _build_cell(workflow: Workflow, side: WorkflowChain, index: int) -> Cell:
-    title = side.role if workflow.kind == "debate" else "Answer"
-    if index >= len(side.exchanges):
-        return Cell(title, "*No answer yet.*")
-    sent = side.exchanges[index]
-    cell = Cell(title, sent.answer, sent.question, exchange=sent, conversation=side.conversation)
-    if index >= len(workflow.verdicts):
-        return cell
-    verdict = workflow.verdicts[index]
-    score = "" if verdict.score is None else f", {verdict.score:g}"
-    label = f"{'passed' if verdict.passed else 'not passed'}{score}"
-    return replace(cell, verdict=label, critique=verdict.critique, good=verdict.passed)
-
-
-def _format_ruling(workflow: Workflow, index: int) -> str:
-    if index >= len(workflow.rulings):
-        return ""
-    ruling = workflow.rulings[index]
-    decision = "Decided" if ruling.over else "Undecided"
-    winner = f" for {ruling.winner}" if ruling.winner else ""
-    return f"{decision}{winner}. {ruling.reason}".strip()
-
-
-def _format_verdict(workflow: Workflow) -> str:
-    if workflow.rulings and workflow.status != "running":
-        last = workflow.rulings[-1]
-        result = f"{last.winner} won." if last.winner else "No winner."
-        return f"{result} {last.reason}".strip()
-    if workflow.kind == "refine" and workflow.verdicts and workflow.status != "running":
-        passed = workflow.verdicts[-1].passed
-        return "The last answer passed." if passed else "No answer passed."
-    return ""
