@@ -70,18 +70,18 @@ class CallerRegistry(Protocol):
 Problem = Literal[
     "headers", "host", "origin", "missing", "invalid", "scope", "requests", "tokens", "outage"
 ]
-STATUSES: Mapping[Problem, int] = {
-    "headers": 431,
-    "host": 403,
-    "origin": 403,
-    "missing": 401,
-    "invalid": 401,
-    "scope": 403,
-    "requests": 429,
-    "tokens": 429,
-    "outage": 503,
+ACCESS_ERRORS: Mapping[Problem, errors.ErrorTemplate] = {
+    "headers": errors.HEADERS_TOO_LARGE,
+    "host": errors.HOST_NOT_ALLOWED,
+    "origin": errors.ORIGIN_NOT_ALLOWED,
+    "missing": errors.API_KEY_MISSING,
+    "invalid": errors.API_KEY_INVALID,
+    "scope": errors.TOKEN_SCOPE_MISSING,
+    "requests": errors.RATE_LIMITED,
+    "tokens": errors.TOKENS_LIMITED,
+    "outage": errors.DATABASE_UNAVAILABLE,
 }
-"""The HTTP status of each problem for which a request is rejected."""
+"""The error of the API, and with it the HTTP status, of each problem for which a request is rejected."""
 
 
 class Credentials(NamedTuple):
@@ -110,7 +110,7 @@ class Rejection(NamedTuple):
     @property
     def status(self) -> int:
         """The HTTP status."""
-        return STATUSES[self.problem]
+        return ACCESS_ERRORS[self.problem].status
 
 
 REVOKED = Rejection("invalid", "the token was revoked; send a valid one")
@@ -344,19 +344,6 @@ def parse_host_name(host: bytes) -> str:
     """Return the name in ``name:port``, or an empty text; an IPv6 address includes its brackets."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return match[1] if match else ""
-
-
-ACCESS_ERRORS: Mapping[Problem, errors.ErrorTemplate] = {
-    "headers": errors.HEADERS_TOO_LARGE,
-    "host": errors.HOST_NOT_ALLOWED,
-    "origin": errors.ORIGIN_NOT_ALLOWED,
-    "missing": errors.API_KEY_MISSING,
-    "invalid": errors.API_KEY_INVALID,
-    "scope": errors.TOKEN_SCOPE_MISSING,
-    "requests": errors.RATE_LIMITED,
-    "tokens": errors.TOKENS_LIMITED,
-    "outage": errors.DATABASE_UNAVAILABLE,
-}
 
 
 def build_access_error(rejection: Rejection, policy: AccessPolicy) -> errors.ApiError:

@@ -37,13 +37,7 @@ CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
 
 ORDER: Mapping[str, str] = {
-    "text": "cache_control",
-    "image": "cache_control",
-    "image.source.base64": "media_type",
-    "document": "cache_control",
-    "document.source.base64": "media_type",
-    "document.source.text": "media_type",
-    "tool_reference": "cache_control",
+    "*": "cache_control media_type",
     "search_result": "cache_control source title content citations?",
     "tool_use": "cache_control id name input caller?",
     "tool_result": "cache_control tool_use_id content? is_error?",

@@ -35,7 +35,7 @@ class FaultKind:
     """One kind of fault: its description, its value, its options and its effect.
 
     The effect may be a response instead of that of the server (``override``), a change of a response or of each event
-    of its stream (``edit``, which returns whether it changed anything), a change of the order of events (``step``), or
+    of its stream (``edit``), a change of the order of events (``step``), or
     the number of earlier responses that the model sees (``history``). ``middleware`` has the effects on the connection.
     """
 
@@ -43,7 +43,7 @@ class FaultKind:
     value: FaultArgument | None = None
     options: Mapping[str, FaultArgument] = field(default_factory=dict[str, FaultArgument])
     override: Callable[[Fault, FaultedRequest], Response | None] | None = None
-    edit: Callable[[Fault, FaultedRequest, Body], bool] | None = None
+    edit: Callable[[Fault, FaultedRequest, Body], None] | None = None
     step: Callable[[Fault], StreamStep] | None = None
     history: Callable[[Fault], int] | None = None
     is_memory: bool = False
@@ -150,7 +150,7 @@ KINDS: Mapping[str, FaultKind] = {
     ),
     "omit_output_index": FaultKind(
         "The events of a stream have no output_index.",
-        edit=lambda _, __, event: event.pop("output_index", None) is not None,
+        edit=effects.omit_output_index,
     ),
     "stream_content_type": FaultKind(
         "A stream is sent without a content type, or as text/plain.",

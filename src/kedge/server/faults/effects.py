@@ -361,9 +361,8 @@ def _is_call(item: Body) -> bool:
     return str(item.get("type")) in CALL_TYPES
 
 
-def remove_call_ids(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+def remove_call_ids(fault: Fault, request: FaultedRequest, event: Body) -> None:
     """Remove the id of every call, under the key of its API, or empty it."""
-    changed = False
     for call, key in _iter_calls(event):
         if not call.get(key):
             continue
@@ -374,8 +373,6 @@ def remove_call_ids(fault: Fault, request: FaultedRequest, event: Body) -> bool:
         del call[key]
         if fault.name == "empty_call_id":
             call[key] = ""
-        changed = True
-    return changed
 
 
 def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
@@ -394,49 +391,49 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
             yield block, "id"
 
 
-def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> bool:
+def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> None:
     """Remove the names of calls."""
-    calls = [call for call, _ in _iter_calls(event)]
-    holders = [*calls, *_select_dicts([call.get("function") for call in calls])]
-    names = [holder.pop("name", None) for holder in holders]
-    return any(name is not None for name in names)
+    for call, _key in _iter_calls(event):
+        for holder in _select_dicts([call, call.get("function")]):
+            holder.pop("name", None)
 
 
-def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> bool:
+def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> None:
     """Remove the id of the response."""
     is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
     members = [event] if is_chunk else [event.get("response"), event.get("message")]
-    ids = [holder.pop("id", None) for holder in _select_dicts(members)]
-    return any(each is not None for each in ids)
+    for holder in _select_dicts(members):
+        holder.pop("id", None)
 
 
-def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> bool:
+def omit_output_index(_: Fault, __: FaultedRequest, event: Body) -> None:
+    """Remove the index of the output item."""
+    event.pop("output_index", None)
+
+
+def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> None:
     """Remove the response or conversation that the response continues."""
     echo, response = fault.options["echo"], event.get("response", {})
-    names = [name for name in ("previous_response_id", "conversation") if response.get(name)]
-    if echo == "yes" or not names:
-        return False
-    for name in names:
-        if echo == "missing":
+    for name in ("previous_response_id", "conversation"):
+        if echo == "missing" and response.get(name):
             del response[name]
-        elif echo == "no" or response.get("status") != "in_progress":
-            response[name] = None
-    return True
+        elif echo == "no" or (echo == "late" and response.get("status") != "in_progress"):
+            response |= {name: None} if name in response else {}
 
 
 CONSTANT_USAGE = 10
 
 
-def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> None:
     """Change the reported usage."""
     response = event.get("response", event)
     usage = cast("Body | None", response.get("usage"))
     if not request.is_stateful or not usage:
-        return False
+        return
     match fault.value:
         case "none":
             response["usage"] = None
-            return True
+            return
         case "constant":
             tokens = CONSTANT_USAGE
         case "new":
@@ -452,7 +449,6 @@ def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
             tokens = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
     usage["input_tokens"] = tokens
     usage["total_tokens"] = tokens + usage["output_tokens"]
-    return True
 
 
 TEXT_MEMBERS = frozenset({"text", "delta", "content"})
@@ -472,56 +468,46 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     }
 
 
-def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> bool:
+def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> None:
     """Change the completed event so that it contradicts the events before it."""
     if event.get("type") != "response.completed":
-        return False
+        return
     output = cast("list[Body]", event["response"]["output"])
     if fault.value == "missing":
         del output[-1:]
-        return True
-    calls = [item for item in output if "arguments" in item]
-    parts = [part for item in output for part in _select_dicts(item.get("content"))]
-    changed = calls if fault.value == "arguments" else [part for part in parts if "text" in part]
-    for each in changed:
-        name = "arguments" if fault.value == "arguments" else "text"
-        each[name] = '{"changed":true}' if name == "arguments" else f"{each[name]} (changed)"
-    return bool(changed)
+    for item in output:
+        if fault.value == "arguments" and "arguments" in item:
+            item["arguments"] = '{"changed":true}'
+        for part in _select_dicts(item.get("content")) if fault.value == "text" else ():
+            if "text" in part:
+                part["text"] += " (changed)"
 
 
 LONE_SURROGATE = "\ud83d"
 _SENTENCE_END = re.compile(r"[.!?]")
 
 
-def break_surrogates(_: Fault, __: FaultedRequest, event: Body) -> bool:
+def break_surrogates(_: Fault, __: FaultedRequest, event: Body) -> None:
     """Put half of a surrogate pair at the end of each sentence of the answer."""
-    if "arguments" in str(event.get("type")):
-        return False
-    broken: Body = _map_texts(event, lambda text: _SENTENCE_END.sub(LONE_SURROGATE, text))
-    changed = broken != event
-    event.update(broken)
-    return changed
+    if "arguments" not in str(event.get("type")):
+        event.update(_map_texts(event, lambda text: _SENTENCE_END.sub(LONE_SURROGATE, text)))
 
 
-def report_unstored(_: Fault, __: FaultedRequest, event: Body) -> bool:
+def report_unstored(_: Fault, __: FaultedRequest, event: Body) -> None:
     """Report that the response is not stored."""
-    if "store" not in event.get("response", {}):
-        return False
-    event["response"]["store"] = False
-    return True
+    if "store" in event.get("response", {}):
+        event["response"]["store"] = False
 
 
 REUSED_ID = "resp_reused"
 
 
-def reuse_response_id(_: Fault, request: FaultedRequest, event: Body) -> bool:
+def reuse_response_id(_: Fault, request: FaultedRequest, event: Body) -> None:
     """Give the response the id of every other."""
     response = event.get("response", {})
-    if not request.is_stateful or not response.get("id"):
-        return False
-    request.withheld_call_ids[REUSED_ID] = response["id"]
-    response["id"] = REUSED_ID
-    return True
+    if request.is_stateful and response.get("id"):
+        request.withheld_call_ids[REUSED_ID] = response["id"]
+        response["id"] = REUSED_ID
 
 
 def translate_not_found(

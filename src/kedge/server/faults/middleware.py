@@ -32,7 +32,7 @@ from kedge.server.faults.effects import (
 from kedge.server.http import build_error_response, collect_body, render_error
 from kedge.server.request_log import RECORD_KEY, receive_until
 from kedge.server.storage.context import limit_history
-from kedge.text.json_text import decode, encode_escaped
+from kedge.text.json_text import copy_value, decode, encode_escaped
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -104,9 +104,11 @@ class FaultyConnection:
 
     def _edit_event(self, event: Body) -> None:
         for name, kind in KINDS.items():
-            fault = self._armed.get(name) if kind.edit is not None else None
-            if kind.edit and fault and kind.edit(fault, self._faulted_request, event):
-                self._faulted_request.record_fault(fault)
+            if kind.edit is not None and (fault := self._armed.get(name)) is not None:
+                before = copy_value(event)
+                kind.edit(fault, self._faulted_request, event)
+                if event != before:
+                    self._faulted_request.record_fault(fault)
 
     async def _forward_events(self, frames: FrameRewriter, message: Message) -> None:
         for frame in frames.feed(message.get("body", b"")):

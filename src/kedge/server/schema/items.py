@@ -58,8 +58,6 @@ PART_TYPES = (
 PARTS: Mapping[str, Validator | Members] = {
     **Rules(
         order={
-            "input_image": "detail? file_id? image_url? prompt_cache_breakpoint?",
-            "input_file": "detail- file_data? file_id? file_url? filename? prompt_cache_breakpoint?",
             "output_text": "text! annotations? logprobs? parsed~",
             "output_text.annotations.file_citation": "file_id filename- index",
             "output_text.annotations.url_citation": "start_index end_index title- url",
@@ -143,10 +141,7 @@ TOOLS = Array(TOOL, of="tools")
 
 FIRST_CHOICES = ("allowed_tools", "function", "custom", "mcp")
 """The first types of ``tool_choice`` in the list of an error."""
-CHOICE_TABLES = Rules(
-    order={"allowed_tools": "mode tools", "mcp": "server_label name"},
-    types={"allowed_tools.tools": Array(ANY_OBJECT)},
-).build("responses", "tool_choices")
+CHOICE_TABLES = Rules().build("responses", "tool_choices")
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum("none", "auto", "required"),
@@ -156,18 +151,14 @@ TOOL_CHOICE = TypeUnion(
 STATUS = StringEnum("in_progress", "completed", "incomplete")
 ITEM_TABLES = Rules(
     order={
-        "additional_tools": "id role tools",
+        "*": "id call_id name path",
         "agent_message": "id author recipient content agent",
         "apply_patch_call": "id call_id operation caller status",
         "apply_patch_call_output": "id call_id output caller status",
-        "*.operation.create_file": "path diff",
-        "*.operation.update_file": "path diff",
         "code_interpreter_call": "id!? code? container_id outputs?",
-        "compaction": "id",
         "computer_call": "id? call_id action? actions? pending_safety_checks status?",
         "*.action.double_click": "x y keys?",
         "*.actions.double_click": "x y keys?",
-        "computer_call_output": "id call_id output",
         "custom_tool_call": "id? call_id name input namespace? async? async_~ caller status?",
         "custom_tool_call_output": "id? call_id output caller status?",
         "file_search_call": "id!?",
@@ -180,12 +171,8 @@ ITEM_TABLES = Rules(
         "*.svg_usage": "model- input_tokens- output_tokens- reasoning_tokens- total_tokens-",
         "local_shell_call": "id? call_id action status!?",
         "mcp_approval_request": "id!? server_label name arguments",
-        "mcp_approval_response": "id approval_request_id approve",
         "mcp_call": "id!? server_label name arguments approval_request_id output error status",
         "mcp_list_tools": "id!? server_label tools",
-        "mcp_list_tools.tools": "name input_schema annotations",
-        "multi_agent_call": "id call_id action arguments agent",
-        "multi_agent_call_output": "id call_id action output agent",
         "program": "id!?",
         "program_output": "id!?",
         # The live API sends a status with reasoning items and rejects it as input.
@@ -193,8 +180,6 @@ ITEM_TABLES = Rules(
         "shell_call": "id call_id action environment caller status",
         "shell_call_output": "id call_id output max_output_length caller status",
         "shell_call_output.output": "stdout stderr outcome",
-        "tool_search_call": "id call_id arguments execution status",
-        "tool_search_output": "id call_id tools execution status",
         "*.environment.local.skills": "name description",
         "web_search_call": "id? action? status-",
         "*.action.search": "query queries",
@@ -208,7 +193,6 @@ ITEM_TABLES = Rules(
         "custom_tool_call_output.status": STATUS,
         "reasoning.status": Null(),
         "local_shell_call_output.id": CALL_ID,
-        "*.approval_request_id": STRING,
         "mcp_approval_response.approval_request_id": Identifier(),
         "*.results.attributes": ANY_OBJECT,
         "*.text.format.json_schema.name": NAME,

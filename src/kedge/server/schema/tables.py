@@ -59,7 +59,7 @@ class Rules:
     Args:
         order: The first members of a table in the order of their checks, or the first variants of a union in the
             order of errors, by path. Those that are not listed follow. Marks after the name of a member replace those
-            of the package; ``-`` means none.
+            of the package; ``-`` means none. The path ``*`` has the first members of every other table that has them.
         types: Validators by the path of a member; those of members with the tables of another section are needed.
         expected: The expected value of a member of several types for an error message, by path.
     """
@@ -79,7 +79,9 @@ class Rules:
 
     def _build_members(self, table: Mapping[str, Any], path: str) -> Members:
         declared = {name.rstrip("!?"): name for name in table}
-        order = _find(self.order, path) or ""
+        order = _find(self.order, path)
+        if order is None:
+            order = " ".join(name for name in self.order.get("*", "").split() if name in declared)
         listed = {name.rstrip("!?~-"): name for name in order.split()}
         members: Members = {}
         for name in (*listed, *(each for each in declared if each not in listed)):
