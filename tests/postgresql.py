@@ -255,7 +255,7 @@ class ReusableStore:
         """Return the statements that restore the first rows; sent together, they are one transaction."""
         names = [(str(name), kind) for _, name, kind, *_ in self._tables]
         tables = [sql.Identifier(name) for name, kind in names if kind == "r"]
-        statements = [sql.SQL("DELETE FROM {}").format(table) for table in tables]
+        statements = [sql.SQL("DELETE FROM {}").format(table) for table in reversed(tables)]
         statements += [
             sql.SQL("SELECT setval({}, 1, false)").format(name)
             for name, kind in names

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -399,15 +400,16 @@ def predict(name: str, message: str) -> dict[str, Any]:
 
 
 def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path: Path) -> None:
-    """``kedge inspect`` predicts the loss, and a file that cannot be created is reported."""
+    """``kedge inspect`` predicts the loss, and tables that cannot be used are reported."""
     invoke_chat("My name is Ada.\n", "-c", "harbour")
-    memory = tmp_path / "kedge" / "kedge.practice.db"
-    memory.unlink()
+    assert [path.name for path in (tmp_path / "kedge").iterdir()] == ["kedge.db"]
+    with sqlite3.connect(tmp_path / "kedge" / "kedge.db") as store:
+        store.execute("DELETE FROM practice_nodes")
     plan = predict("harbour", "What is my name?")
     assert plan["anchor"] == ""
     assert plan["rejected"][0]["reason"] == "lost"
-    assert not memory.exists()
-    memory.mkdir()
+    store.execute("DROP TABLE practice_facts")
+    store.close()
     second = invoke_chat("What is my name?\n", "-c", "harbour")
     assert "Your name is Ada." in second.stdout
     assert (

@@ -202,9 +202,9 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "older version of Kedge (schema 3" in found["found"]
     assert "another --db" in found["advice"]
     assert file.read_bytes() == before
-    with sqlite3.connect(file) as database:
-        database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-    database.close()
+    file.unlink()
+    with serve(db=str(file)):
+        pass
     assert f"schema {SCHEMA_VERSION}" in run_doctor()[1]["server.db"]["found"]
     file.write_bytes(b"this is no database, but long enough to look at" * 30)
     result, checks = run_doctor()

@@ -1,58 +1,112 @@
-"""Test the practice model's responses stored in a file: shared, erasable, and optional."""
+"""Test the practice model's responses in a store: shared, deleted with their conversations, and optional."""
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
 from kedge.planning import Mode
+from kedge.providers import practice_memory
 from kedge.providers.practice_memory import (
-    erase_deleted,
-    erase_practice_memory,
     find_missing_responses,
     get_embedded_server,
     store_practice_memory,
 )
-from kedge.store import Store, open_store
+from kedge.store import ConversationRow, Store, open_store
+from kedge.testing import serve
+from postgresql import ReusableStore
+
+WRITER = """
+import asyncio, sys
+from kedge.conversation import Conversation
+from kedge.providers.practice_memory import store_practice_memory
+from kedge.store import open_store
+
+async def main(url):
+    async with open_store(url) as store, await Conversation.create("practice", store=store) as conversation:
+        while True:
+            await conversation.send("Hello")
+            print((await conversation.responses())[-1].provider_response_id, flush=True)
+
+with store_practice_memory(sys.argv[1]):
+    asyncio.run(main(sys.argv[1]))
+"""
+"""A process that sends messages until it is killed, and prints the id of every response."""
 
 
-async def converse(store: Store, *messages: str, mode: Mode = "chained") -> list[str]:
-    """Send messages in a new conversation, and return the ids of the responses."""
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the address of an empty store that can be opened several times."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    with request.getfixturevalue("postgres_store").borrow() as address:
+        yield address
+
+
+async def converse(
+    store: Store, *messages: str, mode: Mode = "chained"
+) -> tuple[ConversationRow, list[str]]:
+    """Send messages in a new conversation; return its row and the ids of the responses."""
     async with await Conversation.create("practice", store=store) as conversation:
         for message in messages:
             await conversation.send(message, mode=mode)
-        return [row.provider_response_id for row in await conversation.responses()]
+        responses = await conversation.responses()
+        row = await store.conversation(conversation.id)
+        return row, [each.provider_response_id for each in responses]
 
 
-def send_messages(*messages: str, mode: Mode = "chained") -> list[str]:
+def send_messages(url: str, *messages: str, mode: Mode = "chained") -> list[str]:
+    """Send messages in a new conversation of a store, and return the ids of the responses."""
+
     async def work() -> list[str]:
-        async with open_store("sqlite://:memory:") as store:
-            return await converse(store, *messages, mode=mode)
+        async with open_store(url) as store:
+            return (await converse(store, *messages, mode=mode))[1]
 
     return run_sync(work())
 
 
-def test_stored_responses_are_found_by_a_later_server(tmp_path: Path) -> None:
-    """The embedded server of a file ends with the block, and the next one has its responses."""
-    file = tmp_path / "practice.db"
-    with store_practice_memory(file):
+def read_files(folder: Path) -> bytes:
+    """Return the content of all files in a folder."""
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+def test_stored_responses_are_found_by_a_later_server(url: str) -> None:
+    """The embedded server of a store ends with the block, and the next one has its responses."""
+    with store_practice_memory(url):
         first = get_embedded_server()
-        response_ids = send_messages("Hello")
+        response_ids = send_messages(url, "Hello")
         assert get_embedded_server() is first
     assert find_missing_responses(response_ids) == set(response_ids)
-    with store_practice_memory(file):
+    with store_practice_memory(url):
         assert get_embedded_server() is not first
         assert find_missing_responses(response_ids) == set()
 
 
-def test_a_file_that_cannot_be_used_is_reported(
+def test_the_store_is_the_only_file(tmp_path: Path) -> None:
+    """The responses are in the file of the conversations, which is complete after a copy."""
+    store, copy = tmp_path / "store.db", tmp_path / "copy.db"
+    with store_practice_memory(store):
+        response_ids = send_messages(f"sqlite:///{store}", "Hello")
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
+    copy.write_bytes(store.read_bytes())
+    with store_practice_memory(copy):
+        assert find_missing_responses(response_ids) == set()
+
+
+def test_a_store_that_cannot_be_used_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The responses are then stored only while the process runs, and everything else works."""
     problems: list[str] = []
     with store_practice_memory(tmp_path, problems.append):
-        assert len(send_messages("Hello")) == 1
+        assert len(send_messages("sqlite://:memory:", "Hello")) == 1
     assert "only while this process runs" in problems[0]
     assert str(tmp_path) in problems[0]
     with store_practice_memory(tmp_path):
@@ -60,25 +114,179 @@ def test_a_file_that_cannot_be_used_is_reported(
     assert "only while this process runs" in caplog.text
 
 
-async def erase_nothing() -> None:
-    """Call `erase_deleted` without a file, when there is nothing to erase."""
-    async with open_store("sqlite://:memory:") as store:
-        await erase_deleted(store)
+async def test_deleted_conversation_is_deleted_here_in_the_same_transaction(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that fails at its end deletes nothing; one that succeeds deletes the responses of all modes."""
+
+    def fail(*_: object) -> None:
+        raise OSError("cut off")
+
+    async with open_store(url) as store:
+        with store_practice_memory(url):
+            row, deleted = await converse(store, "b goes", "c goes")
+            other, _ = await converse(store, "d goes", mode="conversation")
+            user = store.use_namespace("alice")
+            _, kept = await converse(user, "a stays")
+            with monkeypatch.context() as patch:
+                patch.setattr("kedge.store.delete.find_empty_conversations", fail)
+                with pytest.raises(OSError, match="cut off"):
+                    await store.delete(row)
+            assert find_missing_responses([*kept, *deleted]) == set()
+            await store.delete(row)
+            await store.delete(other)
+            assert find_missing_responses([*kept, *deleted]) == set(deleted)
+        query = "SELECT input FROM practice_nodes"
+        content = b"".join(
+            bytes(text) for (text,) in await store.database.read(lambda tx: tx.rows(query))
+        )
+        assert b"a stays" in content
+        assert b" goes" not in content
+        empty = "SELECT id FROM practice_conversations"
+        assert await store.database.read(lambda tx: tx.rows(empty)) == []
+        assert await store.verify() == []
 
 
-def test_erasing_deletes_all_other_responses(tmp_path: Path) -> None:
-    """Responses and conversation objects are deleted from the disk, not only from the index."""
-    file = tmp_path / "practice.db"
-    erase_practice_memory(file, ())
-    assert not file.exists()
-    with store_practice_memory(file):
-        left = send_messages("a stays")
-        deleted = send_messages("b goes", "c goes")
-        send_messages("d goes", mode="conversation")
-    erase_practice_memory(file, left)
-    run_sync(erase_nothing())
-    with store_practice_memory(file):
-        assert find_missing_responses([*left, *deleted]) == set(deleted)
-    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"a stays" in content
-    assert b" goes" not in content
+async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
+    """Deleted responses are overwritten on disk; ``gc`` deletes those that no conversation has."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with store_practice_memory(url):
+        send_messages("sqlite://:memory:", "an interrupted answer")
+        async with open_store(url) as store:
+            row, _ = await converse(store, "b goes")
+            await converse(store, "a stays")
+            assert b"interrupted" in read_files(tmp_path)
+            await store.gc()
+            assert b"interrupted" not in read_files(tmp_path)
+            await store.delete(row)
+            assert b"a stays" in read_files(tmp_path)
+            assert b"b goes" not in read_files(tmp_path)
+
+
+async def test_forks_keep_the_responses_that_they_use(url: str) -> None:
+    """After the deletion of its origin, a fork continues from the common response."""
+    async with open_store(url) as store:
+        with store_practice_memory(url):
+            row, ids = await converse(store, "My name is Ada.")
+            fork = await store.fork(row, row.head)
+            await store.delete(row)
+            assert find_missing_responses(ids) == set()
+            async with Conversation("practice", store=store, id=fork.id) as conversation:
+                assert "Ada" in (await conversation.send("What is my name?")).text
+                assert (await conversation.responses())[-1].anchor == ids[0]
+
+
+def test_server_on_the_database_of_a_store_has_its_own_responses(
+    postgres_store: ReusableStore,
+) -> None:
+    """A server on the same database neither finds the responses of the practice model nor loses its own."""
+    with postgres_store.borrow() as url:
+        use_both(url)
+
+
+def use_both(url: str) -> None:
+    """Let a server and the practice model use one database, and delete all conversations."""
+
+    async def delete_all() -> None:
+        async with open_store(url) as store:
+            for row in await store.conversations():
+                await store.delete(row)
+            assert await store.verify() == []
+
+    with (
+        store_practice_memory(url),
+        serve(db=url) as server,
+        OpenAI(base_url=server.base_url, api_key="x") as client,
+    ):
+        own = client.responses.create(model="m", input="Hello").id
+        (practice,) = send_messages(url, "Hello")
+        assert find_missing_responses([own, practice]) == {own}
+        run_sync(delete_all())
+        assert find_missing_responses([practice]) == {practice}
+        assert client.responses.retrieve(own).id == own
+
+
+def test_large_conversations_do_not_displace_responses(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size limit applies to the responses of the practice model, not to the rest of the store."""
+    monkeypatch.setattr(practice_memory, "MAX_MEMORY_BYTES", 100_000)
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            row = await store.create(data={"text": "x" * 500_000})
+            assert row.number
+
+    with store_practice_memory(url):
+        run_sync(fill())
+        kept = send_messages(url, "Hello")
+        assert get_embedded_server().call(lambda state: state.purge()) == 0
+        assert find_missing_responses(kept) == set()
+        send_messages(url, "x" * 150_000)
+        assert get_embedded_server().call(lambda state: state.purge()) > 0
+        assert find_missing_responses(kept) == set(kept)
+
+
+async def test_verify_reports_damaged_responses(url: str) -> None:
+    """Responses without a parent, conversation objects without their end and items that cannot be read are damage."""
+    async with open_store(url) as store:
+        with store_practice_memory(url):
+            await converse(store, "one", "two")
+            await converse(store, "three", mode="conversation")
+        assert await store.verify() == []
+        damage = (
+            "UPDATE practice_nodes SET input = ? WHERE id = (SELECT MIN(id) FROM practice_nodes)"
+        )
+        await store.database.write(lambda tx: tx.run(damage, (b"{",)))
+        (found,) = await store.verify()
+        assert found.problem == "its items cannot be read"
+        if store.database.dialect.name == "postgresql":  # has foreign keys
+            return
+        await store.database.write(
+            lambda tx: tx.run(
+                "DELETE FROM practice_nodes WHERE id IN (SELECT MIN(id) FROM practice_nodes)"
+            )
+        )
+        await store.database.write(
+            lambda tx: tx.run("UPDATE practice_conversations SET node = 999")
+        )
+        problems = {each.problem for each in await store.verify()}
+        assert problems == {"its parent is missing", "its last node is missing"}
+
+
+async def test_responses_are_not_exported(url: str) -> None:
+    """An export has the conversation, and not what the practice model has stored for it."""
+    async with open_store(url) as store:
+        with store_practice_memory(url):
+            row, _ = await converse(store, "Hello")
+            exported = await store.export(row)
+        assert {next(iter(json.loads(line))) for line in exported.splitlines()} == {
+            "format",
+            "block",
+            "node",
+        }
+
+
+def test_killed_processes_lose_no_response(url: str) -> None:
+    """Two processes on one store are killed; every response that they acknowledged is found, and the store is valid."""
+    command = [sys.executable, "-c", WRITER, url]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    acknowledged: list[str] = []
+    for process in processes:
+        assert process.stdout is not None
+        acknowledged += [process.stdout.readline().strip() for _ in range(5)]
+    for process in processes:
+        process.kill()
+        rest, _ = process.communicate(timeout=60)
+        acknowledged += rest.splitlines()
+
+    async def check() -> None:
+        async with open_store(url) as store:
+            assert await store.verify() == []
+            stored = {each.provider_response_id for each in await store.responses()}
+            assert stored.issuperset(acknowledged)
+
+    run_sync(check())
+    assert len(set(acknowledged)) == len(acknowledged) >= 10
+    with store_practice_memory(url):
+        assert find_missing_responses(acknowledged) == set()

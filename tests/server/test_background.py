@@ -428,7 +428,7 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
     database = SQLiteServerDatabase(db)
     for node, left in ((1, "queued"), (2, "in_progress")):
         database.execute(
-            "UPDATE nodes SET status = ?, became = CAST(replace(became, 'completed\"', ?) AS BLOB) "
+            "UPDATE kedge_server_nodes SET status = ?, became = CAST(replace(became, 'completed\"', ?) AS BLOB) "
             "WHERE id = ?",
             (left, f'{left}"', node),
         )

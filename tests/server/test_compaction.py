@@ -119,7 +119,9 @@ def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: T
     client.responses.create(model="m", input="x", previous_response_id=child.id)
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
-    count = server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0])
+    count = server.call(
+        lambda s: s.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
+    )
     assert count == 3  # the nodes of the compaction, the child and the last response
 
 

@@ -118,7 +118,7 @@ def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: 
             body = {"model": "m", "input": "go on", "previous_response_id": last}
             assert http.post("/responses", json=body).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
-        unfinished = "SELECT count(*) FROM nodes WHERE status = 'in_progress'"
+        unfinished = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
         assert server.call(lambda s: s._database.execute(unfinished).fetchone()) == (0,)
 
 

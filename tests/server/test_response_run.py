@@ -145,9 +145,9 @@ def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -
         with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input="two", previous_response_id=id_)
         assert exc_info.value.code == "previous_response_not_found"
-        assert server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()) == (
-            0,
-        )
+        assert server.call(
+            lambda s: s.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()
+        ) == (0,)
 
 
 def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:

@@ -39,7 +39,7 @@ words = st.text("abc", min_size=1, max_size=3)
 
 
 def count_nodes(service: ServerState) -> int:
-    return service.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0]
+    return service.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
 
 
 def item_texts(items: Any) -> list[str]:

@@ -32,7 +32,8 @@ def step(tx):
     tx.run("UPDATE conversations SET color = 'red'")
     os._exit(9)
 
-migrate.SCHEMA = Schema(migrate.SCHEMA_VERSION + 1, migrate.create_schema, {migrate.SCHEMA_VERSION: step})
+version = migrate.SCHEMA_VERSION
+migrate.SCHEMA = Schema("kedge_schema", version + 1, migrate.create_schema, {version: step})
 run_sync(open_store(sys.argv[1]))
 """
 """A process that ends in the middle of an upgrade."""
@@ -60,7 +61,7 @@ def add_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             tx.run("UPDATE conversations SET color = 'blue'")
             runs.append(read_schema_version(tx))
 
-        newer = Schema(SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
+        newer = Schema(SCHEMA.table, SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
         monkeypatch.setattr(migrate_module, "SCHEMA", newer)
         return runs
 

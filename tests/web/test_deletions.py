@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import CannotServe, NotInStore, StoreError
+from kedge.errors import NotInStore, StoreError
 from kedge.store import ConversationRow, Store, open_store
 from kedge.web import deletions
 from kedge.web.deletions import DeletionQueue
@@ -113,29 +113,6 @@ async def test_store_that_cannot_be_read_is_read_again(
     await queue.aclose()
     assert "could not be read" in caplog.text
     assert "internal error of the scheduled deletions: ValueError" in caplog.text
-
-
-async def test_memory_of_the_practice_model_is_erased_later(
-    stores: Sequence[Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the responses of a deleted conversation cannot be erased, this is tried again."""
-    failures = [CannotServe("the file is locked")]
-    is_erased = asyncio.Event()
-
-    async def fail_first(_: Store) -> None:
-        if failures:
-            raise failures.pop()
-        is_erased.set()
-
-    monkeypatch.setattr(deletions, "erase_deleted", fail_first)
-    queue = DeletionQueue()
-    row = await stores[0].create("Private")
-    await queue.schedule(stores[0], row, 0.0)
-    await wait_until_deleted(stores[1], row)
-    async with asyncio.timeout(LIMIT):
-        await is_erased.wait()
-    await queue.aclose()
-    assert failures == []
 
 
 @pytest.mark.parametrize("namespace", ["", "alice"])

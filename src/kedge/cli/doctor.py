@@ -39,7 +39,7 @@ from kedge.config import (
     store_url,
 )
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
-from kedge.errors import EXTRAS, InvalidSetting, KedgeError
+from kedge.errors import EXTRAS, CannotServe, InvalidSetting, KedgeError
 from kedge.text.display import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
@@ -166,13 +166,15 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
 
 def check_databases(config: Config) -> Iterator[Check]:
     """Check the folders, the server's database and the store."""
+    from kedge.store.migrate import SCHEMA, read_schema_version
+
     address = store_url(config["store"], create=False)
     file = store_file(address)
     folders = {data_dir().absolute(), *([file.absolute().parent] if file else [])}
     yield from map(check_folder, sorted(folders))
     yield check_server_database(config["serve.db"] or str(data_dir() / "server.db"))
     if file is None:
-        found = _check_version(address, mask_url(address))
+        found = _check_version("store", address, SCHEMA, read_schema_version)
         yield found
         yield from check_servers(address) if found.state == "ok" else ()
         return
@@ -187,27 +189,26 @@ def check_databases(config: Config) -> Iterator[Check]:
     if found.state != "ok" or not file.exists():
         yield found
         return
-    yield _check_version(f"{address}?mode=ro", str(file))
+    yield _check_version("store", f"{address}?mode=ro", SCHEMA, read_schema_version)
     yield from check_servers(f"{address}?mode=ro")
 
 
 def check_server_database(db: str) -> Check:
     """Check the database of the server's responses."""
-    from kedge.database.postgres import PostgresDatabase, is_postgresql
-    from kedge.server.storage.database import SCHEMA, parse_sqlite_address
+    from kedge.database.postgres import is_postgresql
+    from kedge.server.storage.database import SCHEMA, parse_sqlite_address, read_schema_version
 
-    advice = "Check the address, the password and whether the database is running."
-    try:
-        if not is_postgresql(db):
-            return check_sqlite("server.db", Path(parse_sqlite_address(db)), SCHEMA)
-        pool = PostgresDatabase(db)
+    name, address = "server.db", db
+    if not is_postgresql(db):
         try:
-            pool.run_read(lambda tx: tx.rows("SELECT 1"))
-        finally:
-            pool.close()
-    except KedgeError as error:
-        return Check("server.db", "wrong", f"{mask_url(db)} cannot be opened: {error}", advice)
-    return Check("server.db", "ok", mask_url(db))
+            file = Path(parse_sqlite_address(db))
+        except CannotServe as error:
+            return Check(name, "wrong", f"{mask_url(db)} cannot be opened: {error}", CONNECT_ADVICE)
+        found = check_sqlite(name, file)
+        if found.state != "ok" or not file.exists():
+            return found
+        address = f"{store_url(str(file))}?mode=ro"
+    return _check_version(name, address, SCHEMA, read_schema_version)
 
 
 MAX_SERVERS = 20
@@ -288,66 +289,59 @@ def check_folder(folder: Path) -> Check:
     return Check("folder", "ok", f"{folder}, {format_size(free)} free")
 
 
-def check_sqlite(name: str, path: Path, schema: "Schema[Any] | None" = None) -> Check:
-    """Check an SQLite file and its schema, if that has a number in the header of the file, read-only."""
+def check_sqlite(name: str, path: Path) -> Check:
+    """Check an SQLite file, read-only."""
     if str(path) == ":memory:":
         return Check(name, "ok", "in memory; nothing is stored")
     if not path.exists():
         return Check(name, "ok", f"{path} does not exist yet; it is created on first use")
     try:
         try:
-            version, sound = _read_sqlite(path)
+            sound = _check_integrity(path)
         except sqlite3.OperationalError:  # no journal can be created in a read-only folder
-            version, sound = _read_sqlite(path, "&immutable=1")
+            sound = _check_integrity(path, "&immutable=1")
     except sqlite3.Error as error:
         advice = "Move it away to start with an empty one, or restore a backup."
         return Check(name, "wrong", f"{path} cannot be read: {error}", advice)
     if sound != "ok":
         advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
         return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
-    if schema and (wrong := _find_wrong_schema(name, str(path), schema, version)):
-        return wrong
     if not (_is_writable(path) and _is_writable(path.absolute().parent)):
         advice = "It can be read but not written: fix the permissions of the file and its folder."
         return Check(name, "wrong", f"{path} is read-only", advice)
-    return Check(name, "ok", f"{path}, {format_size(path.stat().st_size)}, schema {version}")
+    return Check(name, "ok", str(path))
 
 
 def _is_writable(path: Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _read_sqlite(path: Path, options: str = "") -> tuple[int, str]:
-    """Return the schema version and the result of a check."""
+def _check_integrity(path: Path, options: str = "") -> str:
+    """Return ``ok``, or what is wrong with a file."""
     address = f"{path.absolute().as_uri()}?mode=ro{options}"
     with closing(sqlite3.connect(address, uri=True)) as database:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    return version, sound
+        return database.execute("PRAGMA quick_check(1)").fetchone()[0]
 
 
-def _check_version(address: str, shown: str) -> Check:
-    """Compare the schema of the store with the one of this version."""
-    from kedge.store.migrate import SCHEMA, read_schema_version
-
-    try:
-        found = _read_store(address, read_schema_version)
-    except KedgeError as error:
-        advice = "Check the address, the password and whether the database is running."
-        return Check("store", "wrong", f"{shown} cannot be opened: {error}", advice)
-    older = f" of {SCHEMA.version}; it is migrated when it is opened"
-    shown_version = f"{shown}, schema {found}{older if found < SCHEMA.version else ''}"
-    return _find_wrong_schema("store", shown, SCHEMA, found) or Check("store", "ok", shown_version)
+CONNECT_ADVICE = "Check the address, the password and whether the database is running."
 
 
-def _find_wrong_schema(name: str, shown: str, schema: "Schema[Any]", version: int) -> Check | None:
+def _check_version(
+    name: str, address: str, schema: "Schema", read_version: "Callable[[Tx], int]"
+) -> Check:
+    """Compare the schema of a database with the one of this version."""
     from kedge.database.schema import WrongSchema
 
+    shown = str(store_file(address) or mask_url(address))
     try:
-        schema.list_steps(version, shown)
+        found = _read_store(address, read_version)
+        schema.list_steps(found, shown)
     except WrongSchema as error:
         return Check(name, "wrong", error.problem, f"{error.advice[0].upper()}{error.advice[1:]}.")
-    return None
+    except KedgeError as error:
+        return Check(name, "wrong", f"{shown} cannot be opened: {error}", CONNECT_ADVICE)
+    older = f" of {schema.version}; it is migrated when it is opened"
+    return Check(name, "ok", f"{shown}, schema {found}{older if found < schema.version else ''}")
 
 
 def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> list[Check]:

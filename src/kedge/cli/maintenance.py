@@ -15,7 +15,6 @@ from kedge.cli.confirmations import model_references, require_confirmed
 from kedge.cli.store_options import (
     DurationParam,
     complete_names,
-    erase_practice_responses,
     find_conversation,
     find_conversations,
     model_option,
@@ -286,11 +285,10 @@ def _list_unused(store: str, *, as_json: bool) -> None:
 
 
 async def _delete_unused(store: "Store", address: str) -> Json:
-    """Delete what the practice model and providers hold for no stored conversation; return the result as JSON."""
-    await erase_practice_responses(store, address)
+    """Delete what providers hold for no stored conversation; return the result as JSON."""
     unused = await store.list_unused_objects()
     problems: dict[UnusedObject, str] = {}
-    with store_practice_responses(store_url(address, create=False), make=False):
+    with store_practice_responses(store_url(address, create=False)):
         for scope in dict.fromkeys(each.scope for each in unused):
             problems |= await _delete_objects(store, [e for e in unused if e.scope == scope])
     deleted = [_shape_object(each) for each, problem in problems.items() if not problem]

@@ -6,8 +6,8 @@ create a store.
 
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ import click
 
 from kedge.cli.base import echo_note, get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.config import load_config, mask_url, practice_file, store_file, store_url
+from kedge.config import load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
 
 if TYPE_CHECKING:
@@ -213,39 +213,17 @@ async def use_store(
                 "'kedge chat --conversation NAME' starts one"
             )
         url = IN_MEMORY
-    memory = store_practice_responses(url, make=make) if connects else nullcontext()
+    memory = store_practice_responses(url) if connects else nullcontext()
     with memory:
         async with open_store(url) as store:
             yield store
 
 
-@contextmanager
-def store_practice_responses(address: str, *, make: bool = True) -> Generator[None]:
-    """Store the practice model's responses next to the store, for engines connected in this block.
-
-    Args:
-        address: The address of the store.
-        make: Whether the file may be created.
-    """
+def store_practice_responses(address: str) -> AbstractContextManager[None]:
+    """Store the practice model's responses in the store, for engines connected in this block."""
     from kedge.providers.practice_memory import store_practice_memory
 
-    file = practice_file(address)
-    if file and not make and not file.exists():
-        file = None
-    with store_practice_memory(file, report=echo_note):
-        yield
-
-
-async def erase_practice_responses(store: "Store", address: str) -> None:
-    """Erase the practice model's responses of deleted conversations, if it has a file."""
-    url = store_url(address, create=False)
-    file = practice_file(url)
-    if file is None or not file.exists():
-        return
-    from kedge.providers.practice_memory import erase_deleted
-
-    with store_practice_responses(url, make=False):
-        await erase_deleted(store)
+    return store_practice_memory(address, report=echo_note)
 
 
 def run_with_store(

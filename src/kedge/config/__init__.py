@@ -13,7 +13,6 @@ from kedge.config.paths import (
     CONFIG_ENV,
     config_path,
     data_dir,
-    practice_file,
     store_file,
     store_url,
 )
@@ -32,7 +31,6 @@ __all__ = [
     "mask",
     "mask_url",
     "mask_value",
-    "practice_file",
     "store_file",
     "store_url",
 ]

@@ -1,10 +1,9 @@
 """Paths of the user's data and configuration."""
 
-import hashlib
 import os
 import sys
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 CONFIG_ENV = "KEDGE_CONFIG"
 """The environment variable with the path of the configuration file."""
@@ -43,24 +42,6 @@ def store_file(url: str) -> Path | None:
     if not url.startswith("sqlite:///") or ":memory:" in url:
         return None
     return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
-
-
-def practice_file(url: str) -> Path | None:
-    """Return the file for the practice model's memory of a store, or None for a store in memory.
-
-    Args:
-        url: The address of the store. The file is next to a store that is a file, else in the data
-            folder.
-    """
-    file = store_file(url)
-    if file is not None:
-        return file.with_name(f"{file.stem}.practice{file.suffix or '.db'}")
-    if url.startswith("sqlite:"):
-        return None
-    parts = urlsplit(url)
-    database = f"{parts.hostname}:{parts.port}{parts.path}"
-    name = hashlib.sha256(database.encode()).hexdigest()[:16]
-    return data_dir() / f"practice-{name}.db"
 
 
 def config_path() -> Path:

@@ -61,8 +61,7 @@ POSTGRESQL = Dialect(
     has_concurrent_writers=True,
     now=NOW,
     floor="FLOOR({})::bigint",
-    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
-    "AND left(tablename, 13) <> 'kedge_server_'",
+    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
 
 

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Generic, TypeVar
 
-T = TypeVar("T")
+from kedge.database.transactions import Tx
+
+_Change = Callable[[Tx], None]
+_LOCK = "SELECT pg_advisory_xact_lock(5461731, hashtext(current_schema()))"
 
 
 class WrongSchema(Exception):
@@ -24,27 +26,35 @@ class WrongSchema(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Schema(Generic[T]):
-    """A numbered schema. Its functions get a transaction and run in that of the upgrade, which is complete or undone.
+class Schema:
+    """A numbered schema. Its functions run in the transaction of the upgrade, which is complete or undone.
 
     Until a version is released, the schema is changed where it is created, and its number is raised.
     """
 
+    table: str
+    """The table with the number; a database may have several schemas."""
     version: int
-    create: Callable[[T], None]
-    steps: Mapping[int, Callable[[T], None]] = field(default_factory=dict[int, Callable[[T], None]])
+    create: _Change
+    steps: Mapping[int, _Change] = field(default_factory=dict[int, _Change])
     """The change from each older schema to the next one."""
     way_out: str = ""
     """What to do with a database that is older than the first step."""
 
-    def list_steps(self, version: int, name: str) -> Sequence[Callable[[T], None]]:
-        """Return the functions that change a schema (0 for an empty database) into the current one.
+    def read_version(self, tx: Tx) -> int:
+        """Return the number of the schema in a database; 0 if there is none."""
+        if (self.table,) not in tx.rows(tx.dialect.list_tables):
+            return 0
+        return int(tx.rows(f"SELECT version FROM {self.table}")[0][0])
+
+    def list_steps(self, version: int, name: str) -> Sequence[_Change]:
+        """Return the functions that change a schema (0 for none) into the current one.
 
         Raises:
             WrongSchema: The schema is newer than this program, or older than the first step.
         """
         if not version:
-            return [self.create]
+            return [self._create]
         if version > self.version:
             raise WrongSchema(
                 f"{name} was written by a newer version of Kedge (schema {version}, this version supports "
@@ -60,20 +70,27 @@ class Schema(Generic[T]):
             )
         return [self.steps[number] for number in numbers]
 
-    def upgrade(self, tx: T, version: int, name: str) -> int:
-        """Change a schema into the current one, and return the number of steps; the caller stores the new number.
+    def upgrade(self, tx: Tx, name: str) -> int:
+        """Create the schema or change it into the current one, and return the number of steps.
 
         Raises:
             WrongSchema: See `list_steps`.
         """
-        steps = self.list_steps(version, name)
+        if tx.dialect.has_concurrent_writers:
+            tx.rows(_LOCK)
+        steps = self.list_steps(self.read_version(tx), name)
         for step in steps:
             step(tx)
+        tx.run(f"UPDATE {self.table} SET version = ?", (self.version,))
         return len(steps)
 
+    def _create(self, tx: Tx) -> None:
+        tx.run(f"CREATE TABLE {self.table} (version INTEGER NOT NULL)")
+        tx.run(f"INSERT INTO {self.table} (version) VALUES (0)")
+        self.create(tx)
 
-def read_statements(package: str, database: str) -> list[str]:
-    """Return the statements of a package's file ``schema.<database>.sql``."""
-    script = (files(package) / f"schema.{database}.sql").read_text("utf-8")
-    script = re.sub(r"--.*$", "", script, flags=re.MULTILINE)
+
+def read_statements(package: str, file: str) -> list[str]:
+    """Return the statements of an SQL file in a package."""
+    script = re.sub(r"--.*$", "", (files(package) / file).read_text("utf-8"), flags=re.MULTILINE)
     return [each.strip() for each in script.split(";") if each.strip()]

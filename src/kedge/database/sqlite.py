@@ -42,8 +42,7 @@ SQLITE = Dialect(
     has_concurrent_writers=False,
     now="((julianday('now') - 2440587.5) * 86400.0)",
     floor="CAST({} AS INTEGER)",
-    list_tables="SELECT name FROM sqlite_master WHERE type = 'table' "
-    "AND substr(name, 1, 13) <> 'kedge_server_'",
+    list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 
 # The error for each primary result code of SQLite, and its message.
@@ -86,6 +85,9 @@ class _SQLiteTx:
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         cursor = self._execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
+
+    def query(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
+        return self._execute(sql, values)
 
 
 class SQLiteDatabase(Database):
@@ -141,7 +143,7 @@ class SQLiteDatabase(Database):
         if not self._has_inline:
             return self.write_sync(work)
         with OperationTimer("write"), self._write_lock, self._inline_lock:
-            return self._run_inline(lambda connection: _write(connection, work))
+            return self._run_inline(lambda connection: run_writing(connection, work))
 
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
@@ -165,9 +167,9 @@ class SQLiteDatabase(Database):
             connection = self._get_connection()
             with self._write_lock:
                 try:
-                    result = _write(connection, work)
+                    result = run_writing(connection, work)
                 except sqlite3.IntegrityError:
-                    result = _write(connection, work, is_retry=True)
+                    result = run_writing(connection, work, is_retry=True)
             return self._retry_empty_journal(connection, result)
 
     def reclaim_files(self, vacuum: bool) -> None:
@@ -308,7 +310,10 @@ def run_transaction(
     return result
 
 
-def _write(connection: sqlite3.Connection, work: Callable[[Tx], T], *, is_retry: bool = False) -> T:
+def run_writing(
+    connection: sqlite3.Connection, work: Callable[[Tx], T], *, is_retry: bool = False
+) -> T:
+    """Run a function as one transaction that writes."""
     return run_transaction(
         connection, BEGIN_WRITE, lambda cursor: work(_SQLiteTx(cursor, is_retry=is_retry))
     )

@@ -33,7 +33,7 @@ class Dialect:
     floor: str
     """An expression for the integer at or below a positive number."""
     list_tables: str
-    """A query for the names of all tables, except those of a server."""
+    """A query for the names of all tables."""
 
     @property
     def for_update(self) -> str:
@@ -75,6 +75,10 @@ class Tx(Protocol):
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         """Insert a row, and return the value of its ``key`` column; 0 if it conflicted."""
+        ...
+
+    def query(self, sql: str, values: Values = ()) -> Any:
+        """Run a statement of any kind; return a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
         ...
 
 

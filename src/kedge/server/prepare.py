@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kedge.database.responses import slice_from_compaction
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
 from kedge.server.coherence import (
@@ -52,7 +53,7 @@ from kedge.server.storage.context import (
     LaneMemory,
     truncate_history,
 )
-from kedge.server.storage.items import has_compaction, slice_from_compaction
+from kedge.server.storage.items import has_compaction
 from kedge.text.json_text import decode
 
 if TYPE_CHECKING:

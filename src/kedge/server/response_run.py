@@ -6,6 +6,7 @@ without output.
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from kedge.database.responses import slice_from_compaction
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
@@ -24,7 +25,7 @@ from kedge.server.storage.context import (
     LaneMemory,
     extend_context,
 )
-from kedge.server.storage.items import has_compaction, slice_from_compaction
+from kedge.server.storage.items import has_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.text.json_text import encode
 

@@ -87,8 +87,9 @@ class Settings:
             ``ignore`` them, which is logged once and listed in the response header
             ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
             for any other model.
-        shared: Whether servers of other processes may use the database file at the same time.
-        max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
+        in_store: Whether ``db`` is a store. The responses are then in its tables for the practice model, which
+            several processes may use at the same time.
+        max_db_bytes: Size of the stored responses above which the oldest are deleted, or None.
         callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only objects that
             were stored with a token of the same namespace. With it, requests without a token are rejected.
         trusted_proxies: Addresses or networks of reverse proxies, separated by commas: the client of a request
@@ -111,7 +112,7 @@ class Settings:
     clock: Callable[[], float] = time.time
     faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None
-    shared: bool = False
+    in_store: bool = False
     max_db_bytes: int | None = None
     callers: CallerRegistry | None = None
     trusted_proxies: str = ""

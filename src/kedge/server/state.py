@@ -80,7 +80,7 @@ class ServerState:
         self._key = self._database.get_or_add_fact("sealing key", key) or key
         self._cache = ContextCache(settings.limits.cache_bytes)
         self._bind("", self._key)
-        if self._database.shared:
+        if self._database.in_store and self.claims is None:
             self.responses.fail_unfinished(settings.limits.answer_seconds)
         elif self._database.unclean_shutdown:
             self.responses.fail_unfinished()

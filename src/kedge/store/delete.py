@@ -1,14 +1,23 @@
 """Delete conversations with all their rows, and the blocks that no other conversation uses.
 
 Forks share a tree, so the nodes that another conversation uses stay, shortened to the blocks that it
-uses. Everything else is deleted: nodes, links, responses, telemetry, claims, tags, indexed text.
+uses. Everything else is deleted: nodes, links, responses, telemetry, claims, tags, indexed text, and
+what the practice model has stored for it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.database.transactions import Database, Tx, marks, split_chunks
+from kedge.database.responses import delete_conversation as delete_practice_conversation
+from kedge.database.responses import (
+    delete_responses,
+    find_empty_conversations,
+    lock_deletions,
+    use_practice_tables,
+)
+from kedge.database.transactions import Database, Tx, Values, marks, split_chunks
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search, telemetry
 from kedge.store.conversations import resolve, select_old
@@ -19,6 +28,10 @@ from kedge.store.response_index import disown_objects
 from kedge.store.responses import write_response_checksums
 
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
+_SELECT_UNUSED_RESPONSES = """
+SELECT n.id FROM kedge_server_nodes n LEFT JOIN responses r ON r.provider_response_id = 'resp_' || n.key
+WHERE n.expires_at IS NOT NULL AND n.status NOT IN ('in_progress', 'queued') AND r.node IS NULL
+"""
 
 
 async def delete_old(
@@ -98,7 +111,24 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
-    return _delete_blocks(tx, candidates, row)
+    groups = _delete_blocks(tx, candidates, row)
+    delete_practice_responses(tx)
+    return groups
+
+
+def delete_practice_responses(tx: Tx) -> None:
+    """Delete the practice model's responses that no conversation in any namespace has.
+
+    Those that were interrupted, and are therefore in no conversation, are deleted as well.
+    """
+
+    def execute(sql: str, values: Values = ()) -> Any:
+        return tx.query(use_practice_tables(sql), values)
+
+    lock_deletions(execute, tx.dialect)
+    delete_responses(execute, [node for (node,) in execute(_SELECT_UNUSED_RESPONSES).fetchall()])
+    for row in find_empty_conversations(execute):
+        delete_practice_conversation(execute, *row)
 
 
 def _delete_claims(tx: Tx, conversations: Sequence[int], nodes: set[int]) -> None:
@@ -205,6 +235,7 @@ def delete_orphans(tx: Tx) -> None:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
     for table in telemetry.TABLES:
         tx.run(f"DELETE FROM {table} WHERE node NOT IN (SELECT id FROM nodes)")
+    delete_practice_responses(tx)
 
 
 async def delete_unlinked_blocks(database: Database) -> int:

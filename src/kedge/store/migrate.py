@@ -1,22 +1,22 @@
 """The schema of the store: created in an empty database, upgraded from an older one, or rejected."""
 
+from kedge.database.responses import SERVER_PREFIX, create_response_tables, use_practice_tables
 from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore
-from kedge.store.locks import lock_names
 
-SCHEMA_VERSION = 25
+SCHEMA_VERSION = 26
 
 
 def create_schema(tx: Tx) -> None:
     """Create the tables of the current version in an empty database."""
-    tx.run("CREATE TABLE kedge_schema (version INTEGER NOT NULL)")
-    tx.run("INSERT INTO kedge_schema (version) VALUES (0)")
-    for statement in read_statements("kedge.store", tx.dialect.name):
+    for statement in read_statements("kedge.store", f"schema.{tx.dialect.name}.sql"):
         tx.run(statement)
+    create_response_tables(tx, use_practice_tables)
 
 
 SCHEMA = Schema(
+    "kedge_schema",
     SCHEMA_VERSION,
     create_schema,
     way_out="export its conversations with the version that wrote it ('kedge export'), and import them into a new "
@@ -25,15 +25,18 @@ SCHEMA = Schema(
 
 
 def read_schema_version(tx: Tx) -> int:
-    """Return the version of the schema; 0 for an empty database."""
-    names = {name for (name,) in tx.rows(tx.dialect.list_tables)}
-    if "kedge_schema" not in names:
-        if names:
-            raise CannotOpenStore(
-                "this database has tables that are not of a Kedge store; use another database"
-            )
-        return 0
-    return int(tx.rows("SELECT version FROM kedge_schema")[0][0])
+    """Return the version of the schema; 0 for a database without tables, except those of a server.
+
+    Raises:
+        CannotOpenStore: There are other tables.
+    """
+    version = SCHEMA.read_version(tx)
+    names = [name for (name,) in tx.rows(tx.dialect.list_tables)]
+    if not version and any(not name.startswith(SERVER_PREFIX) for name in names):
+        raise CannotOpenStore(
+            "this database has tables that are not of a Kedge store; use another database"
+        )
+    return version
 
 
 def needs_upgrade(tx: Tx, name: str) -> bool:
@@ -51,7 +54,4 @@ def needs_upgrade(tx: Tx, name: str) -> bool:
 def migrate(tx: Tx, name: str) -> int:
     """Create or upgrade the schema in one transaction, and return the number of steps."""
     tx.allow_long_statements()
-    lock_names(tx)
-    count = SCHEMA.upgrade(tx, read_schema_version(tx), name)
-    tx.run("UPDATE kedge_schema SET version = ?", (SCHEMA.version,))
-    return count
+    return SCHEMA.upgrade(tx, name)

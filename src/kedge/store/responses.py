@@ -127,12 +127,6 @@ def list_responses(
     return select_responses(tx, f"WHERE {where}", [tx.namespace, *values])
 
 
-def select_response_ids(tx: Tx, since: float) -> list[str]:
-    """Return the providers' ids of the responses of all namespaces that were created since then."""
-    query = "SELECT provider_response_id FROM responses WHERE created_at >= ?"
-    return [name for (name,) in tx.rows(query, (since,)) if name]
-
-
 def _response_from_row(row: Row) -> RequestRecord:
     members = dict(zip(_READ_COLUMNS, row, strict=False))
     for name in _NULLABLE_TEXTS:

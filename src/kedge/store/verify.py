@@ -25,7 +25,11 @@ BATCH_SIZE = 2_000
 async def check_store(database: Database) -> list[Damage]:
     """Run all checks, each in transactions of limited size, and return every damaged row."""
     damage = await _run(database, check_database)
-    for check, column in ((check_blocks, "blocks.id"), (check_responses, "responses.node")):
+    for check, column in (
+        (check_blocks, "blocks.id"),
+        (check_responses, "responses.node"),
+        (check_practice_items, "practice_nodes.id"),
+    ):
         for after in await database.read(lambda tx, column=column: list_batches(tx, column)):
             damage += await _run(database, check, after)
     for check in (check_references, check_search_index, response_sums.check_sums):
@@ -121,6 +125,10 @@ _REFERENCES = {
     "WHERE k.asked IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its question is missing",
     "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.answer "
     "WHERE k.answer IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its answer is missing",
+    "SELECT n.id FROM practice_nodes n LEFT JOIN practice_nodes p ON p.id = n.parent "
+    "WHERE n.parent IS NOT NULL AND p.id IS NULL": "practice response {0}: its parent is missing",
+    "SELECT c.id FROM practice_conversations c LEFT JOIN practice_nodes n ON n.id = c.node "
+    "WHERE c.node IS NOT NULL AND n.id IS NULL": "practice conversation {0}: its last node is missing",
     "SELECT t.rowid FROM texts t LEFT JOIN blocks b ON b.id = t.rowid "
     "WHERE b.id IS NULL": "indexed text {0}: its block is missing",
 }
@@ -138,6 +146,26 @@ _REFERENCES.update(
         for table in TABLES
     }
 )
+
+
+def check_practice_items(tx: Tx, after: int) -> list[Damage]:
+    """Check that the items of the next responses of the practice model can be read."""
+    rows = tx.rows(
+        "SELECT id, input, output FROM practice_nodes WHERE id > ? AND id <= ?",
+        (after, after + BATCH_SIZE),
+    )
+    return [
+        Damage(f"practice response {number}", "its items cannot be read")
+        for number, *content in rows
+        if not all(map(_is_item_list, content))
+    ]
+
+
+def _is_item_list(content: bytes) -> bool:
+    try:
+        return isinstance(decode(bytes(content)), list)
+    except ValueError:
+        return False
 
 
 def check_references(tx: Tx) -> list[Damage]:

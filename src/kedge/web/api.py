@@ -17,7 +17,6 @@ from kedge.conversation.anchor_index import add_candidates
 from kedge.conversation.recorded_model import MODEL_KEY
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
-from kedge.providers.practice_memory import erase_deleted
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import list_labels, list_summaries, load_attached
@@ -135,7 +134,6 @@ async def delete_conversation(call: ApiCall, query: schemas.DeleteQuery) -> Resp
         await call.service.deletions.schedule(call.store, row, query.undo)
     else:
         await call.store.delete(row)
-        await erase_deleted(call.store)
         for engine in call.service.models.engines:
             await delete_unused_objects(engine, call.store)
     return Response(status_code=204)

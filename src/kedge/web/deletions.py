@@ -10,9 +10,8 @@ import asyncio
 from contextlib import suppress
 
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import CannotServe, StoreError
+from kedge.errors import StoreError
 from kedge.observe import get_logger
-from kedge.providers.practice_memory import erase_deleted
 from kedge.server.request_log import log_failure
 from kedge.store import ConversationRow, Store
 from kedge.web.models import ModelSelector
@@ -35,8 +34,6 @@ class DeletionQueue:
         self._models: ModelSelector | None = None
         self._own: dict[int, Scheduled] = {}
         """What this server has scheduled, by the number of the conversation."""
-        self._must_erase: Store | None = None
-        """The store after a deletion whose responses are still in the memory of the practice model."""
         self._changed = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
@@ -96,8 +93,6 @@ class DeletionQueue:
         except Exception as error:  # noqa: BLE001 - a task has no caller
             log_failure("internal error of the scheduled deletions", error)
             return POLL_SECONDS
-        if self._must_erase is not None and not await self._erase(self._must_erase):
-            pauses.append(RETRY_SECONDS)
         return min(pauses, default=POLL_SECONDS)
 
     async def _list_scheduled(self) -> list[Scheduled]:
@@ -122,18 +117,9 @@ class DeletionQueue:
             log.warning("a scheduled deletion failed and is tried again: %s", error)
             return False
         self._own.pop(row.number, None)
-        return not is_deleted or await self._erase(store)
-
-    async def _erase(self, store: Store) -> bool:
-        """Erase the deleted responses from the memory of the practice model; return whether it succeeded."""
-        self._must_erase = store
-        try:
-            await erase_deleted(store)
-            await self._delete_objects(store)
-        except (StoreError, CannotServe) as error:
-            log.warning("deleted responses could not be erased, which is tried again: %s", error)
-            return False
-        self._must_erase = None
+        if is_deleted:
+            with suppress(StoreError):  # the next deletion tries it again
+                await self._delete_objects(store)
         return True
 
     async def _delete_objects(self, store: Store) -> None:

@@ -15,6 +15,7 @@ from kedge.server.prepare import _load_context
 from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.responses import ResponseEntry
+from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
 from server.waiting import wait_until
@@ -52,7 +53,7 @@ def read_files(db: Path) -> bytes:
 
 
 def count_nodes(service: ServerState) -> int:
-    return service.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0]
+    return service.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
 
 
 def test_responses_and_conversations_survive_a_restart(address: str, running: RunServer) -> None:
@@ -195,7 +196,7 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
     with running(db=str(db), retention=30 * DAY) as (server, _):
         assert SECRET.encode() in read_files(db)
     with sqlite3.connect(db) as direct:
-        direct.execute("UPDATE nodes SET expires_at = 1")
+        direct.execute("UPDATE kedge_server_nodes SET expires_at = 1")
     direct.close()
     with running(db=str(db)) as (server, client):
         client.models.list()  # one iteration of the event loop
@@ -239,7 +240,7 @@ def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) 
 
 
 def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer) -> None:
-    """A second server on a database that is not shared is rejected."""
+    """A second server on a file that is not a store is rejected."""
     db = str(tmp_path / "server.db")
     with (
         running(db=db),
@@ -249,9 +250,15 @@ def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer)
         pass
 
 
-def test_several_servers_can_share_a_database(address: str, running: RunServer) -> None:
+def create_store(address: str) -> None:
+    """Create the store whose tables a server uses."""
+    open_current_database(resolve_address(address)).close()
+
+
+def test_several_servers_can_use_a_store(address: str, running: RunServer) -> None:
     """Each server continues the responses of the other, and a deletion is visible to both."""
-    shared: dict[str, Any] = {"db": address, "shared": True}
+    create_store(address)
+    shared: dict[str, Any] = {"db": address, "in_store": True}
     with running(**shared) as (_, one), running(**shared) as (server, other):
         responses = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
         second = [
@@ -271,12 +278,13 @@ def test_several_servers_can_share_a_database(address: str, running: RunServer) 
 
 
 def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path) -> None:
-    """A shared database does not fail responses that another process may still be writing."""
-    settings = Settings(db=str(tmp_path / "server.db"), shared=True)
+    """A server in a store does not fail responses that another process may still be writing."""
+    settings = Settings(db=str(tmp_path / "store.db"), in_store=True)
+    create_store(settings.db)
 
     def read_statuses(now: float) -> list[str]:
         state = ServerState(replace(settings, clock=lambda: now))
-        rows = state.nodes._execute("SELECT status FROM nodes").fetchall()
+        rows = state.nodes._execute("SELECT status FROM kedge_server_nodes").fetchall()
         state.close()
         return [status for (status,) in rows]
 

@@ -8,11 +8,10 @@ import psycopg
 import pytest
 
 from kedge.database.schema import Schema
+from kedge.database.transactions import Tx
 from kedge.errors import CannotServe
 from kedge.server.storage import database as database_module
-from kedge.server.storage import postgres as postgres_module
-from kedge.server.storage import sqlite as sqlite_module
-from kedge.server.storage.database import SCHEMA_VERSION, ServerDatabase, create_schema
+from kedge.server.storage.database import SCHEMA, SCHEMA_VERSION
 from kedge.testing import serve
 from postgresql import create_schema as create_postgres_schema
 
@@ -32,25 +31,21 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def execute(address: str, in_sqlite: str, in_postgresql: str) -> list[tuple[object, ...]]:
+def execute(address: str, statement: str) -> list[tuple[object, ...]]:
     """Run a statement on a database, and return its rows."""
     if address.startswith("postgresql"):
         with psycopg.connect(address) as postgres:
-            cursor = postgres.execute(in_postgresql.encode())
+            cursor = postgres.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
     with sqlite3.connect(address) as file:
-        rows = file.execute(in_sqlite).fetchall()
+        rows = file.execute(statement).fetchall()
     file.close()
     return rows
 
 
 def set_version(address: str, version: int) -> None:
     """Give the schema of a database another number."""
-    execute(
-        address,
-        f"PRAGMA user_version = {version}",
-        f"UPDATE kedge_server_schema SET version = {version}",  # noqa: S608 - a number
-    )
+    execute(address, f"UPDATE kedge_server_schema SET version = {version}")  # noqa: S608 - a number
 
 
 @pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1])
@@ -64,6 +59,19 @@ def test_database_of_a_development_version_is_rejected(address: str, version: in
     assert "\n" not in str(error.value)
 
 
+def test_file_with_its_number_in_the_header_is_rejected(tmp_path: Path) -> None:
+    """A file of a schema before 5, whose tables have other names, is not used as an empty one."""
+    file = tmp_path / "server.db"
+    execute(str(file), "CREATE TABLE nodes (id INTEGER PRIMARY KEY)")
+    execute(str(file), "PRAGMA user_version = 4")
+    before = file.read_bytes()
+    message = r"server.db was written by an older version of Kedge \(schema 4,.*another --db"
+    with pytest.raises(CannotServe, match=message), serve(db=str(file)):
+        pass
+    assert execute(str(file), "SELECT name FROM sqlite_master") == [("nodes",)]
+    assert len(before) == file.stat().st_size
+
+
 def test_newer_database_is_rejected(address: str) -> None:
     """The error for a database of a newer version says to upgrade."""
     set_version(address, SCHEMA_VERSION + 1)
@@ -75,20 +83,18 @@ def test_cut_off_upgrade_is_repeated_once(address: str, monkeypatch: pytest.Monk
     """A step that fails in the middle changes nothing; it is repeated by the next server, and by no later one."""
     runs: list[int] = []
 
-    def step(database: ServerDatabase) -> None:
-        database.execute("ALTER TABLE nodes ADD COLUMN color TEXT")
+    def step(tx: Tx) -> None:
+        tx.run("ALTER TABLE kedge_server_nodes ADD COLUMN color TEXT")
         runs.append(len(runs))
         if len(runs) == 1:
             raise CannotServe("cut off")
 
-    newer = Schema(SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
-    for module in (database_module, postgres_module, sqlite_module):
-        monkeypatch.setattr(module, "SCHEMA", newer)
+    newer = Schema(SCHEMA.table, SCHEMA_VERSION + 1, SCHEMA.create, {SCHEMA_VERSION: step})
+    monkeypatch.setattr(database_module, "SCHEMA", newer)
     with pytest.raises(CannotServe, match="cut off"), serve(db=address):
         pass
     for _ in range(2):
         with serve(db=address):
             pass
     assert runs == [0, 1]
-    color = execute(address, "SELECT color FROM nodes", "SELECT color FROM kedge_server_nodes")
-    assert color == []
+    assert execute(address, "SELECT color FROM kedge_server_nodes") == []

@@ -32,36 +32,36 @@ MAX_ATTEMPTS = 5
 _UNFINISHED = "status IN ('in_progress', 'queued')"
 _IS_LOST = (
     f"{_UNFINISHED} AND NOT EXISTS (SELECT 1 FROM kedge_server_replicas r "
-    f"WHERE r.id = nodes.owner AND r.alive_until > {NOW})"
+    f"WHERE r.id = kedge_server_nodes.owner AND r.alive_until > {NOW})"
 )
 _RENEW = f"""
 INSERT INTO kedge_server_replicas (id, alive_until) VALUES (?, {NOW} + ?)
 ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until RETURNING {NOW}
 """
 _CLAIM = f"""
-UPDATE nodes SET owner = ?, status = 'queued', became = ?, attempts = attempts + 1
+UPDATE kedge_server_nodes SET owner = ?, status = 'queued', became = ?, attempts = attempts + 1
 WHERE id IN (
-    SELECT id FROM nodes WHERE {_IS_LOST} AND background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?
+    SELECT id FROM kedge_server_nodes WHERE {_IS_LOST} AND background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?
     ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED
 ) RETURNING id, key, parent, conversation, namespace, input, request, asked
 """
 _FAIL = f"""
-UPDATE nodes SET status = 'failed', became = ? WHERE id IN (
-    SELECT id FROM nodes WHERE {_IS_LOST}
+UPDATE kedge_server_nodes SET status = 'failed', became = ? WHERE id IN (
+    SELECT id FROM kedge_server_nodes WHERE {_IS_LOST}
     AND NOT (background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?) FOR UPDATE SKIP LOCKED
 )
 """
 _ADD_EVENTS = f"""
 INSERT INTO kedge_server_events (node, first, last, created_at, frames)
-SELECT ?, ?, ?, {NOW}, ? WHERE EXISTS (SELECT 1 FROM nodes WHERE id = ? AND owner = ? AND {_UNFINISHED})
+SELECT ?, ?, ?, {NOW}, ? WHERE EXISTS (SELECT 1 FROM kedge_server_nodes WHERE id = ? AND owner = ? AND {_UNFINISHED})
 """
 _READ_EVENTS = """
-SELECT n.status, e.first, e.frames FROM nodes n
+SELECT n.status, e.first, e.frames FROM kedge_server_nodes n
 LEFT JOIN kedge_server_events e ON e.node = n.id AND e.last >= ? WHERE n.id = ? ORDER BY e.first
 """
 _DELETE_EVENTS = f"""
 DELETE FROM kedge_server_events e WHERE created_at < {NOW} - ?
-AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = e.node AND {_UNFINISHED})
+AND NOT EXISTS (SELECT 1 FROM kedge_server_nodes WHERE id = e.node AND {_UNFINISHED})
 """
 
 
@@ -117,7 +117,9 @@ class ReplicaClaims:
 
     def is_lost(self, node: int) -> bool:
         """Return whether a response is unfinished and its server is gone."""
-        found = self._execute(f"SELECT 1 FROM nodes WHERE id = ? AND {_IS_LOST}", (node,))
+        found = self._execute(
+            f"SELECT 1 FROM kedge_server_nodes WHERE id = ? AND {_IS_LOST}", (node,)
+        )
         return found.fetchone() is not None
 
     def claim(self, limit: int) -> list[ClaimedResponse]:
@@ -129,7 +131,7 @@ class ReplicaClaims:
             for each in claimed:
                 if each.conversation is not None:
                     self._execute(
-                        "UPDATE conversations SET locked_by = ? WHERE id = ?",
+                        "UPDATE kedge_server_conversations SET locked_by = ? WHERE id = ?",
                         (self._owner, each.conversation),
                     )
             return claimed
@@ -152,7 +154,7 @@ class ReplicaClaims:
     def find_lost(self, nodes: "Collection[int]") -> set[int]:
         """Return the responses that this server no longer owns or that another server cancelled."""
         rows = self._execute(
-            f"SELECT id FROM nodes WHERE id = ANY(?) AND owner = ? AND {_UNFINISHED}",
+            f"SELECT id FROM kedge_server_nodes WHERE id = ANY(?) AND owner = ? AND {_UNFINISHED}",
             (list(nodes), self._owner),
         ).fetchall()
         return set(nodes) - {node for (node,) in rows}

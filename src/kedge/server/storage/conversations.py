@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from kedge.database.responses import (
+    delete_conversation,
+    detach_nodes,
+    find_empty_conversations,
+)
 from kedge.server.errors import CONVERSATION_LOCKED
 from kedge.server.item_forms import Item
 from kedge.server.storage.database import ServerDatabase
@@ -76,7 +81,7 @@ class ConversationRepository:
         def insert() -> int | None:
             node = self._nodes.add(key, None, id, items) if items else None
             self._execute(
-                "INSERT INTO conversations (id, created_at, metadata, node, namespace) "
+                "INSERT INTO kedge_server_conversations (id, created_at, metadata, node, namespace) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (id, now, encode(metadata), node, self._nodes.namespace),
             )
@@ -89,7 +94,7 @@ class ConversationRepository:
         if "\0" in id:  # which PostgreSQL rejects
             return None
         row = self._execute(
-            "SELECT id, created_at, metadata, node FROM conversations "
+            "SELECT id, created_at, metadata, node FROM kedge_server_conversations "
             "WHERE id = ? AND namespace = ?",
             (id, self._nodes.namespace),
         ).fetchone()
@@ -97,19 +102,16 @@ class ConversationRepository:
 
     def set_metadata(self, id: str, metadata: object) -> None:
         """Replace the metadata."""
-        self._execute("UPDATE conversations SET metadata = ? WHERE id = ?", (encode(metadata), id))
+        self._execute(
+            "UPDATE kedge_server_conversations SET metadata = ? WHERE id = ?",
+            (encode(metadata), id),
+        )
 
     def delete(self, conversation: StoredConversation) -> None:
         """Delete a conversation; items that a response shares with it are retained."""
-
-        def delete() -> None:
-            self._database.begin_delete()
-            self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
-            self._nodes.detach(conversation.node)
-            self._nodes.delete_unused(conversation.node)
-
-        self._database.transact(delete)
-        self._database.checkpoint()
+        self._nodes.delete(
+            lambda: delete_conversation(self._execute, conversation.id, conversation.node)
+        )
 
     def delete_unused(self) -> int:
         """Delete one batch of conversations, in any namespace, without a stored response.
@@ -117,13 +119,9 @@ class ConversationRepository:
         Returns:
             The number of deleted conversations.
         """
-        rows = self._execute(
-            "SELECT id, node FROM conversations c WHERE NOT EXISTS "
-            "(SELECT 1 FROM nodes WHERE conversation = c.id AND expires_at IS NOT NULL) LIMIT ?",
-            (PURGE_BATCH_SIZE,),
-        ).fetchall()
-        for id, node in rows:
-            self.delete(StoredConversation(id, 0, {}, node))
+        rows = find_empty_conversations(self._execute, PURGE_BATCH_SIZE)
+        for row in rows:
+            self._nodes.delete(lambda row=row: delete_conversation(self._execute, *row))
         return len(rows)
 
     def items(self, conversation: StoredConversation) -> list[Item]:
@@ -147,15 +145,12 @@ class ConversationRepository:
             return False
         key = self._nodes.new_key()
 
-        def replace() -> None:
-            self._database.begin_delete()
+        def replace() -> list[int]:
             node = self._nodes.add(key, None, conversation.id, others) if others else None
             self._set_node(conversation, node)
-            self._nodes.detach(conversation.node)
-            self._nodes.delete_unused(conversation.node)
+            return detach_nodes(self._execute, conversation.node)
 
-        self._database.transact(replace)
-        self._database.checkpoint()
+        self._nodes.delete(replace)
         return True
 
     def _set_node(self, conversation: StoredConversation, node: int | None) -> None:

@@ -1,13 +1,8 @@
 """The interface of the server's database for the repositories, independent of the kind of database.
 
-A *node* has what one request added to a chain: its input and output items, encoded once, and its
-response. Nodes refer to their parent, so a chain is read by one recursive query and branches share
-their history. A conversation refers to its newest node. Deleting a response clears its part of the
-node; the items are deleted when no child and no conversation needs them.
-
-The repositories use the same SQL for both databases, with ``?`` for values. The differences are in this
-interface: how a transaction is run and in which thread, which clock is used, and how one server prevents
-others from changing its unfinished responses.
+The tables are described in `kedge.database.responses`. The repositories use the same SQL for both databases,
+with ``?`` for values. The differences are in this interface: how a transaction is run and in which thread, which
+clock is used, and how one server prevents others from changing its unfinished responses.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from kedge.database.postgres import is_postgresql
-from kedge.database.schema import Schema, WrongSchema, read_statements
+from kedge.database.responses import create_response_tables
+from kedge.database.schema import Schema, WrongSchema
+from kedge.database.transactions import Dialect, Tx
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
@@ -32,14 +29,13 @@ IN_MEMORY = ":memory:"
 class ServerDatabase(ABC):
     """An open database with the current schema."""
 
-    dialect: str
-    """The kind of database: ``sqlite`` or ``postgresql``."""
+    dialect: Dialect
     clock: Clock
     """Returns the time by which responses expire."""
     execute: Callable[..., Any]
     """Runs a statement with its values, and returns a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
-    shared: bool = False
-    """Whether the file is used by several processes."""
+    in_store: bool = False
+    """Whether the tables are those of the practice model in a store."""
     unclean_shutdown: bool = False
     """Whether the last process that used the file did not close it."""
     owner: str | None = None
@@ -47,17 +43,6 @@ class ServerDatabase(ABC):
     claims: "ReplicaClaims | None" = None
     """The claims of this server and others on the same database; None if the database is not shared."""
     _numbers: Iterator[int] = iter(())
-
-    def upgrade_schema(self, version: int, name: str) -> None:
-        """Create the tables, or change those of an older schema, in the transaction of the caller.
-
-        Raises:
-            CannotServe: If that is not possible.
-        """
-        try:
-            SCHEMA.upgrade(self, version, name)
-        except WrongSchema as error:
-            raise CannotServe(str(error)) from None
 
     @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
@@ -94,16 +79,13 @@ class ServerDatabase(ABC):
     def _reserve_numbers(self) -> Iterable[int]:
         """Return numbers for new nodes, which no other server uses."""
 
-    @abstractmethod
     def used_bytes(self) -> int:
-        """Return the size of the content."""
+        """Return the size of the content, not that of the tables, which need not shrink with it."""
+        return int(self.execute(_USED_BYTES).fetchone()[0])
 
     @abstractmethod
     def close(self) -> None:
         """Close the connections."""
-
-    def begin_delete(self) -> None:  # noqa: B027 - not needed for a single process
-        """Wait for deletions of other servers, and block them until the end of the transaction."""
 
     def run_purge(self, work: Callable[[], int]) -> int:
         """Run a deletion of expired responses, unless another server is running one."""
@@ -115,28 +97,50 @@ class ServerDatabase(ABC):
     def get_or_add_fact(self, name: str, default: bytes) -> bytes | None:
         """Return the value of a fact, or store ``default`` and return None if there is none."""
         added = self.execute(
-            "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+            "INSERT INTO kedge_server_facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
             (name, default),
         )
         if added.rowcount > 0:
             return None
-        row = self.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        row = self.execute(
+            "SELECT value FROM kedge_server_facts WHERE name = ?", (name,)
+        ).fetchone()
         return row[0]
 
 
-def create_schema(database: ServerDatabase) -> None:
-    """Create the tables of the current version in an empty database."""
-    for statement in read_statements("kedge.server.storage", database.dialect):
-        database.execute(statement)
-
-
-SCHEMA_VERSION = 4
+_USED_BYTES = """
+SELECT coalesce(sum(length(input) + length(output) + coalesce(length(asked), 0) + coalesce(length(became), 0)), 0)
+FROM kedge_server_nodes
+"""
+SCHEMA_VERSION = 5
 SCHEMA = Schema(
+    "kedge_server_schema",
     SCHEMA_VERSION,
-    create_schema,
+    create_response_tables,
     way_out="its responses cannot be imported, so serve it with the version that wrote it until they have expired, or "
     "use another --db",
 )
+
+
+def read_schema_version(tx: Tx) -> int:
+    """Return the number of the schema; 0 if there is none. A file of a schema before 5 has it in its header."""
+    version = SCHEMA.read_version(tx)
+    if not version and not tx.dialect.has_concurrent_writers:
+        ((version,),) = tx.rows("PRAGMA user_version")
+    return version
+
+
+def upgrade_schema(tx: Tx, name: str) -> None:
+    """Create the tables of a server, or change those of an older schema.
+
+    Raises:
+        CannotServe: If that is not possible.
+    """
+    try:
+        SCHEMA.list_steps(read_schema_version(tx), name)
+        SCHEMA.upgrade(tx, name)
+    except WrongSchema as error:
+        raise CannotServe(str(error)) from None
 
 
 def open_server_database(settings: "Settings") -> ServerDatabase:
@@ -148,11 +152,11 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
     if is_postgresql(settings.db):
         from kedge.server.storage.postgres import PostgresServerDatabase
 
-        return PostgresServerDatabase(settings.db, clock=settings.clock, limits=settings.limits)
+        return PostgresServerDatabase(settings)
     from kedge.server.storage.sqlite import SQLiteServerDatabase
 
     path = parse_sqlite_address(settings.db)
-    return SQLiteServerDatabase(path, clock=settings.clock, shared=settings.shared)
+    return SQLiteServerDatabase(path, clock=settings.clock, in_store=settings.in_store)
 
 
 def parse_sqlite_address(db: str) -> str:

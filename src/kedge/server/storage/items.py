@@ -5,51 +5,41 @@ context is cached. A node with a compaction is a *barrier*: the contexts of its 
 newest compaction item.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from kedge.database.responses import (
+    NO_ITEMS,
+    lock_deletions,
+    slice_from_compaction,
+)
 from kedge.server.item_forms import Item, NodeKeys, count_items, parse_item_key
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.text.json_text import decode, encode
 
-_SELECT_NODE = "SELECT id, parent, barrier, tokens, input, output FROM nodes WHERE id = ?"
+_SELECT_NODE = (
+    "SELECT id, parent, barrier, tokens, input, output FROM kedge_server_nodes WHERE id = ?"
+)
 _SELECT_CHAIN = """
 WITH RECURSIVE up (id, parent, barrier, tokens, input, output) AS (
-    SELECT id, parent, barrier, tokens, input, output FROM nodes WHERE id = ?
+    SELECT id, parent, barrier, tokens, input, output FROM kedge_server_nodes WHERE id = ?
     UNION ALL
     SELECT n.id, n.parent, n.barrier, n.tokens, n.input, n.output
-    FROM up JOIN nodes n ON n.id = up.parent WHERE NOT up.barrier
+    FROM up JOIN kedge_server_nodes n ON n.id = up.parent WHERE NOT up.barrier
 )
 SELECT id, parent, barrier, tokens, input, output FROM up
 """
 _SELECT_ALL_ITEMS = """
 WITH RECURSIVE up (parent, input, output) AS (
-    SELECT parent, input, output FROM nodes WHERE id = ?
+    SELECT parent, input, output FROM kedge_server_nodes WHERE id = ?
     UNION ALL
-    SELECT n.parent, n.input, n.output FROM up JOIN nodes n ON n.id = up.parent
+    SELECT n.parent, n.input, n.output FROM up JOIN kedge_server_nodes n ON n.id = up.parent
 )
 SELECT input, output FROM up
 """
-_DETACH = """
-UPDATE nodes SET conversation = NULL WHERE id IN (
-    WITH RECURSIVE up (id, parent) AS (
-        SELECT id, parent FROM nodes WHERE id = ?
-        UNION ALL
-        SELECT n.id, n.parent FROM up JOIN nodes n ON n.id = up.parent
-    )
-    SELECT id FROM up
-)
-"""
-_SELECT_UNUSED = """
-SELECT parent FROM nodes n WHERE id = ? AND expires_at IS NULL
-AND NOT EXISTS (SELECT 1 FROM nodes WHERE parent = n.id)
-AND NOT EXISTS (SELECT 1 FROM conversations WHERE node = n.id)
-"""
-
-NO_ITEMS = b"[]"
 
 ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 """Returns items as a model sees them, with a compaction item replaced by the items in it."""
@@ -94,6 +84,7 @@ class NodeRepository:
         namespace: str = "",
     ) -> None:
         self.namespace = namespace
+        self._database = database
         self._execute = database.execute
         self._clock = database.clock
         self._cache = cache
@@ -112,7 +103,7 @@ class NodeRepository:
         model_items = self._expand(slice_from_compaction(items)) if barrier else items
         tokens = count_items(model_items)
         self._execute(
-            "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
+            "INSERT INTO kedge_server_nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
             "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 node,
@@ -134,7 +125,9 @@ class NodeRepository:
         Raises:
             LookupError: Another server has deleted it since it was found.
         """
-        found = self._execute("SELECT id, parent, input, output FROM nodes WHERE id = ?", (node,))
+        found = self._execute(
+            "SELECT id, parent, input, output FROM kedge_server_nodes WHERE id = ?", (node,)
+        )
         row = found.fetchone()
         if row is None:
             raise LookupError(node)
@@ -162,10 +155,10 @@ class NodeRepository:
         if key is None:
             return None
         row = self._execute(
-            "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
-            "AND (expires_at > ? OR EXISTS "
-            "(SELECT 1 FROM conversations c WHERE c.id = nodes.conversation)) AND namespace = ?",
-            (self.keys.parse_node(key), key, self._clock(), self.namespace),
+            "SELECT id, parent, input, output FROM kedge_server_nodes n WHERE id = ? AND key = ? "
+            "AND namespace = ? AND (expires_at > ? OR EXISTS "
+            "(SELECT 1 FROM kedge_server_conversations WHERE id = n.conversation))",
+            (self.keys.parse_node(key), key, self.namespace, self._clock()),
         ).fetchone()
         return row and ContextNode(*row)
 
@@ -184,36 +177,19 @@ class NodeRepository:
         rows = self._execute(_SELECT_ALL_ITEMS, (node,)).fetchall()
         return [item for row in reversed(rows) for part in row for item in decode(part)]
 
-    def detach(self, node: int | None) -> None:
-        """Remove the nodes up to this one from their conversation, which no longer has their items.
+    def delete(self, work: Callable[[], Iterable[int]]) -> None:
+        """Run a function that deletes nodes and returns their numbers, as one transaction.
 
-        A reference then finds only the items of stored responses; the others are retained for children.
+        Deletions of several servers are run one at a time.
         """
-        self._execute(_DETACH, (node,))
 
-    def delete_unused(self, node: int | None) -> None:
-        """Delete a node if nothing refers to it, and then each of its parents under the same condition."""
-        while node is not None:
-            row = self._execute(_SELECT_UNUSED, (node,)).fetchone()
-            if row is None:
-                return
-            self._execute("DELETE FROM nodes WHERE id = ?", (node,))
+        def delete() -> Iterable[int]:
+            lock_deletions(self._execute, self._database.dialect)
+            return work()
+
+        for node in self._database.transact(delete):
             self._cache.discard(node)
-            (node,) = row
-
-    def drop_before_compaction(self, node: int) -> None:
-        """Delete the items before the compaction of a node, which its children do not see and no list contains."""
-        parent, barrier = self._execute(
-            "SELECT parent, barrier FROM nodes WHERE id = ?", (node,)
-        ).fetchone()
-        if not barrier:
-            return
-        retained = slice_from_compaction(self.get(node).items())
-        self._execute(
-            "UPDATE nodes SET parent = NULL, input = ?, output = ? WHERE id = ?",
-            (encode(retained), NO_ITEMS, node),
-        )
-        self.delete_unused(parent)
+        self._database.checkpoint()
 
     def _read_context(self, node: int) -> Context:
         rows = self._execute(_SELECT_NODE, (node,)).fetchall()
@@ -249,11 +225,3 @@ class NodeRepository:
 def has_compaction(items: Sequence[Item]) -> bool:
     """Return whether there is a compaction among the items."""
     return "compaction" in map(_get_type, items)
-
-
-def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
-    """Return the items from the newest compaction item on."""
-    for index in range(len(items) - 1, -1, -1):
-        if items[index]["type"] == "compaction":
-            return list(items[index:])
-    return list(items)

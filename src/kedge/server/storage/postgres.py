@@ -1,6 +1,5 @@
 """The server's database on PostgreSQL, for any number of servers.
 
-The names of its tables begin with ``kedge_server_``, so that they can be in the same database as a store.
 Node numbers are from a sequence, foreign keys prevent the deletion of a node that another server continues,
 and deletions are run one at a time.
 
@@ -11,7 +10,6 @@ is settled after its last event was stored.
 
 import contextvars
 import logging
-import re
 import threading
 import time
 from asyncio import get_running_loop, shield
@@ -19,23 +17,24 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import (
     NOW,
+    POSTGRESQL,
     PostgresDatabase,
     PostgresTransaction,
     QueryResult,
 )
+from kedge.database.responses import use_practice_tables
 from kedge.database.transactions import Values
 from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.storage.claims import ReplicaClaims
-from kedge.server.storage.database import SCHEMA, Clock, ServerDatabase
+from kedge.server.storage.database import ServerDatabase, upgrade_schema
 
 if TYPE_CHECKING:
-    from kedge.server.settings import Limits
+    from kedge.server.settings import Settings
 
 T = TypeVar("T")
 
@@ -45,71 +44,55 @@ NUMBERS_PER_RESERVATION = 64
 """The increment of the sequence ``kedge_server_numbers``."""
 MAX_FAILED = 10_000
 """The number of functions that are called again after an outage."""
-DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729, 5461730, 5461731
-"""Numbers of advisory locks, each for the tables of one schema."""
-_LOCK = "SELECT pg_advisory_xact_lock(?, hashtext(current_schema()))"
+PURGE_LOCK = 5461730
+"""The number of the advisory lock of deletions of expired responses."""
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(?, hashtext(current_schema()))"
-
-_TABLE_NAMES = re.compile(r"\b(nodes|conversations|facts)\b")
-
-_CREATE_VERSION = (
-    "CREATE TABLE IF NOT EXISTS kedge_server_schema (version INTEGER NOT NULL)",
-    "INSERT INTO kedge_server_schema SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM kedge_server_schema)",
-)
 _LOCK_CONVERSATION = """
-UPDATE conversations c SET locked_by = ? WHERE id = ? AND coalesce(node, 0) = ? AND (
+UPDATE kedge_server_conversations c SET locked_by = ? WHERE id = ? AND coalesce(node, 0) = ? AND (
     locked_by IS NULL OR (
         NOT EXISTS (SELECT 1 FROM kedge_server_replicas WHERE id = c.locked_by AND alive_until > {now})
         AND NOT EXISTS (
-            SELECT 1 FROM nodes WHERE conversation = c.id AND background
+            SELECT 1 FROM kedge_server_nodes WHERE conversation = c.id AND background
             AND status IN ('in_progress', 'queued')
         )
     )
 )
 """.replace("{now}", NOW)
-_USED_BYTES = """
-SELECT coalesce(sum(octet_length(input) + octet_length(output) + coalesce(octet_length(asked), 0)
-    + coalesce(octet_length(became), 0)), 0)::bigint FROM nodes
-"""
-
-
-@cache
-def _convert(sql: str) -> str:
-    """Return a statement with the names of these tables."""
-    return _TABLE_NAMES.sub(r"kedge_server_\1", sql)
 
 
 class PostgresServerDatabase(ServerDatabase):
     """A PostgreSQL database that any number of servers share.
 
     Args:
-        url: The address: ``postgresql://user@host/database``.
-        clock: Returns the time; only its difference from the time of this machine is used, which a test
-            may change. It is added to the time of the database.
-        limits: The limits of the server for waiting and for its claims.
+        settings: The settings of the server. Of its clock only the difference from the time of this machine is used,
+            which a test may change. It is added to the time of the database.
 
     Raises:
         CannotServe: If the database cannot be opened, or was written by another version.
     """
 
-    dialect = "postgresql"
+    dialect = POSTGRESQL
 
-    def __init__(self, url: str, *, clock: Clock = time.time, limits: "Limits") -> None:
+    def __init__(self, settings: "Settings") -> None:
+        limits = settings.limits
         self.owner = token_hex(8)
-        self._given_clock = clock
+        self.in_store = settings.in_store
+        self._convert = use_practice_tables if settings.in_store else str
+        self._given_clock = settings.clock
         self._clock_offset = 0.0
         self._current = threading.local()
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
         self._failed: deque[Callable[[], None]] = deque(maxlen=MAX_FAILED)
         try:
             self.pool = PostgresDatabase(
-                url,
+                settings.db,
                 wait_seconds=limits.database_seconds,
                 statement_seconds=limits.database_seconds,
             )
             self.check = self.pool.check
             try:
-                self.transact(self._prepare_schema)
+                if not self.in_store:
+                    self.pool.run_write(lambda tx: upgrade_schema(tx, "the database"))
                 self.claims = ReplicaClaims(self, self.owner, limits.lease_seconds)
                 self.claims.renew()
             except BaseException:
@@ -131,8 +114,8 @@ class PostgresServerDatabase(ServerDatabase):
         """Run a statement, in the transaction of this thread if there is one."""
         tx: PostgresTransaction | None = getattr(self._current, "transaction", None)
         if tx is not None:
-            return tx.query(_convert(sql), values)
-        return self.pool.run_write(lambda tx: tx.query(_convert(sql), values, alone=True))
+            return tx.query(self._convert(sql), values)
+        return self.pool.run_write(lambda tx: tx.query(self._convert(sql), values, alone=True))
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run the statements of a function as one transaction. After a conflict it is run again."""
@@ -196,13 +179,9 @@ class PostgresServerDatabase(ServerDatabase):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
         self.execute(
-            "UPDATE conversations SET locked_by = NULL WHERE id = ? AND locked_by = ?",
+            "UPDATE kedge_server_conversations SET locked_by = NULL WHERE id = ? AND locked_by = ?",
             (id, self.owner),
         )
-
-    def begin_delete(self) -> None:
-        """Wait for deletions of other servers, and block them until the end of the transaction."""
-        self.execute(_LOCK, (DELETE_LOCK,))
 
     def run_purge(self, work: Callable[[], int]) -> int:
         """Run a deletion of expired responses, unless another server is running one."""
@@ -218,11 +197,6 @@ class PostgresServerDatabase(ServerDatabase):
         first = row[0] if row else 0
         return range(first, first + NUMBERS_PER_RESERVATION)
 
-    def used_bytes(self) -> int:
-        """Return the size of the content, not that of the tables, which only shrink when they are vacuumed."""
-        row = self.execute(_USED_BYTES).fetchone()
-        return row[0] if row else 0
-
     def close(self) -> None:
         """Finish the submitted functions, release all claims, and close the connections."""
         self._thread.shutdown()
@@ -230,11 +204,3 @@ class PostgresServerDatabase(ServerDatabase):
             with suppress(StoreError):  # the claims expire anyway
                 self.claims.give_up()
         self.pool.close()
-
-    def _prepare_schema(self) -> None:
-        self.execute(_LOCK, (SCHEMA_LOCK,))
-        for statement in _CREATE_VERSION:
-            self.execute(statement)
-        ((version,),) = self.execute("SELECT version FROM kedge_server_schema").fetchall()
-        self.upgrade_schema(version, "the database")
-        self.execute("UPDATE kedge_server_schema SET version = ?", (SCHEMA.version,))

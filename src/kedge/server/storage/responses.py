@@ -6,18 +6,19 @@ several servers on one database, a response in progress has an owner, and only t
 server that was suspended until another one claimed its responses does not own them any more.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from kedge.database.responses import delete_responses
 from kedge.server.errors import (
     CONVERSATION_LOCKED,
     HISTORY_DELETED,
     IDEMPOTENCY_KEY_IN_USE,
     ApiError,
 )
-from kedge.server.item_forms import make_response_id, parse_response_key
+from kedge.server.item_forms import parse_response_key
 from kedge.server.response_object import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
@@ -38,15 +39,13 @@ _COLUMNS = (
 )
 # Adds a node if its parent still exists; nodes are numbered from 1.
 _INSERT = (
-    f"INSERT INTO nodes ({_COLUMNS}) SELECT {', '.join('?' for _ in _COLUMNS.split(','))} "
-    "WHERE 0 = ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?) "
+    f"INSERT INTO kedge_server_nodes ({_COLUMNS}) SELECT {', '.join('?' for _ in _COLUMNS.split(','))} "
+    "WHERE 0 = ? OR EXISTS (SELECT 1 FROM kedge_server_nodes WHERE id = ?) "
     "ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
 )
-_CLEAR_RESPONSE = """
-UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, request = NULL,
-idempotency_key = NULL WHERE id = ? RETURNING conversation
-"""
-MOVE_CONVERSATION = "UPDATE conversations SET node = ? WHERE id = ? AND coalesce(node, 0) = ?"
+MOVE_CONVERSATION = (
+    "UPDATE kedge_server_conversations SET node = ? WHERE id = ? AND coalesce(node, 0) = ?"
+)
 """Moves the end of a conversation, if it was not changed since it was read; nodes are numbered from 1."""
 
 
@@ -103,7 +102,7 @@ class ResponseRepository:
         if key is None:
             return None
         return self._execute(
-            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ? "
+            "SELECT id, status FROM kedge_server_nodes WHERE id = ? AND key = ? AND expires_at > ? "
             "AND namespace = ?",
             (self._nodes.keys.parse_node(key), key, self._clock(), self._nodes.namespace),
         ).fetchone()
@@ -114,7 +113,9 @@ class ResponseRepository:
         Raises:
             LookupError: Another server has deleted it since its node was found.
         """
-        found = self._execute("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
+        found = self._execute(
+            "SELECT asked, became, output FROM kedge_server_nodes WHERE id = ?", (node,)
+        )
         row = found.fetchone()
         if row is None or row[0] is None:
             raise LookupError(node)
@@ -128,7 +129,7 @@ class ResponseRepository:
     def find_repeated(self, idempotency_key: str) -> RepeatedResponse | None:
         """Return the response to an earlier request with this idempotency key, or None."""
         row = self._execute(
-            "SELECT id, status, request, expires_at <= ? FROM nodes "
+            "SELECT id, status, request, expires_at <= ? FROM kedge_server_nodes "
             "WHERE namespace = ? AND idempotency_key = ?",
             (self._clock(), self._nodes.namespace, idempotency_key),
         ).fetchone()
@@ -136,12 +137,12 @@ class ResponseRepository:
 
     def drop_idempotency_key(self, node: int) -> None:
         """Remove the idempotency key of a response that failed or expired, so that it can be used again."""
-        self._execute("UPDATE nodes SET idempotency_key = NULL WHERE id = ?", (node,))
+        self._execute("UPDATE kedge_server_nodes SET idempotency_key = NULL WHERE id = ?", (node,))
 
     def mark_in_progress(self, node: int) -> None:
         """Mark a queued response as in progress."""
         self._execute(
-            "UPDATE nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued' "
+            "UPDATE kedge_server_nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued' "
             f"AND {_IS_OWN}",
             (_IN_PROGRESS_JSON, node, self._database.owner),
         )
@@ -202,7 +203,7 @@ class ResponseRepository:
 
     def _update(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         found = self._execute(
-            "UPDATE nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
+            "UPDATE kedge_server_nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
             f"WHERE id = ? AND status = 'in_progress' AND {_IS_OWN}",
             (
                 result.status,
@@ -221,14 +222,14 @@ class ResponseRepository:
         if self._execute(MOVE_CONVERSATION, values).rowcount:
             return
         # It is not an error if the conversation was deleted meanwhile, but it is if it was changed.
-        existing = "SELECT 1 FROM conversations WHERE id = ?"
+        existing = "SELECT 1 FROM kedge_server_conversations WHERE id = ?"
         if self._execute(existing, (entry.conversation,)).fetchone() is not None:
             raise CONVERSATION_LOCKED()
 
     def fail(self, node: int, status: str, cause: ApiError | str | None = None) -> None:
         """Mark an unfinished response of this server as ``failed`` or ``cancelled``."""
         self._execute(
-            "UPDATE nodes SET status = ?, became = ? WHERE id = ? "
+            "UPDATE kedge_server_nodes SET status = ?, became = ? WHERE id = ? "
             f"AND status IN ('in_progress', 'queued') AND {_IS_OWN}",
             (status, encode(build_failed_fields(status, cause)), node, self._database.owner),
         )
@@ -236,7 +237,7 @@ class ResponseRepository:
     def cancel(self, node: int) -> None:
         """Mark an unfinished response of any server as ``cancelled``."""
         self._execute(
-            "UPDATE nodes SET status = 'cancelled', became = ? WHERE id = ? "
+            "UPDATE kedge_server_nodes SET status = 'cancelled', became = ? WHERE id = ? "
             "AND status IN ('in_progress', 'queued')",
             (encode(build_failed_fields("cancelled")), node),
         )
@@ -248,7 +249,7 @@ class ResponseRepository:
             min_age: Seconds for which another process may still be working on a response.
         """
         self._execute(
-            "UPDATE nodes SET status = 'failed', became = ? "
+            "UPDATE kedge_server_nodes SET status = 'failed', became = ? "
             "WHERE status IN ('in_progress', 'queued') AND expires_at <= ?",
             (
                 encode(build_failed_fields("failed", RESTARTED_MESSAGE)),
@@ -264,13 +265,6 @@ class ResponseRepository:
         """Delete every response."""
         self._delete_selected("expires_at IS NOT NULL")
 
-    def delete_others(self, retained: Collection[str]) -> None:
-        """Delete every finished response, except those with these ids."""
-        rows = self._execute(
-            "SELECT id, key FROM nodes WHERE status NOT IN ('in_progress', 'queued')"
-        ).fetchall()
-        self._delete_nodes([node for node, key in rows if make_response_id(key) not in retained])
-
     def delete_oldest(self) -> int:
         """Delete one batch of the oldest responses, and return their number."""
         return self._delete_selected(
@@ -283,26 +277,15 @@ class ResponseRepository:
 
     def _delete_selected(self, condition: str, *values: float) -> int:
         """Delete the responses that match a condition, and return their number."""
-        rows = self._execute(f"SELECT id FROM nodes WHERE {condition}", values).fetchall()
+        rows = self._execute(
+            f"SELECT id FROM kedge_server_nodes WHERE {condition}", values
+        ).fetchall()
         self._delete_nodes([node for (node,) in rows])
         return len(rows)
 
     def _delete_nodes(self, nodes: list[int]) -> None:
-        if not nodes:
-            return
-
-        def delete() -> None:
-            self._database.begin_delete()
-            for node in nodes:
-                row = self._execute(_CLEAR_RESPONSE, (node,)).fetchone()
-                if row is None:  # another process of a shared database deleted it
-                    continue
-                if row[0] is None:
-                    self._nodes.drop_before_compaction(node)
-                self._nodes.delete_unused(node)
-
-        self._database.transact(delete)
-        self._database.checkpoint()
+        if nodes:
+            self._nodes.delete(lambda: delete_responses(self._execute, nodes))
 
 
 _IS_OWN = "(owner IS NULL OR owner = ?)"

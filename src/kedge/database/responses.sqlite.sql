@@ -1,6 +1,7 @@
--- The tables of the server in SQLite. A change here raises SCHEMA_VERSION in database.py.
+-- The tables of responses in SQLite; see responses.py. A change here raises the numbers of both schemas: that of the
+-- server and that of the store.
 
-CREATE TABLE nodes (
+CREATE TABLE kedge_server_nodes (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL,
     parent INTEGER,
@@ -20,14 +21,14 @@ CREATE TABLE nodes (
     background INTEGER NOT NULL DEFAULT 0  -- whether its client does not wait for the response
 );
 
-CREATE UNIQUE INDEX nodes_idempotency ON nodes (namespace, idempotency_key)
+CREATE UNIQUE INDEX kedge_server_nodes_idempotency ON kedge_server_nodes (namespace, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 
-CREATE INDEX nodes_parent ON nodes (parent) WHERE parent IS NOT NULL;
+CREATE INDEX kedge_server_nodes_parent ON kedge_server_nodes (parent) WHERE parent IS NOT NULL;
 
-CREATE INDEX nodes_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX kedge_server_nodes_expiry ON kedge_server_nodes (expires_at) WHERE expires_at IS NOT NULL;
 
-CREATE TABLE conversations (
+CREATE TABLE kedge_server_conversations (
     id TEXT PRIMARY KEY,
     created_at INTEGER NOT NULL,
     metadata BLOB NOT NULL,
@@ -35,6 +36,6 @@ CREATE TABLE conversations (
     namespace TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 
-CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
+CREATE INDEX kedge_server_conversations_node ON kedge_server_conversations (node) WHERE node IS NOT NULL;
 
-CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE kedge_server_facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
