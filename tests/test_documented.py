@@ -33,9 +33,9 @@ from kedge.config import SETTINGS
 from kedge.conversation import lazy_conversation
 from kedge.conversation import run as conversation_run
 from kedge.database import sqlite
-from kedge.engines import cache_control, http_client, reply, response_limit
-from kedge.engines.anthropic import engine as anthropic_engine
-from kedge.engines.websocket import connection, pool
+from kedge.engines import anthropic as anthropic_engine
+from kedge.engines import http_client, prompt_cache, reply, response
+from kedge.engines.websocket import connection
 from kedge.events.run import ResendReason
 from kedge.incremental import index, rewrite, store_index
 from kedge.mcp import content as mcp_content
@@ -338,7 +338,7 @@ NUMBERS: dict[str, list[str]] = {
         f"({anthropic_engine.DEFAULT_MAX_TOKENS} tokens, plus the thinking",
         f"`connections={default(engines.ResponsesEngine, 'connections')}`",
         f"`lanes={default(engines.ResponsesEngine, 'lanes')}`",
-        f"replaced after {pool.MAX_CONNECTION_AGE / MINUTE:.0f} minutes",
+        f"replaced after {connection.MAX_CONNECTION_AGE / MINUTE:.0f} minutes",
         f"may be {connection.MAX_BUFFERED_BYTES >> 20} MB behind",
         f"`max_retries` ({http_client.DEFAULT_MAX_RETRIES}) times",
         f"the wait for a connection ({http_client.Timeouts().connect:.0f} seconds)",
@@ -354,7 +354,7 @@ NUMBERS: dict[str, list[str]] = {
         f"listed its tools ({mcp.DEFAULT_CONNECT_TIMEOUT:.0f})",
         f"{mcp_content.MAX_TOOLS} tools, {mcp_content.MAX_DESCRIPTION_CHARS:,} characters",
         f"{mcp_content.MAX_SCHEMA_CHARS:,} of a schema, {mcp_content.MAX_CONTENT_ITEMS} items",
-        f"{response_limit.MAX_RESPONSE_BYTES >> 20} MiB of a message",
+        f"{response.MAX_RESPONSE_BYTES >> 20} MiB of a message",
         f"{mcp_server.MAX_OUTPUT:,} characters",
         f"http://127.0.0.1:{SETTINGS['mcp.port'].default}/mcp",
     ],
@@ -373,7 +373,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "prompt-caching.md": [
         f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
-        f"up to {WORDS[cache_control.MAX_BREAKPOINTS]} `cache_control` breakpoints",
+        f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",
         f"more than {server_cache.MAX_LOOKBACK} blocks",
         f"minimum of the model on: {CACHE_MINIMUMS} tokens",
     ],

@@ -10,8 +10,8 @@ from engines.conftest import open_engine
 from engines.runs import has_object
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
-from kedge.engines.conversation_objects import ConversationObjects
 from kedge.engines.responses import delete_unused_objects
+from kedge.engines.stored_items import ConversationObjects
 from kedge.errors import EngineError
 from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims, UnusedObject

@@ -12,7 +12,7 @@ from engines.fake_server import json_response, serve_handler
 from kedge.compaction.base import context_tokens
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
-from kedge.engines.anthropic.engine import (
+from kedge.engines.anthropic import (
     DEFAULT_MAX_TOKENS,
     PARAM_RULES,
     SAMPLING_RULES,

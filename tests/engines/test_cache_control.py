@@ -9,17 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge.engines import prompt_monitor
+from kedge.engines import prompt_cache
 from kedge.engines.anthropic.render import render_messages
-from kedge.engines.cache_control import (
+from kedge.engines.chat_completions.render import render_messages as render_chat
+from kedge.engines.prompt_cache import (
+    PromptHead,
+    PromptMonitor,
     anthropic_rules,
     count_prompt,
     find_host_rules,
     mark_chat_messages,
     place_breakpoints,
 )
-from kedge.engines.chat_completions.render import render_messages as render_chat
-from kedge.engines.prompt_monitor import PromptHead, PromptMonitor
 from kedge.events import Outcome
 from kedge.observe.metrics import samples
 from kedge.planning import CachePlan, CacheRules, TokenCounts, plan_request, record_response
@@ -196,7 +197,7 @@ def test_hints_are_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each hint is logged once per conversation, and the number of remembered conversations is bounded."""
-    monkeypatch.setattr(prompt_monitor, "MAX_REMEMBERED_CHAINS", 2)
+    monkeypatch.setattr(prompt_cache, "MAX_REMEMBERED_CHAINS", 2)
     monitor, turn, head = PromptMonitor(), Turn([user("Hi")]), PromptHead("m", "", ())
     plan = plan_request(turn, scope="s", mode="stateless", now=0)
     hinted = structs.replace(plan, cache=CachePlan("a", hints=("clock",), lost_tokens=2000))

@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 from engines.conftest import open_engine
 from engines.runs import last_text, send_lines
-from kedge.engines import conversation_objects
+from kedge.engines import stored_items
 from kedge.errors import RequestRefused
 from kedge.events import TextDelta
 from kedge.planning import get_state
@@ -108,8 +108,8 @@ async def test_a_locked_object_is_waited_for(
         rejected.set()
         await anyio.sleep(seconds)
 
-    monkeypatch.setattr(conversation_objects, "LOCK_SECONDS", 300.0)
-    monkeypatch.setattr(conversation_objects, "sleep", wait)
+    monkeypatch.setattr(stored_items, "LOCK_SECONDS", 300.0)
+    monkeypatch.setattr(stored_items, "sleep", wait)
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         object_id, answers = get_state(turn).conversation_id, list[Turn]()
@@ -136,7 +136,7 @@ async def test_an_object_that_stays_locked_is_replaced(
     server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the time limit everything is sent to a new object."""
-    monkeypatch.setattr(conversation_objects, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(stored_items, "LOCK_SECONDS", 0.0)
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         object_id = get_state(turn).conversation_id

@@ -8,7 +8,7 @@ import pytest
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
-from kedge.engines.request_body import PLANNED_PARAMS
+from kedge.engines.request_options import PLANNED_PARAMS
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
 from kedge.providers import connect
 from kedge.testing import TestServer

@@ -13,7 +13,7 @@ from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import make_handler, serve_handler
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, sdk_client
-from kedge.engines.response_limit import (
+from kedge.engines.response import (
     LIMIT_VARIABLE,
     MAX_ERROR_BYTES,
     PIECE_BYTES,

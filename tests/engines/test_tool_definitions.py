@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.engines import Request
-from kedge.engines.anthropic import engine as anthropic
-from kedge.engines.chat_completions import engine as chat_completions
-from kedge.engines.tool_definitions import convert_tool, to_definition
+from kedge.engines import Request, anthropic, chat_completions
+from kedge.engines.request_options import convert_tool, to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting
 from kedge.memory.tokens import hash_settings

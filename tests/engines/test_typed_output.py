@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from kedge.engines import Engine, Events, OutputSchema, Reply, Request, Stream, to_output_schema
-from kedge.engines.anthropic.engine import map_schema
+from kedge.engines.anthropic import map_schema
 from kedge.errors import (
     KedgeError,
     OutputInvalid,

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from app_thread import serve_app
 from kedge import connect
 from kedge.engines import Engine
-from kedge.engines.cache_control import find_host_rules
+from kedge.engines.prompt_cache import find_host_rules
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.engines.cache_control import anthropic_rules
+from kedge.engines.prompt_cache import anthropic_rules
 from kedge.tokens.items import find_min_tokens
 
 

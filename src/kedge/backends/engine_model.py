@@ -23,7 +23,7 @@ from kedge.engines import (
 )
 from kedge.engines.base import Request, unwrap
 from kedge.engines.reply import answer_text
-from kedge.engines.request_body import LOGPROBS
+from kedge.engines.request_options import LOGPROBS
 from kedge.errors import AnswerIncomplete, KedgeError, UnsupportedParameter
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed

@@ -36,7 +36,6 @@ from kedge.engines.reply import (
     Reply,
     run_until_valid,
 )
-from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.request_options import (
     KNOWN_PARAMS,
     OPTION_NAMES,
@@ -46,9 +45,11 @@ from kedge.engines.request_options import (
     RequestOptions,
     ResendLimit,
     WireTap,
+    check_params,
+    combine_params,
+    to_definition,
 )
 from kedge.engines.stream import Stream
-from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter, describe_type
 from kedge.event_loops import AsyncResource
 from kedge.events import Event

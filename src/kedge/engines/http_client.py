@@ -17,8 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from kedge.engines.http_errors import ErrorBuilder
-from kedge.engines.response import RawResponse
-from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
+from kedge.engines.response import MAX_ERROR_BYTES, RawResponse, resolve_limit
 from kedge.errors import EngineError
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ class ErrorBuilder:
             status=status,
             request_id=get_request_id(headers),
             retryable=retryable,
-            retry_after=parse_retry_after(headers),
+            retry_after=parse_retry_after(headers) if retryable else None,
             **fields,
         )
 

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
 from typing_extensions import TypeVar
 
-from kedge.engines.annotations import replace_iterables, schema_generator
 from kedge.engines.strict_schema import (
     DEFINITIONS_PATH,
     drop_unserializable_defaults,
     iter_subschemas,
     map_subschemas,
+    replace_iterables,
+    schema_generator,
     to_strict_schema,
 )
 from kedge.errors import InvalidSetting

@@ -23,14 +23,14 @@ from typing_extensions import TypeVar
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.outcome import raise_for_outcome
-from kedge.engines.prompt_monitor import PromptHead, PromptMonitor
-from kedge.engines.request_body import SendOptions, check_params, split_extra_body
+from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import (
     record_calls,
     record_error,
     record_healing,
     record_mode_change,
 )
+from kedge.engines.request_options import SendOptions, check_params, split_extra_body
 from kedge.engines.response import RawResponse, ResponseReader
 from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import Transport

@@ -1,11 +1,30 @@
-"""The options of a request: how a Turn is sent, and the parameters of the provider's API."""
+"""The options of a request, its parameters, the definitions of its tools, and the body that is built from them.
 
+A misspelled option that is sent to the server changes an answer without notice, and an option such as
+``previous_response_id`` makes the server continue from a context that the Turn does not have. Both are
+rejected by name before anything is sent. Body members that Kedge does not know must be in the mapping
+``extra_body``.
+
+The same definitions of tools are part of every request of a conversation, where they are encoded for the body and
+compared with those of the previous requests. So they cannot be changed, and each of their forms is computed once.
+"""
+
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from functools import cache
+from typing import Any, TypedDict, cast
 
-from kedge.planning import AnchorRecord, Mode, RequestPlan
+import msgspec
+from msgspec.structs import replace
+
+from kedge.engines.heal_rules import RequestSummary
+from kedge.engines.message_groups import hash_call_id
+from kedge.errors import InvalidSetting, UnsupportedParameter
+from kedge.events.fields import CALL_ARGUMENTS
+from kedge.planning import AnchorRecord, Mode, Reason, RejectedAnchor, RequestPlan
 from kedge.turns import SystemBlock, Turn
+from kedge.turns.frozen_json import FrozenMap, compute_once, thaw, wrap_copy
 
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
@@ -134,3 +153,256 @@ EXTRA_BODY = "extra_body"
 """The option whose mapping is merged into the request body unchanged."""
 OPTION_NAMES = frozenset(RequestOptions.__optional_keys__) - KNOWN_PARAMS - {EXTRA_BODY}
 """The names of the options that are not members of the request body."""
+
+
+PLANNED_PARAMS: Mapping[str, str] = {
+    "previous_response_id": "the plan chooses the anchor from the Turn's records",
+    "conversation": "use mode='conversation', or set the state of the Turn",
+    "input": "append the blocks to the Turn",
+    "messages": "append the blocks to the Turn",
+    "instructions": "put a system block at the start of the Turn",
+    "system": "put a system block at the start of the Turn",
+    "stream": "use streaming=True or streaming=False",
+}
+"""Body members that follow from the plan, with the alternative to each."""
+
+_PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_FORMS: Mapping[type, Callable[[Any], str]] = {
+    str: _PARAM_ENCODER.encode,
+    bool: {True: "true", False: "false"}.__getitem__,
+}
+"""Types with a form that takes much less time than the encoding of an object."""
+
+
+def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:
+    """Reject parameters that the plan decides, parameters of unknown names, and values that are not JSON.
+
+    This is checked before a run starts: a conversation stores a question before its request is encoded, and
+    a question that can never be sent would stay in it as pending.
+
+    Args:
+        params: Parameters of a request, or of an engine for all its requests.
+        known_options: Further names to suggest for a misspelled one.
+
+    Raises:
+        UnsupportedParameter: A name is decided by the plan or is unknown.
+        InvalidSetting: A value is not JSON.
+    """
+    members, extra = split_extra_body(params)
+    for name in params:
+        if name not in KNOWN_PARAMS and name != EXTRA_BODY:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, KNOWN_PARAMS | known_options, 2)
+            hint = f"did you mean {' or '.join(map(repr, close))}? If not, " if close else ""
+            raise UnsupportedParameter(
+                name,
+                f"{hint}use extra_body={{{name!r}: …}} to send a body member of this name",
+                f"there is no option {name!r}",
+            )
+    for name, value in (*members.items(), *extra.items()):
+        encode_param(name, value)
+
+
+def encode_param(name: str, value: Any) -> bytes:
+    """Return a member of a body as JSON.
+
+    The standard library encodes it, because it rejects values that are not JSON; parameters are arbitrary objects
+    of the caller.
+
+    Raises:
+        InvalidSetting: The value is not JSON.
+    """
+    try:
+        if type(name) is str and type(value) in _FORMS:
+            form = f"{_PARAM_ENCODER.encode(name)}:{_FORMS[type(value)](value)}"
+        else:
+            form = _PARAM_ENCODER.encode({name: value})[1:-1]
+        return form.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSetting(
+            f"{name} cannot be sent as JSON: {error}; pass plain values"
+        ) from error
+
+
+def check_planned_params(params: Mapping[str, Any]) -> None:
+    """Reject parameters that the plan decides, also inside ``extra_body``."""
+    for members in (params, get_extra_body(params)):
+        for name in PLANNED_PARAMS.keys() & members.keys():
+            problem = f"the plan decides {name!r}, so that it cannot be set"
+            raise UnsupportedParameter(name, PLANNED_PARAMS[name], problem)
+
+
+def combine_params(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Combine the parameters of an engine and of a request; their ``extra_body`` become one."""
+    combined = {**base, **override}
+    if EXTRA_BODY in base and EXTRA_BODY in override:
+        combined[EXTRA_BODY] = {**get_extra_body(base), **get_extra_body(override)}
+    return combined
+
+
+def split_extra_body(params: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the parameters without ``extra_body``, and the members in it.
+
+    Raises:
+        UnsupportedParameter: A parameter or a member of ``extra_body`` is decided by the plan.
+    """
+    check_planned_params(params)
+    return {name: params[name] for name in params if name != EXTRA_BODY}, get_extra_body(params)
+
+
+def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the mapping given as ``extra_body``, or an empty one."""
+    extra = params.get(EXTRA_BODY)
+    if extra is None:
+        return {}
+    if not isinstance(extra, Mapping):
+        raise UnsupportedParameter(EXTRA_BODY, "pass a mapping from member names to values")
+    return cast("Mapping[str, Any]", extra)
+
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+
+
+class SendOptions(msgspec.Struct, frozen=True):
+    """The form in which a request is sent; healing changes these options."""
+
+    mode: Mode
+    full: bool = False
+    """Send everything, without an anchor."""
+    reasoning: bool = True
+    """Include encrypted reasoning."""
+    include: bool = False
+    """Request encrypted reasoning."""
+    include_rejected: bool = False
+    """Whether this request repeats one that was rejected with it."""
+    reason: str = ""
+    """The reason why the mode differs from the requested one."""
+    rejected: tuple[RejectedAnchor, ...] = ()
+    """The responses that a full send does not use, because an earlier attempt could not."""
+
+    def without_anchor(self, plan: RequestPlan | None, reason: Reason) -> "SendOptions":
+        """Return the options of a full send in place of a plan whose anchor cannot be used."""
+        if plan is None or plan.anchor is None:
+            return replace(self, full=True)
+        unused = RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
+        return replace(self, full=True, rejected=(*plan.rejected, unused))
+
+
+MAX_CALL_ID_LENGTH = 64
+"""The maximum length of a call id in the Responses API; ids of other providers may be longer."""
+
+
+def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
+    """Return the input items of a plan, with shorter ids for calls of other providers where needed.
+
+    A call that the server generated itself is not in the input of the request with its result, which keeps its id.
+    """
+    items = plan.input()
+    too_long = {
+        item["call_id"]
+        for item in items
+        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH
+    }
+    if not too_long:
+        return items
+    shorter = {call_id: hash_call_id(f"kedge.call/1  {call_id}") for call_id in too_long}
+    return [
+        {**item, "call_id": shorter[item["call_id"]]} if item.get("call_id") in shorter else item
+        for item in items
+    ]
+
+
+def build_request_body(
+    plan: RequestPlan,
+    options: SendOptions,
+    *,
+    model: str,
+    tools: tuple[Mapping[str, Any], ...],
+    streaming: bool,
+    params: Mapping[str, Any],
+    conversation_id: str = "",
+) -> dict[str, Any]:
+    """Build the body of a request.
+
+    ``params``, which are checked already, override what is set here.
+    """
+    body: dict[str, Any] = {"model": model, "input": build_input(plan), "stream": streaming}
+    if plan.instructions is not None:
+        body["instructions"] = plan.instructions
+    if conversation_id:
+        body["conversation"] = conversation_id
+    elif plan.anchor:
+        body["previous_response_id"] = plan.previous_response_id
+    if tools:
+        body["tools"] = list(tools)
+    if options.mode == "stateless":
+        body["store"] = False
+    body |= params
+    if plan.cache and plan.cache.key:
+        body.setdefault("prompt_cache_key", plan.cache.key)
+    if options.include:
+        body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
+    return body
+
+
+def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:
+    """Return the properties that decide whether a rejection of this request can be healed."""
+    items = body["input"]
+    return RequestSummary(
+        previous_response_id=body.get("previous_response_id", ""),
+        conversation_id=body.get("conversation", ""),
+        has_reasoning=options.reasoning and any(item["type"] == "reasoning" for item in items),
+        requests_reasoning=options.include and ENCRYPTED_REASONING in (body.get("include") or ()),
+        has_empty_input=not items,
+    )
+
+
+_PREFIX = b'"tools":'
+
+
+def to_definition(members: Mapping[str, Any]) -> FrozenMap:
+    """Return the definition of a tool: its members, which cannot be changed and need not be JSON.
+
+    Raises:
+        InvalidSetting: They are nested too deep.
+    """
+    try:
+        return wrap_copy(members)
+    except RecursionError as error:
+        raise InvalidSetting("tools cannot be sent as JSON: one is nested too deep") from error
+
+
+def encode_tool(tool: object) -> bytes:
+    """Return the compact JSON of an element of a body's ``tools``.
+
+    Raises:
+        InvalidSetting: A value is not JSON.
+    """
+    return compute_once(_encode, tool) if type(tool) is FrozenMap else _encode(tool)
+
+
+def _encode(tool: object) -> bytes:
+    return encode_param("tools", thaw(tool))[len(_PREFIX) :]
+
+
+def convert_tool(
+    definition: Mapping[str, Any], converter: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> FrozenMap:
+    """Return a definition in the form of another API; ``converter`` is a function of the module of that API."""
+    return compute_once(_compose(converter), to_definition(definition))
+
+
+@cache
+def _compose(converter: Callable[[Any], Mapping[str, Any]]) -> Callable[[FrozenMap], FrozenMap]:
+    return lambda definition: to_definition(converter(definition))
+
+
+def format_tool(definition: Mapping[str, Any]) -> str:
+    """Return the JSON text of a definition in the order of its members, which matters to prompt caches."""
+    return compute_once(_format, to_definition(definition))
+
+
+def _format(definition: FrozenMap) -> str:
+    return json.dumps(thaw(definition), ensure_ascii=False, default=str)

@@ -1,11 +1,17 @@
-"""Responses whose bodies are not read yet, over any transport, and the reader that turns a body into events.
+"""Responses whose bodies are not read yet, over any transport, their maximum size, and the reader that decodes a body.
 
 Every transport returns a ``RawResponse``: HTTP with Kedge's own client or one of a package, WebSocket, and a response
 that is fetched or continued later. A ``ResponseReader`` does no I/O, so that chained clients, which see a body as it
 passes, read it by the same rules.
+
+The maximum size applies to the decompressed bytes of a body or of a complete stream: two megabytes of gzip can become
+gigabytes. The HTTP libraries decompress in pieces of at most a megabyte; so does ``make_inflater``, where raw bytes are
+passed on.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,15 +19,88 @@ from anyio import CancelScope, current_time
 from msgspec.structs import replace
 
 from kedge.engines.http_errors import ErrorBuilder, get_request_id
-from kedge.engines.response_limit import SizeLimit
-from kedge.errors import ServerFailed
+from kedge.errors import InvalidSetting, ServerFailed, StreamTooLarge
 from kedge.events import ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.sse import BYTE_ORDER_MARK
+from kedge.planning.anchors import check_positive_int
 from kedge.text.json_text import decode
 
 if TYPE_CHECKING:
     from kedge.engines.request_options import WireTap
     from kedge.events.decoder import StreamDecoder
+
+
+MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+"""The default, which is enough for a response with several generated images."""
+MAX_ERROR_BYTES = 1_000_000
+"""The bytes of an error's body that are read."""
+LIMIT_VARIABLE = "KEDGE_MAX_RESPONSE_BYTES"
+"""The environment variable with another default."""
+PIECE_BYTES = 1024 * 1024
+"""The maximum size of a decompressed piece."""
+READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
+"""The compressions of responses that can be read."""
+
+Inflater = Callable[[bytes], Iterator[bytes]]
+
+
+def resolve_limit(max_bytes: int | None = None) -> int:
+    """Return the maximum size of a response: the given one, that of the environment, or the default.
+
+    Raises:
+        InvalidSetting: It is not a positive integer.
+    """
+    if max_bytes is not None:
+        return check_positive_int("max_response_bytes", max_bytes)
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not text:
+        return MAX_RESPONSE_BYTES
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise InvalidSetting(f"{LIMIT_VARIABLE} must be a positive integer, not {text!r}")
+    return int(text)
+
+
+class SizeLimit:
+    """Counts the bytes of one response.
+
+    Args:
+        max_bytes: The maximum.
+    """
+
+    __slots__ = ("_left", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = self._left = max_bytes
+
+    def add(self, chunk: bytes) -> bytes:
+        """Count a chunk and return it.
+
+        Raises:
+            StreamTooLarge: The response is larger than the maximum.
+        """
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise StreamTooLarge("response", self.max_bytes)
+        return chunk
+
+
+def make_inflater(encoding: str) -> Inflater | None:
+    """Return a function that decompresses the chunks of a body in pieces, or None for an unknown compression."""
+    encoding = encoding.lower()
+    if encoding in ("", "identity"):
+        return lambda chunk: iter((chunk,))
+    if encoding not in READABLE_CODINGS:
+        return None
+    window = zlib.MAX_WBITS if encoding == "deflate" else 16 + zlib.MAX_WBITS
+    decompressor: Any = zlib.decompressobj(window)
+
+    def inflate(chunk: bytes) -> Iterator[bytes]:
+        while piece := decompressor.decompress(chunk, PIECE_BYTES):
+            yield piece
+            chunk = decompressor.unconsumed_tail
+
+    return inflate
+
 
 EVENT_STREAM = "text/event-stream"
 DRAIN_SECONDS = 0.1

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from msgspec.structs import replace
 
 from kedge.engines import responses_endpoints
-from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.base import Engine, Request, require_running, unwrap
-from kedge.engines.conversation_objects import ConversationObjects, list_earlier
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
     HealableError,
@@ -31,14 +29,14 @@ from kedge.engines.heal_rules import (
     lost_context,
 )
 from kedge.engines.outcome import record_outcome
-from kedge.engines.request_body import (
+from kedge.engines.request_engine import RequestEngine, Session
+from kedge.engines.request_metrics import record_lost_context, record_plan
+from kedge.engines.request_options import (
     SendOptions,
     build_request_body,
     summarize_request,
+    to_resend_limit,
 )
-from kedge.engines.request_engine import RequestEngine, Session
-from kedge.engines.request_metrics import record_lost_context, record_plan
-from kedge.engines.request_options import to_resend_limit
 from kedge.engines.response import RawResponse
 from kedge.engines.responses_endpoints import (
     continue_stream,
@@ -46,6 +44,7 @@ from kedge.engines.responses_endpoints import (
     identify_server,
     stream_response,
 )
+from kedge.engines.stored_items import Audit, ConversationObjects, audit, audit_blocks, list_earlier
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage

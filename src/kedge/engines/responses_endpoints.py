@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from anyio import sleep
 
-from kedge.engines.request_body import build_input
+from kedge.engines.request_options import build_input
 from kedge.engines.response import RawResponse, make_response
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut

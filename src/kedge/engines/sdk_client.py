@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
-from kedge.engines.response import RawResponse
-from kedge.engines.response_limit import MAX_ERROR_BYTES, resolve_limit
+from kedge.engines.response import MAX_ERROR_BYTES, RawResponse, resolve_limit
 from kedge.errors import EngineError
 from kedge.security.urls import parse_base_url
 

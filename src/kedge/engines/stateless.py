@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec.structs import replace
 
 from kedge.engines.base import Request
-from kedge.engines.cache_control import count_prompt
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.outcome import record_outcome
-from kedge.engines.request_body import SendOptions
+from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_plan
+from kedge.engines.request_options import SendOptions, convert_tool
 from kedge.engines.response import RawResponse
-from kedge.engines.tool_definitions import convert_tool
 from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from kedge.engines.http_errors import parse_object
-from kedge.engines.request_body import encode_param
+from kedge.engines.request_options import encode_param, encode_tool
 from kedge.engines.response import EVENT_STREAM, RawResponse
-from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
 from kedge.memory.evidence import read_identity

@@ -8,8 +8,13 @@ from typing import Literal
 
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.http_errors import parse_error
-from kedge.engines.response import ResponseReader, is_event_stream
-from kedge.engines.response_limit import MAX_ERROR_BYTES, make_inflater, resolve_limit
+from kedge.engines.response import (
+    MAX_ERROR_BYTES,
+    ResponseReader,
+    is_event_stream,
+    make_inflater,
+    resolve_limit,
+)
 from kedge.errors import RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import (
     AnomalyNoted,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.engines.response_limit import SizeLimit, resolve_limit
+from kedge.engines.response import SizeLimit, resolve_limit
 from kedge.errors import EngineError, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.observer import ResponseObserver

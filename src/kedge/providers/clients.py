@@ -14,7 +14,7 @@ from kedge.engines.http_errors import (
     ErrorBuilder,
     find_secrets,
 )
-from kedge.engines.response_limit import resolve_limit
+from kedge.engines.response import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
 from kedge.providers.settings import ClientSettings

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from kedge.engines import Engine
-from kedge.engines.cache_control import find_host_rules
+from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
@@ -114,7 +114,7 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 
 def connect_anthropic(model: str, **settings: Any) -> Engine:
     """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
-    from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION, AnthropicEngine
+    from kedge.engines.anthropic import NO_SAMPLING_VERSION, AnthropicEngine
 
     _check_model("anthropic", model, _ANTHROPIC_EXAMPLE)
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any, Literal, TypedDict, cast
 
 from kedge.engines import Engine
-from kedge.engines.cache_control import CacheLifetime
+from kedge.engines.prompt_cache import CacheLifetime
 from kedge.errors import UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode

@@ -25,7 +25,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kedge.engines.response_limit import Inflater, make_inflater
+from kedge.engines.response import Inflater, make_inflater
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.exchange import Exchange

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple, cast
 
-from kedge.engines.tool_definitions import to_definition
+from kedge.engines.request_options import to_definition
 from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools.tool import MAX_NAME_CHARS, AnyTool, Tool, tool
 from kedge.turns import FrozenMap

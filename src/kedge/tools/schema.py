@@ -17,10 +17,11 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from kedge.engines.annotations import replace_iterables, schema_generator
 from kedge.engines.strict_schema import (
     JSONSchema,
     drop_unserializable_defaults,
+    replace_iterables,
+    schema_generator,
     to_strict_schema,
 )
 from kedge.errors import InvalidArguments, InvalidTool

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from kedge.engines.tool_definitions import to_definition
+from kedge.engines.request_options import to_definition
 from kedge.errors import InvalidTool
 from kedge.tools.schema import (
     ArgumentReader,

@@ -15,7 +15,7 @@ from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
 from kedge.engines.http_client import HttpClient
 from kedge.engines.websocket import SocketTransport
-from kedge.engines.websocket.pool import ConnectionPool
+from kedge.engines.websocket.connection import ConnectionPool
 from kedge.errors import (
     NotAuthorized,
     RateLimited,
@@ -284,7 +284,7 @@ async def test_connection_is_replaced_before_the_server_closes_it(
     """An old connection is replaced between two requests."""
     turn = await send(engine, Turn(), "One")
     first = get_pool(engine)._connections[0]
-    monkeypatch.setattr("kedge.engines.websocket.pool.MAX_CONNECTION_AGE", -1.0)
+    monkeypatch.setattr("kedge.engines.websocket.connection.MAX_CONNECTION_AGE", -1.0)
     turn = await send(engine, turn, "Two")
     assert first not in get_pool(engine)._connections
     check_law(server, turn)

@@ -1,9 +1,237 @@
-"""The Responses API over WebSocket: a few connections, each with lanes that remember a response.
+"""A transport that sends responses over WebSocket, with the interface of the HTTP transport.
 
-``connection`` has one connection with its lanes and its reader, ``pool`` finds the lane for a request,
-``transport`` has the interface of the HTTP transport.
+Everything else (conversation objects, audits, token counts) is sent over HTTP. An error message raises
+the same error as a response with an error status; a connection that ends in the middle of an answer raises
+the error of a cut stream. Responses that only the connection remembered are lost, so the next plan sends
+everything.
 """
 
-from kedge.engines.websocket.transport import SocketTransport
+import json
+from asyncio import timeout
+from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
-__all__ = ["SocketTransport"]
+from msgspec import structs
+
+from kedge.engines.http_client import send_with_retries
+from kedge.engines.response import RawResponse
+from kedge.engines.transport import Transport, report_failure
+from kedge.engines.websocket.connection import (
+    CONNECTION_LIMIT_CODE,
+    ConnectionPool,
+    Lane,
+    LaneFailed,
+    SocketConnection,
+    SocketMessage,
+)
+from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
+from kedge.event_loops import PerLoop
+from kedge.memory.evidence import read_identity
+from kedge.planning import AnchorRecord
+from kedge.planning.anchors import check_positive_int
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+    from websockets.http11 import Response as HandshakeResponse
+
+    from kedge.engines.request_options import WireTap
+    from kedge.engines.transport import AnyClient
+
+DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
+"""The maximum number of connections, and of concurrent responses on each of them."""
+MAX_RECORDS_CHECKED = 256
+"""The number of a Turn's newest records that are searched for responses that a connection remembers."""
+MAX_ROTATIONS = 3
+"""The number of times a request is moved to a new connection because the old one reached its maximum age."""
+MIN_OPEN_SECONDS = 10.0
+"""The time in which a connection must open, unless the connect timeout of the client is longer."""
+
+
+class HandshakeRefused(Exception):
+    """An error of a server that answered the handshake of a WebSocket with another status than 101."""
+
+    def __init__(self, response: "HandshakeResponse") -> None:
+        super().__init__(f"HTTP {response.status_code}")
+        self.response = response
+
+
+@cache
+def _get_connection_class() -> Any:
+    """Return a connection class whose handshake does not follow redirects, which would send the key elsewhere."""
+    from websockets.asyncio.client import ClientConnection
+    from websockets.exceptions import InvalidStatus
+
+    class Connection(ClientConnection):
+        async def handshake(self, *values: Any, **options: Any) -> None:
+            try:
+                await super().handshake(*values, **options)
+            except InvalidStatus as error:  # the error by which the library recognizes a redirect
+                raise HandshakeRefused(error.response) from None
+
+    return Connection
+
+
+class SocketTransport(Transport):
+    """Sends responses to one server over WebSocket, and everything else over HTTP."""
+
+    always_streams = True
+
+    def __init__(
+        self,
+        make_client: "Callable[[], AnyClient]",
+        provider: str,
+        *,
+        connections: int = DEFAULT_CONNECTIONS,
+        lanes: int = DEFAULT_LANES,
+    ) -> None:
+        super().__init__(make_client, provider)
+        check_positive_int("connections", connections)
+        check_positive_int("lanes", lanes)
+        self._pools = PerLoop(
+            lambda: ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
+            lambda pool: pool.aclose(),
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self._pools.aclose()
+        await super().aclose()
+
+    def serialize(self, body: dict[str, Any]) -> bytes:
+        """Return the bytes of a request without ``stream``, because a socket always streams."""
+        return super().serialize({name: body[name] for name in body if name != "stream"})
+
+    def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
+        """Return the unstored records that an open connection remembers, as if they were stored."""
+        pool = self._pools.get_existing()
+        live = pool.live_response_ids() if pool else frozenset[str]()
+        newest = (record for record, _ in zip(records, range(MAX_RECORDS_CHECKED), strict=False))
+        return tuple(
+            structs.replace(record, stored=True)
+            for record in (newest if live else ())
+            if not record.stored and record.response_id in live
+        )
+
+    async def create_response(
+        self,
+        content: bytes,
+        body: dict[str, Any],
+        *,
+        retry: bool = True,
+        tap: "WireTap | None" = None,
+    ) -> RawResponse:
+        """Send a request for a response; the reply must be closed."""
+        try:
+            reply = await self._send_with_retries(content, body, retry=retry)
+        except EngineError as error:
+            report_failure(tap, content, error)
+            raise
+        reply.tap, reply.request_body = tap, content
+        return reply
+
+    async def _send_with_retries(
+        self, content: bytes, body: dict[str, Any], *, retry: bool
+    ) -> RawResponse:
+        retries = self.client.max_retries if retry else 0
+        send = partial(self._send, content, body.get("previous_response_id") or "")
+        for _ in range(MAX_ROTATIONS):
+            try:
+                return await send_with_retries(send, retries)
+            except EngineError as error:
+                if error.code != CONNECTION_LIMIT_CODE:
+                    raise
+        return await send_with_retries(send, retries)
+
+    async def _send(self, content: bytes, parent_id: str) -> RawResponse:
+        pool = self._pools.get()
+        connection, lane = await pool.acquire(parent_id)
+        try:
+            first = await self._send_on_lane(connection, lane, content)
+        except BaseException:
+            pool.release(connection, lane)
+            raise
+        if first.is_rejection:
+            pool.release(connection, lane)
+            raise self._error_from_message(first)
+        return RawResponse(
+            self._read_messages(lane, first),
+            partial(pool.release, connection, lane),
+            self.client.errors,
+            self.client.max_response_bytes,
+            streaming=True,
+        )
+
+    async def _read_messages(self, lane: Lane, message: SocketMessage) -> AsyncGenerator[bytes]:
+        """Yield the messages of a response as they arrive, up to the last, each as a server-sent event."""
+        while True:
+            yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
+            if message.is_last:
+                return
+            try:
+                async with timeout(self.client.timeouts.read):
+                    message = await lane.next_message()
+            except (LaneFailed, TimeoutError) as error:
+                reason = f"the response was cut: {str(error) or 'no message arrived in time'}"
+                raise StreamCut(reason, provider=self.provider, retryable=True) from None
+
+    async def _send_on_lane(
+        self, connection: SocketConnection, lane: Lane, content: bytes
+    ) -> SocketMessage:
+        from websockets.exceptions import WebSocketException
+
+        try:
+            async with timeout(self.client.timeouts.read):
+                await connection.send(lane, content)
+                return await lane.next_message()
+        except TimeoutError:
+            message = "the server did not answer in time"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
+        except LaneFailed as lost:
+            message = f"there was no response: {lost}"
+            raise StreamCut(message, provider=self.provider, retryable=True) from None
+        except (WebSocketException, OSError) as error:
+            message = f"the connection ended before the request was sent ({type(error).__name__})"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
+
+    def _error_from_message(self, message: SocketMessage) -> EngineError:
+        payload = message.payload
+        status = payload.get("status") or payload.get("status_code")
+        raw_headers = message.error.get("headers") or payload.get("headers")
+        headers = cast("dict[str, Any]", raw_headers) if isinstance(raw_headers, dict) else {}
+        headers = {name.lower(): str(value) for name, value in headers.items()}
+        text = json.dumps({"error": message.error})
+        return self.build_error(status if isinstance(status, int) else 400, text, headers)
+
+    async def _open_socket(self) -> "ClientConnection":
+        from websockets.exceptions import WebSocketException
+
+        client = self.client
+        seconds = client.timeouts.connect
+        try:
+            socket = await client.open_socket(
+                "/responses",
+                open_timeout=None if seconds is None else max(seconds, MIN_OPEN_SECONDS),
+                create_connection=_get_connection_class(),
+            )
+        except HandshakeRefused as error:
+            raise self._error_from_handshake(error.response) from None
+        except (WebSocketException, OSError, TimeoutError) as error:
+            message = f"could not open a WebSocket to the server ({type(error).__name__})"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
+        self.identity = read_identity(socket.response.headers) if socket.response else ""
+        return socket
+
+    def _error_from_handshake(self, response: "HandshakeResponse") -> EngineError:
+        status = response.status_code
+        text = bytes(response.body or b"").decode("utf-8", "replace")
+        error = self.build_error(status, text, response.headers)
+        if 300 <= status < 400:
+            return error
+        # Many servers answer with 403 and without a message on a path without WebSockets.
+        if type(error) is RequestRefused or (status == 403 and not text):
+            message = (
+                f"this server has no WebSocket endpoint ({status}): omit transport='websocket'"
+            )
+            return RequestRefused(message, provider=self.provider, status=status)
+        return error

@@ -1,11 +1,23 @@
-"""Conversation objects: create one, claim it for a request, and check its end after the answer.
+"""The items that a server stores: conversation objects, and audits, which compare them with a Turn.
 
-An object can change independently: another client, another line of history or a retry may add to it. So a request
-claims the object of its Turn (``kedge.memory.object_claims``), and after each answer the end of the object must be
-the previous last item, the items that were sent, and those of the answer.
+A conversation object can change independently: another client, another line of history or a retry may add to it. So a
+request claims the object of its Turn (``kedge.memory.object_claims``), and after each answer the end of the object must
+be the previous last item, the items that were sent, and those of the answer.
+
+An audit shows what a server has *stored*. It does not show what the server passes to the model: a server with
+a limit on the length of a chain lists every item and omits the oldest from the prompt. Token accounting
+(``kedge.memory.tokens``) detects that.
+
+Servers differ in what they list as the input of a chained response: all of it, or only what was sent
+with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
+the server's memory begins with a compaction, items from before the compaction are not compared, because
+the model does not read them. The context of a response in a conversation object is all of the object.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
@@ -15,9 +27,12 @@ from kedge.engines.heal_rules import OBJECT_LOCKED
 from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
 from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
 from kedge.observe import get_logger
-from kedge.planning import RequestPlan
+from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import is_copy
+from kedge.planning.digests import is_compaction
+from kedge.planning.reusable_items import get_conversation_id
 from kedge.security.urls import quote_segment
+from kedge.text.display import pluralize
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, Turn, UserBlock, block_from_item
 
 LOCK_SECONDS = 10.0
@@ -34,7 +49,7 @@ MAX_DELETED = 1_000
 PAGE_SIZE = 100
 """The maximum number of items that a server lists at once."""
 
-log = get_logger("kedge.engines.conversation_objects")
+log = get_logger("kedge.engines.stored_items")
 T = TypeVar("T")
 
 
@@ -190,8 +205,8 @@ class ConversationObjects:
         # One more than expected shows that there are no others.
         limit = min(len(earlier) + len(window) + complete, PAGE_SIZE)
         try:
-            listed = await list_newest(self._transport, object_id, len(expected) + complete, limit)
-        except InvalidTurn:
+            listed = await _list_newest(self._transport, object_id, len(expected) + complete, limit)
+        except (InvalidTurn, KeyError, TypeError):
             return False
         except EngineError as error:
             log.warning("the end of a conversation object cannot be checked: %s", error)
@@ -206,7 +221,27 @@ class ConversationObjects:
         )
 
 
-async def list_newest(
+async def _list_pages(
+    transport: JsonSource, path: str, order: str, limit: int = PAGE_SIZE
+) -> AsyncGenerator[list[Mapping[str, Any]]]:
+    """Yield the pages of a list of items; ``limit`` is the size of the first one."""
+    after: dict[str, str] = {}
+    while True:
+        page = await transport.request_json("get", path, order=order, limit=limit, **after)
+        items = cast("list[Mapping[str, Any]]", page["data"] or [])
+        yield items
+        last = {"after": str(page.get("last_id") or (items[-1].get("id") if items else ""))}
+        if not page.get("has_more") or not items or last == after:  # a server without paging
+            return
+        after, limit = last, PAGE_SIZE
+
+
+def _read_blocks(items: Iterable[Mapping[str, Any]]) -> list[Block]:
+    """Return items as blocks, without reasoning."""
+    return [block for block in map(block_from_item, items) if not isinstance(block, ReasoningBlock)]
+
+
+async def _list_newest(
     transport: JsonSource, object_id: str, wanted: float = inf, limit: int = PAGE_SIZE
 ) -> list[Block]:
     """Return the newest items of an object without reasoning, the newest first.
@@ -217,18 +252,14 @@ async def list_newest(
         wanted: How many items are needed, all by default; more may be returned.
         limit: How many to request at once.
     """
-    path = f"/conversations/{quote_segment(object_id)}/items"
     found: list[Block] = []
-    after: dict[str, str] = {}
-    while True:
-        page = await transport.request_json("get", path, order="desc", limit=limit, **after)
-        items = cast("list[Mapping[str, Any]]", page.get("data") or [])
-        blocks = [block_from_item(item) for item in items]
-        found += [block for block in blocks if not isinstance(block, ReasoningBlock)]
-        last = {"after": str(page.get("last_id") or (items[-1].get("id") if items else ""))}
-        if len(found) >= wanted or not page.get("has_more") or not items or last == after:
-            return found
-        after, limit = last, PAGE_SIZE
+    path = f"/conversations/{quote_segment(object_id)}/items"
+    async with aclosing(_list_pages(transport, path, "desc", limit)) as pages:
+        async for items in pages:
+            found += _read_blocks(items)
+            if len(found) >= wanted:
+                break
+    return found
 
 
 def list_earlier(plan: RequestPlan, *, complete: bool) -> list[Block]:
@@ -251,3 +282,128 @@ def _is_same_item(ours: Block, theirs: Block, *, has_id: bool) -> bool:
     if isinstance(ours, UserBlock | ToolResultBlock) and isinstance(theirs, type(ours)):
         return ours.text == theirs.text and len(ours.parts) == len(theirs.parts)
     return False
+
+
+MAX_ANCESTORS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of an audit.
+
+    ``agrees`` is ``None`` if there was nothing to compare or the server did not return its items.
+    """
+
+    agrees: bool | None
+    response_id: str = ""
+    checked: int = 0
+    """How many blocks were compared, newest first."""
+    difference: str = ""
+
+    def __str__(self) -> str:
+        if self.agrees is None:
+            return f"not verified: {self.difference}"
+        if self.agrees:
+            blocks = pluralize(self.checked, "block")
+            return f"{self.response_id}: the server stores the same {blocks}"
+        return f"{self.response_id}: {self.difference}"
+
+
+async def audit(
+    transport: JsonSource, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
+) -> Audit:
+    """Compare the items that the server stores for the plan's anchor with the Turn.
+
+    Args:
+        transport: The connection to the server.
+        turn: The Turn that the plan was made for.
+        plan: A plan that is chained on an anchor.
+        lists_items: Whether this server is known to list stored items. Then, and after a first answer
+            within this audit, a response that is not found counts as a difference.
+    """
+    if plan.anchor is None:
+        return Audit(None, difference="there is no anchor; everything would be sent")
+    return await audit_blocks(transport, turn.body, plan.anchor, lists_items=lists_items)
+
+
+async def audit_blocks(
+    transport: JsonSource,
+    blocks: Sequence[Block],
+    anchor: AnchorRecord,
+    *,
+    lists_items: bool = False,
+    normalize: Callable[[Block], Block] = lambda block: block,
+) -> Audit:
+    """Compare the items that the server stores for an anchor with blocks that begin with its context.
+
+    Args:
+        transport: The connection to the server.
+        blocks: The conversation, without a leading system text that is sent with every request.
+        anchor: The record of the response.
+        lists_items: As for `audit`.
+        normalize: Applied to the blocks of the server before they are compared.
+    """
+    local = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    local = local[anchor.barrier or 0 : anchor.block_count]
+    checked, response_id = 0, anchor.response_id
+    object_id = get_conversation_id(anchor.scope)
+    for _ in range(MAX_ANCESTORS):
+        try:
+            remote, response_id = await _fetch_context(transport, response_id, object_id)
+        except (EngineError, InvalidTurn, KeyError, TypeError) as error:
+            if _is_missing(error) and (lists_items or checked):
+                missing = f"the server no longer has {response_id}"
+                return Audit(False, anchor.response_id, checked, missing)
+            detail = f"the server did not list what it stores ({error})"
+            if _is_missing(error):
+                detail = "the server no longer has this response, or does not list stored responses"
+            return Audit(None, anchor.response_id, checked, detail)
+        if anchor.barrier is not None:
+            remote = _trim_to_compaction(remote)
+        difference = _find_difference(local, [normalize(block) for block in remote])
+        if difference:
+            return Audit(False, anchor.response_id, checked, difference)
+        checked += len(remote)
+        local = local[: len(local) - len(remote)]
+        if not local:
+            return Audit(True, anchor.response_id, checked)
+        if not response_id or not remote:
+            detail = f"the server stores none of the first {len(local)} blocks"
+            return Audit(False, anchor.response_id, checked, detail)
+    return Audit(None, anchor.response_id, checked, "the chain is too long to check")
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, EngineError) and error.status in (404, 410)
+
+
+async def _fetch_context(
+    transport: JsonSource, response_id: str, object_id: str
+) -> tuple[list[Block], str]:
+    """Return the blocks that the server lists for a response, and the id of its parent.
+
+    The context of a response in a conversation object is the object.
+    """
+    if object_id:
+        return (await _list_newest(transport, object_id))[::-1], ""
+    path = f"/responses/{quote_segment(response_id)}"
+    response = await transport.request_json("get", path)
+    pages = [items async for items in _list_pages(transport, f"{path}/input_items", "asc")]
+    stored = _read_blocks(chain(*pages, response["output"]))
+    return stored, response.get("previous_response_id") or ""
+
+
+def _trim_to_compaction(blocks: list[Block]) -> list[Block]:
+    start = max((at for at, block in enumerate(blocks) if is_compaction(block)), default=0)
+    return blocks[start:]
+
+
+def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
+    """Return the difference between the end of the local blocks and the stored ones; empty if they agree."""
+    if len(remote) > len(local):
+        return f"the server stores {len(remote)} blocks where the Turn has {len(local)}"
+    start = len(local) - len(remote)
+    for index, (ours, theirs) in enumerate(zip(local[start:], remote, strict=True), start + 1):
+        if not is_copy(ours, theirs):
+            return f"block {index} differs from the stored one ({ours.kind}, {theirs.kind})"
+    return ""
