@@ -261,7 +261,7 @@ class ConversationRun:
 
     def _is_new_in_background(self, event: ResponseStarted) -> bool:
         """Return whether a response is generated in the background, and its id is not stored yet."""
-        if event.response.get("background") is not True or self.running_node:
+        if not event.background or self.running_node:
             return False
         return find_running(self.stream.reached) is not None
 

@@ -112,7 +112,7 @@ class RecordBuilder:
                 self._fail(status, HEALING_TEXTS[reason], event.usage, event.response_id)
                 self._healed = reason
             case ResponseStarted() if self._open:
-                in_background = event.response.get("background") is True
+                in_background = event.background
                 status = "running" if in_background else self._open.status
                 self._open = replace(
                     self._open, provider_response_id=event.response_id, status=status

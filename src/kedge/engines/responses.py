@@ -49,7 +49,7 @@ from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
-from kedge.events.fields import read_conversation_id, read_usage
+from kedge.events.fields import read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
@@ -425,9 +425,8 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
     def check_event(self, session: ResponsesSession, event: StreamEvent) -> None:
         """Raise if the server names another context, or rejects the one of the request."""
         if isinstance(event, ResponseFacts):
-            named = read_conversation_id(get_wrapped(event.response))
-            check = session.check
-            if check.names_another(event, named):
+            named, check = event.conversation_id, session.check
+            if check.names_another(event):
                 check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
                 usage = read_usage(get_wrapped(event.response))

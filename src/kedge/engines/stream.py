@@ -282,7 +282,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case ResponseStarted():
                 ids = {**self.log.ids, "response_id": event.response_id}
                 self._log_context = self.log.ids = ids
-                if event.response.get("background") is True and event.response_id:
+                if event.background and event.response_id:
                     self._keep_running(event.response_id)
             case AnswerFinished():
                 self.answers.append(event)

@@ -8,14 +8,13 @@ it has failed, and the outcome has the reason.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
 from kedge.errors import InvalidTurn
 from kedge.events.fields import (
     get_text,
-    read_conversation_id,
     read_logprobs,
     read_message_parts,
 )
@@ -55,7 +54,6 @@ from kedge.events.types import (
     build_delta,
 )
 from kedge.turns import Block
-from kedge.turns.frozen_json import get_wrapped
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +153,8 @@ class Assembler:
             code,
             message,
             self._anchor_problem or self._find_anchor_problem(),
-            self._read_last(_read_stored),
-            self._read_last(read_conversation_id),
+            self._read_last("stored"),
+            self._read_last("conversation_id"),
         )
 
     def _get_usage(self) -> Usage | None:
@@ -165,12 +163,10 @@ class Assembler:
             (each.usage for each in (self._terminal, self._error) if each and each.usage), None
         )
 
-    def _read_last(self, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """Return what the response object says at its end or, if it says nothing there, at its start."""
-        objects = [
-            get_wrapped(facts.response) for facts in (self._terminal, self._started) if facts
-        ]
-        return next((each for each in map(read, objects) if each is not None), None)
+    def _read_last(self, name: str) -> Any:
+        """Return what the response says at its end or, if it says nothing there, at its start."""
+        last = getattr(self._terminal, name, None)
+        return getattr(self._started, name) if last is None else last
 
     def _add_text(self, event: TextDelta) -> None:
         part = self._parts.get(("text", event.output_index, event.content_index))
@@ -326,7 +322,7 @@ class Assembler:
             return "failed", ended.code or code, ended.message or message
         if error is not None:
             return "failed", error.code or error.kind or "error", error.message
-        if ended is None and self.response_id and self._started.response.get("background") is True:
+        if ended is None and self.response_id and self._started.background:
             return "running", "", ""
         if ended is None:
             return "cut", "", "the stream ended before the response was complete"
@@ -360,12 +356,6 @@ class Assembler:
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
-
-
-def _read_stored(response: Mapping[str, Any]) -> bool | None:
-    """Return whether the server stored the response, if it says so."""
-    stored = response.get("store")
-    return stored if isinstance(stored, bool) else None
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:

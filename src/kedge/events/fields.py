@@ -80,7 +80,7 @@ def list_objects(value: object) -> list[JsonObject]:
 def read_facts(response: JsonObject) -> JsonObject:
     """Return the fields of ``ResponseFacts`` from the response object of any API."""
     created_at = response.get("created_at", response.get("created"))
-    echo = response.get("previous_response_id")
+    echo, stored = response.get("previous_response_id"), response.get("store")
     return {
         "response_id": get_text(response, "id"),
         "model": get_text(response, "model"),
@@ -88,12 +88,14 @@ def read_facts(response: JsonObject) -> JsonObject:
         "previous_response_id": echo if isinstance(echo, str) and echo else None,
         "echoed": "previous_response_id" in response,
         "status": get_text(response, "status"),
+        "background": response.get("background") is True,
+        "stored": stored if isinstance(stored, bool) else None,
+        "conversation_id": _read_conversation_id(response),
         "response": response,
     }
 
 
-def read_conversation_id(response: Mapping[str, Any]) -> str | None:
-    """Return the conversation object that a response names: empty for none, None without the member."""
+def _read_conversation_id(response: JsonObject) -> str | None:
     if "conversation" not in response:
         return None
     conversation = response["conversation"]

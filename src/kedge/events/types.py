@@ -88,6 +88,9 @@ class ResponseFacts(Event, frozen=True):
         echoed: Whether the echo was present at all. An echoed None means that the server did not use the
             anchor; without an echo nothing is known.
         status: The server's status of the response.
+        background: Whether it is generated in the background.
+        stored: Whether the server stores it; None if it does not say so.
+        conversation_id: The conversation object that it names; empty for none, None if the member is missing.
         response: The response object as the provider sent it.
     """
 
@@ -99,6 +102,9 @@ class ResponseFacts(Event, frozen=True):
     previous_response_id: str | None = None
     echoed: bool = False
     status: str = ""
+    background: bool = False
+    stored: bool | None = None
+    conversation_id: str | None = None
     response: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:

@@ -156,17 +156,17 @@ class MemoryCheck(msgspec.Struct):
 
     # After a request
 
-    def names_another(self, response: ResponseFacts | Outcome, named: str | None) -> bool:
+    def names_another(self, response: ResponseFacts | Outcome) -> bool:
         """Return whether an answer names another context than that which the request continues.
 
         Args:
-            response: The start or the end of the answer.
-            named: The conversation object that it names; empty for none, None if the member is missing, which is a
-                loss only for a server that usually names objects.
+            response: The start or the end of the answer. That it names no conversation object is a loss only for a
+                server that usually names objects.
         """
         plan = self.plan
         if plan is None or not plan.conversation_id:
             return names_other_response(response, plan.previous_response_id if plan else "")
+        named = response.conversation_id
         is_named = named is not None or self.evidence.names_conversations
         return is_named and named != plan.conversation_id
 
@@ -215,7 +215,7 @@ class MemoryCheck(msgspec.Struct):
         self.evidence.echoes |= outcome.echoed
         can_be_silent = plan.conversation_id or outcome.echoed or self.is_always
         is_silent = self.evidence.echoes and not can_be_silent
-        return is_silent or self.names_another(outcome, outcome.conversation_id)
+        return is_silent or self.names_another(outcome)
 
     def record_forgotten(self, *, partial: bool = False, counted: bool = False) -> Judgment:
         """Record that the server answered without the context.

@@ -6,13 +6,14 @@ record show whether the response is still available on the server.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from kedge.errors import InvalidSetting
-from kedge.planning.digests import PrefixIndex
+from kedge.planning.digests import PrefixIndex, get_prefix_index
+from kedge.turns import Turn
 
 Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
 """The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
@@ -166,6 +167,13 @@ def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bo
     """Return whether the Turn starts with exactly the context that the record describes."""
     count = record.block_count
     return 0 < count <= covered and index.digest(count) == record.digest
+
+
+def select_matching(turn: Turn, records: Iterable[AnchorRecord]) -> list[AnchorRecord]:
+    """Return the records of responses whose context is a prefix of the Turn."""
+    index = get_prefix_index(turn)
+    covered = index.count(len(turn) - turn.lead)
+    return [record for record in records if matches_prefix(record, index, covered)]
 
 
 class Expiring(Protocol):

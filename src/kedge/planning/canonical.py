@@ -50,7 +50,6 @@ CanonicalForm = dict[str, Any]
 CITATIONS = "citations"
 """The field of a text of the model that Anthropic's API requires again."""
 _OUTPUT = (AssistantBlock, ToolCallBlock, ReasoningBlock)
-_SINGLE_TEXT = frozenset({UserBlock, AssistantBlock, ToolResultBlock})
 _OUTPUT_MEMBERS = (*RESENT_FIELDS, NATIVE_KEY, CHAT_MESSAGE, CHAT_CALL)
 
 
@@ -125,29 +124,18 @@ def _canonical_content(block: Block) -> CanonicalForm | None:
 def canonical_json(block: Block) -> bytes | None:
     """Return the canonical form as JSON bytes with sorted keys, the input of digests.
 
-    It is called once for every block of a Turn, so the common kinds have separate encoders, which return the
-    same bytes, or None for unusual parts.
+    It is called once for every block of a Turn, so the common shapes have separate encoders, which return the
+    same bytes.
     """
-    write = None if block.extra else _ENCODERS.get(type(block))
-    written = write(block) if write else None
-    if written is not None:
-        return written
+    if _find_shape(block) is not None:
+        return _ENCODERS[type(block)](block)
     form = canonical(block)
     return None if form is None else encode_sorted(form)
 
 
-def _encode_user(block: UserBlock) -> bytes | None:
-    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode_string(part.text)
-    return None
-
-
-def _encode_assistant(block: AssistantBlock) -> bytes | None:
-    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode_string(
-            part.text
-        )
-    return None
+def _encode_message(block: Any) -> bytes:
+    form = b'{"kind":"%b","parts":[{"text":%b,"type":"text"}]}'
+    return form % (block.kind.encode(), encode_string(block.parts[0].text))
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
@@ -159,17 +147,15 @@ def _encode_tool_call(block: ToolCallBlock) -> bytes:
     )
 
 
-def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
-    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart and not part.extra:
-        form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
-        custom = b'"custom":true,' if block.custom else b""
-        return form % (encode_string(block.call_id), custom, encode_string(part.text))
-    return None
+def _encode_tool_result(block: Any) -> bytes:
+    form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
+    custom = b'"custom":true,' if block.custom else b""
+    return form % (encode_string(block.call_id), custom, encode_string(block.parts[0].text))
 
 
-_ENCODERS: dict[type[Block], Callable[[Any], bytes | None]] = {
-    UserBlock: _encode_user,
-    AssistantBlock: _encode_assistant,
+_ENCODERS: dict[type[Block], Callable[[Any], bytes]] = {
+    UserBlock: _encode_message,
+    AssistantBlock: _encode_message,
     ToolCallBlock: _encode_tool_call,
     ToolResultBlock: _encode_tool_result,
 }
@@ -224,13 +210,13 @@ _overheads: dict[tuple[type[Block], bool], int] = {}
 def _find_shape(block: Block) -> tuple[type[Block], bool] | None:
     """Return the type of a block whose item differs from its canonical form by constant text; None for others."""
     kind = type(block)
-    if block.extra:
+    if block.extra is not EMPTY or kind not in _ENCODERS:
         return None
-    if kind in _SINGLE_TEXT:
-        parts: Sequence[object] = getattr(block, "parts", ())
-        is_plain = len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra
-        return (kind, getattr(block, "custom", False)) if is_plain else None
-    return (kind, block.custom) if isinstance(block, ToolCallBlock) else None
+    if kind is not ToolCallBlock:
+        parts: Sequence[object] = getattr(block, "parts")  # noqa: B009 - all others have parts
+        if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
+            return None
+    return kind, getattr(block, "custom", False)
 
 
 def _measure_slowly(block: Block) -> int:

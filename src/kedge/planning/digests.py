@@ -215,8 +215,9 @@ def prefix_digest(turn: Turn, count: int | None = None) -> str:
     Returns:
         The digest, prefixed with the name of its algorithm.
     """
-    covered = covered_count(turn)
-    return get_prefix_index(turn).digest(covered if count is None else max(0, min(count, covered)))
+    index = get_prefix_index(turn)
+    covered = index.count(len(turn) - turn.lead)
+    return index.digest(covered if count is None else max(0, min(count, covered)))
 
 
 def covered_count(turn: Turn) -> int:

@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from kedge.planning.cache_plan import CachePlan
 
 
-class RequestPlan(msgspec.Struct, frozen=True):
+class RequestPlan(msgspec.Struct, frozen=True, dict=True):
     """The decision for one request.
 
     Attributes:
@@ -109,7 +110,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         """The response to chain on; empty for a full send and where a conversation object is used."""
         return "" if self.conversation_id else self.anchor_id
 
-    @property
+    @cached_property
     def delta(self) -> tuple[Block, ...]:
         """The blocks after the anchor, or all of them."""
         return self.source[self.start :]
@@ -172,7 +173,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         self.check()
         return build_input_from_blocks(self.delta, self.intact)
 
-    @property
+    @cached_property
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)

@@ -17,6 +17,7 @@ from kedge.planning.anchors import (
     Status,
     TokenCounts,
     matches_prefix,
+    select_matching,
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
@@ -99,11 +100,12 @@ def record_response(
     if not response_id or not was_sent:
         log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
         return turn
-    parent, covered = plan.anchor, covered_count(turn)
+    parent, index = plan.anchor, get_prefix_index(turn)
+    covered = index.count(len(turn) - turn.lead)
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
-        digest=get_prefix_index(turn).digest(covered),
+        digest=index.digest(covered),
         block_count=covered,
         depth=parent.depth + 1 if parent else 1,
         root_created_at=parent.root_created_at or parent.created_at if parent else created_at,
@@ -131,11 +133,10 @@ def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
     Returns:
         The record, or None if there is no such response, or if the Turn was changed since.
     """
-    covered, index = covered_count(turn), get_prefix_index(turn)
-    for record in reversed(get_state(turn).anchors):
+    running = [record for record in get_state(turn).anchors if record.status == "running"]
+    for record in reversed(select_matching(turn, running)):
         is_known = scope is None or base_scope(record.scope) == base_scope(scope)
-        is_whole = record.block_count == covered and matches_prefix(record, index, covered)
-        if record.status == "running" and is_known and is_whole:
+        if is_known and record.block_count == covered_count(turn):
             return record
     return None
 
@@ -145,14 +146,13 @@ def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
 
     A conversation that is edited or compacted again and again would otherwise accumulate them.
     """
-    covered = covered_count(turn)
-    if len(state.anchors) <= 2 * (covered + MAX_STALE_ANCHORS):
+    if len(state.anchors) <= 2 * (len(turn) - turn.lead + MAX_STALE_ANCHORS):
         return state
-    index = get_prefix_index(turn)
-    stale = [record for record in state.anchors if not matches_prefix(record, index, covered)]
-    newest = sorted(stale, key=lambda record: record.created_at)[-MAX_STALE_ANCHORS:]
-    dropped = {id(record) for record in stale} - {id(record) for record in newest}
-    return state.with_anchors(record for record in state.anchors if id(record) not in dropped)
+    matching = {id(record) for record in select_matching(turn, state.anchors)}
+    stale = [record for record in state.anchors if id(record) not in matching]
+    dropped = sorted(stale, key=lambda record: record.created_at)[:-MAX_STALE_ANCHORS]
+    kept = {id(record) for record in state.anchors} - {id(record) for record in dropped}
+    return state.with_anchors(record for record in state.anchors if id(record) in kept)
 
 
 def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
@@ -205,8 +205,7 @@ def drop_changed_anchors(turn: Turn) -> Turn:
         one of them, the Turn is also detached from its conversation object, which has more items.
     """
     state = get_state(turn)
-    index, covered = get_prefix_index(turn), covered_count(turn)
-    matching = [record for record in state.anchors if matches_prefix(record, index, covered)]
+    matching = select_matching(turn, state.anchors)
     if len(matching) == len(state.anchors):
         return turn
     newest = max(matching, key=lambda record: record.block_count, default=None)
