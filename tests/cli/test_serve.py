@@ -81,7 +81,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     def run(*options: str) -> Settings:
         started: list[Settings] = []
         monkeypatch.setattr(serve, "run", lambda settings, *_, **__: started.append(settings))
-        result = CliRunner().invoke(command, ["--store", ":memory:", *options])
+        result = CliRunner().invoke(command, ["--store", ":memory:", "--port", "0", *options])
         assert result.exit_code == 0, result.output
         return started[0]
 
@@ -137,7 +137,7 @@ def test_invalid_options_are_rejected_with_message(
     options: list[str], code: int, message: str
 ) -> None:
     """The exit code is 2 for invalid usage and 1 for a problem of the environment."""
-    result = CliRunner().invoke(command, ["--store", ":memory:", *options])
+    result = CliRunner().invoke(command, ["--store", ":memory:", "--port", "0", *options])
     assert result.exit_code == code
     assert message in result.output
     assert "Traceback" not in result.output
