@@ -83,6 +83,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
         monkeypatch.setattr(serve, "run", lambda settings, *_, **__: started.append(settings))
         result = CliRunner().invoke(command, ["--store", ":memory:", "--port", "0", *options])
         assert result.exit_code == 0, result.output
+        assert not Path(":memory:").exists()
         return started[0]
 
     return run

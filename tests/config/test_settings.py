@@ -7,6 +7,7 @@ import pytest
 
 from kedge.config import SETTINGS, config_path, data_dir, store_url
 from kedge.config.settings import OTHER_VARIABLES
+from kedge.errors import CannotOpenStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -53,6 +54,9 @@ def test_store_is_a_file_or_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (tmp_path / "kedge").is_dir()
     assert store_url("talks.db") == "sqlite:///talks.db"
     assert store_url("postgresql://ada@db/kedge") == "postgresql://ada@db/kedge"
+    assert store_url(":memory:") == "sqlite://:memory:"
+    with pytest.raises(CannotOpenStore, match="'postgres' is neither an address nor a file"):
+        store_url("postgres")
 
 
 def test_file_is_in_platform_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

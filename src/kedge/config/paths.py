@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from kedge.errors import CannotOpenStore
+
 CONFIG_ENV = "KEDGE_CONFIG"
 """The environment variable with the path of the configuration file."""
 
@@ -22,15 +24,30 @@ def data_dir() -> Path:
     return folder / "kedge"
 
 
+URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
+_NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
+"""Names of databases, which are not meant as files, also with a colon behind them."""
+
+
 def store_url(address: str = "", *, create: bool = True) -> str:
     """Return the address of the store.
 
     Args:
-        address: A file, an address, or empty for the default file.
+        address: A file, ``:memory:``, an address, or empty for the default file.
         create: Whether to create the folder of the default file.
+
+    Raises:
+        CannotOpenStore: It is the name of a database.
     """
     if "://" in address:
         return address
+    if address == ":memory:":
+        return "sqlite://:memory:"
+    if address and address.partition(":")[0] in _NOT_FILES:
+        raise CannotOpenStore(
+            f"{address!r} is neither an address nor a file; use one of {URL_FORMATS}, or the path of a file such as "
+            "'chat.db'"
+        )
     if not address and create:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     path = Path(address).expanduser() if address else data_dir() / "kedge.db"

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
-from kedge.config import store_url
+from kedge.config import store_file, store_url
+from kedge.config.paths import URL_FORMATS
 from kedge.database.sqlite import MEMORY, SQLiteDatabase
 from kedge.database.transactions import Database, FirstUse, NamespaceDatabase
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kedge.database.postgres import PostgresDatabase
 
 MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
-URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 
 
 def open_store(
@@ -93,7 +92,7 @@ def resolve_address(address: str | os.PathLike[str]) -> str:
     """Return the URL of a store that is given as a URL or as the path of a file, which is resolved now.
 
     Raises:
-        CannotOpenStore: It is the name of a database.
+        CannotOpenStore: It is empty or the name of a database.
         InvalidSetting: It is not a text or a path.
     """
     path = os.fspath(address) if isinstance(address, os.PathLike) else address
@@ -102,16 +101,11 @@ def resolve_address(address: str | os.PathLike[str]) -> str:
             f"store must be a Store, an address or the path of a file, not {address!r}; without store= a "
             "conversation is in memory"
         )
-    if "://" not in path and path.partition(":")[0] in _NOT_FILES:
-        raise CannotOpenStore(
-            f"{path!r} is neither an address nor a file; use one of {URL_FORMATS}, the path of a file such as "
-            "'chat.db', or no store= for a conversation in memory"
-        )
-    return path if "://" in path else store_url(str(Path(path).expanduser().absolute()))
-
-
-_NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
-"""Names of databases, which are not meant as files, also with a colon behind them."""
+    if not path:
+        raise CannotOpenStore(f"the address of the store is empty; use one of {URL_FORMATS}")
+    url = store_url(path)
+    file = store_file(url)
+    return url if "://" in path or file is None else store_url(str(file.absolute()))
 
 
 def open_database(
