@@ -37,7 +37,7 @@ from kedge.engines import anthropic as anthropic_engine
 from kedge.engines import http_client, prompt_cache, reply, response
 from kedge.engines.websocket import connection
 from kedge.events.run import ResendReason
-from kedge.incremental import index, rewrite, store_index
+from kedge.incremental import index, rewrite
 from kedge.mcp import content as mcp_content
 from kedge.mcp import server as mcp_server
 from kedge.mcp import transports as mcp_transports
@@ -467,7 +467,7 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     assert "held back for an hour, after further losses for up to a day" in PAGES["engines.md"]
     assert evidence.CONTRADICTION_SECONDS == DAY
     assert "probes of this server are ignored for a day" in PAGES["adoption.md"]
-    assert store_index.RETRY_SECONDS == 5
+    assert index.RETRY_SECONDS == 5
     assert "for the next five seconds" in PAGES["adoption.md"]
     assert rate_limit.WINDOW_SECONDS == 60
     assert "window of sixty seconds" in PAGES["batch.md"]

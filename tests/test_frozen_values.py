@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "kedge"
 SETTERS = {
     "backends/models_file.py": "copies the models of a file",
     "batch/conversation_task.py": "freezes parameters",
-    "batch/input_file.py": "freezes parameters and schemas",
+    "batch/files.py": "freezes parameters and schemas",
     "chat/state.py": "caches the Turn of a state",
     "compaction/base.py": "brings the fields of a request into one form",
     "engines/base.py": "freezes tools and parameters of a request",

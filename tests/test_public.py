@@ -20,8 +20,7 @@ import kedge
 from kedge import turns
 from kedge.backends import Models
 from kedge.batch.conversation_task import BatchJob
-from kedge.batch.input_file import BatchLine
-from kedge.batch.results import LineResult, summarize_results
+from kedge.batch.files import BatchLine, LineResult, summarize_results
 from kedge.chat.state import build_report
 from kedge.engines import Request, to_output_schema
 from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder

@@ -119,7 +119,7 @@ MEMOIZED = "an immutable class sets its own slots, and stores what it has comput
 FORCED_FIELDS = {
     "backends/models_file.py": CHECKED_ONCE,
     "batch/conversation_task.py": CHECKED_ONCE,
-    "batch/input_file.py": CHECKED_ONCE,
+    "batch/files.py": CHECKED_ONCE,
     "compaction/base.py": CHECKED_ONCE,
     "engines/base.py": CHECKED_ONCE,
     "events/types.py": CHECKED_ONCE,

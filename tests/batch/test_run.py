@@ -22,8 +22,7 @@ from kedge.batch import (
     ResultsFile,
     run_batch,
 )
-from kedge.batch.input_file import read_lines
-from kedge.batch.results import summarize_results
+from kedge.batch.files import read_lines, summarize_results
 from kedge.errors import InvalidBatch
 from kedge.store import open_store
 from kedge.testing import TestServer, serve

@@ -26,7 +26,6 @@ from kedge.incremental import (
     StoreIndex,
     chain,
     chain_report,
-    store_index,
     unchain,
 )
 from kedge.planning import AnchorRecord, TokenCounts
@@ -274,7 +273,7 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry is discarded, and later ones are added in threads, which may wait."""
-    monkeypatch.setattr(store_index, "RETRY_SECONDS", 3_600.0)
+    monkeypatch.setattr("kedge.incremental.index.RETRY_SECONDS", 3_600.0)
     index = StoreIndex(f"{tmp_path}/index.db")
     index.add(make_entry(1))
     with closing(sqlite3.connect(tmp_path / "index.db", isolation_level=None)) as other:
@@ -297,7 +296,7 @@ def test_a_forked_process_opens_the_store_again(
     inherited = index._database
     index.add(make_entry(1))
     shared = StoreIndex(Store(inherited))
-    monkeypatch.setattr("kedge.incremental.store_index.os.getpid", lambda: 0)
+    monkeypatch.setattr("kedge.incremental.index.os.getpid", lambda: 0)
     assert index.get("scope", "resp_1") == make_entry(1)
     assert index._database is not inherited
     assert shared.get("scope", "resp_1") is None

@@ -22,7 +22,7 @@ from kedge.incremental import (
     chain_report,
     observer,
 )
-from kedge.incremental.transport import PROBE_SECONDS
+from kedge.incremental.client import PROBE_SECONDS
 
 URL = "https://api.openai.com/v1"
 ANSWER = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from kedge.events import Outcome
 from kedge.incremental import MemoryIndex, rewrite
+from kedge.incremental.index import _decode, _encode
 from kedge.incremental.rewrite import ParsedRequest, index_response, parse_request
-from kedge.incremental.store_index import _decode, _encode
 from kedge.planning.canonical import canonical_json
 from kedge.turns import Turn, block_from_item
 from planning.reference_digests import naive_digests

@@ -11,7 +11,7 @@ import pytest
 from kedge import Conversation, Turn, assistant, user
 from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.incremental.store_index import StoreIndex
+from kedge.incremental.index import StoreIndex
 from kedge.store import (
     ConversationRow,
     Incident,

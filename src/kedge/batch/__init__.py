@@ -8,9 +8,8 @@ again. A ``Runner`` executes the lines: as tasks in this process, or in worker p
 (``kedge.batch.dbos_runner``).
 """
 
-from kedge.batch.input_file import BatchLine, read_lines
+from kedge.batch.files import BatchLine, LineResult, ResultsFile, Summary, read_lines
 from kedge.batch.rate_limit import RateLimiter
-from kedge.batch.results import LineResult, ResultsFile, Summary
 from kedge.batch.run import AsyncioRunner, BatchJob, Progress, Runner, run_batch
 
 __all__ = [

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kedge.batch.input_file import BatchLine
+from kedge.batch.files import BatchLine, LineResult, sum_tokens
 from kedge.batch.rate_limit import RateLimiter
-from kedge.batch.results import LineResult, sum_tokens
 from kedge.conversation import Conversation, ConversationSettings
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused

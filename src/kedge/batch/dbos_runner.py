@@ -10,9 +10,9 @@ import json
 import logging
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Generator, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,8 +23,7 @@ from anyio.abc import Process
 from anyio.to_thread import run_sync as in_thread
 
 from kedge.batch.conversation_task import BatchJob
-from kedge.batch.input_file import BatchLine
-from kedge.batch.results import LineResult
+from kedge.batch.files import BatchLine, LineResult
 from kedge.errors import BatchFailed, InvalidBatch, describe_extra
 from kedge.observe import get_logger
 
@@ -76,13 +75,12 @@ class DbosRunner:
                 stack.push_async_callback(crew.stop)
                 # Before the workers start, so that they do not run lines that were changed or removed.
                 waiting = await in_thread(enqueue_lines, client, lines, work, crew.executors)
-                await crew.start()
                 while waiting:
-                    await crew.replace_dead()
+                    await crew.start()
                     # Lines are dequeued in this order, so finished ones are among the first.
                     first = list(islice(waiting, work.concurrency + CHUNK_SIZE))
                     for status in await in_thread(_list_finished, client, first):
-                        crew.reset_deaths()
+                        crew.deaths.clear()
                         yield _to_result(status, waiting.pop(status.workflow_id))
                     await anyio.sleep(POLL_INTERVAL)
         finally:
@@ -226,12 +224,6 @@ def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     return LineResult(line.id, "failed", error=message, kind=kind)
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: Process
-    deaths: int = 0
-
-
 class _WorkerPool:
     """The worker processes; one that dies is replaced."""
 
@@ -245,58 +237,50 @@ class _WorkerPool:
         self.config_line = json.dumps(config).encode() + b"\n"
         self.pids = pids
         self.executors = [f"{work.name}-{number}" for number in range(worker_count)]
-        self.workers: dict[str, _Worker] = {}
+        self.processes: dict[str, Process] = {}
+        self.deaths = Counter[str]()
+        """The deaths of each worker since the last finished line."""
 
     async def start(self) -> None:
-        """Begin."""
+        """Start the workers that do not run, also those that died."""
         for executor in self.executors:
-            self.workers[executor] = _Worker(await self._spawn(executor))
-        self._update_pids()
+            process = self.processes.get(executor)
+            if process is not None:
+                if process.returncode is None:
+                    continue
+                self._record_death(executor, process.returncode)
+            self.processes[executor] = await self._spawn(executor)
+        self.pids[:] = [process.pid for process in self.processes.values()]
 
-    async def replace_dead(self) -> None:
-        """Replace the workers that died."""
-        for executor, worker in self.workers.items():
-            if worker.process.returncode is None:
-                continue
-            worker.deaths += 1
-            log.warning("worker %s died (%d)", executor, worker.process.returncode)
-            if worker.deaths > MAX_DEATHS:
-                raise BatchFailed(
-                    f"a worker died {worker.deaths} times and nothing was finished; "
-                    "progress is stored: run the same command again to continue"
-                )
-            worker.process = await self._spawn(executor)
-        self._update_pids()
-
-    def reset_deaths(self) -> None:
-        """Reset the death counters after a finished line."""
-        for worker in self.workers.values():
-            worker.deaths = 0
+    def _record_death(self, executor: str, code: int) -> None:
+        self.deaths[executor] += 1
+        log.warning("worker %s died (%d)", executor, code)
+        if self.deaths[executor] > MAX_DEATHS:
+            raise BatchFailed(
+                f"a worker died {self.deaths[executor]} times and nothing was finished; "
+                "progress is stored: run the same command again to continue"
+            )
 
     async def stop(self) -> None:
         """Stop the workers."""
         with anyio.CancelScope(shield=True):
-            for worker in self.workers.values():
-                if worker.process.stdin:
+            for process in self.processes.values():
+                if process.stdin:
                     with suppress(anyio.BrokenResourceError, OSError):
-                        await worker.process.stdin.aclose()
-            for worker in self.workers.values():
+                        await process.stdin.aclose()
+            for process in self.processes.values():
                 with anyio.move_on_after(10):
-                    await worker.process.wait()
-                if worker.process.returncode is None:
-                    worker.process.kill()
-                    await worker.process.wait()
+                    await process.wait()
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
         self.pids.clear()
 
     async def _spawn(self, executor: str) -> Process:
         command = [sys.executable, "-m", "kedge.batch.worker", executor]
         process = await anyio.open_process(command, stdout=None, stderr=None)
         if process.stdin:
-            with suppress(
-                anyio.BrokenResourceError, OSError
-            ):  # it died at once; the next check notices
+            # One that died at once is noticed by the next check.
+            with suppress(anyio.BrokenResourceError, OSError):
                 await process.stdin.send(self.config_line)
         return process
-
-    def _update_pids(self) -> None:
-        self.pids[:] = [worker.process.pid for worker in self.workers.values()]

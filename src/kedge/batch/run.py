@@ -16,8 +16,15 @@ from typing import Any, Protocol
 import anyio
 
 from kedge.batch.conversation_task import DEFAULT_LEASE, BatchContext, BatchJob, run_conversation
-from kedge.batch.input_file import BatchLine, check_line_params, read_lines
-from kedge.batch.results import LineResult, ResultsFile, Summary, summarize_results
+from kedge.batch.files import (
+    BatchLine,
+    LineResult,
+    ResultsFile,
+    Summary,
+    check_line_params,
+    read_lines,
+    summarize_results,
+)
 from kedge.errors import InvalidBatch
 from kedge.middleware.compose import Tools
 from kedge.tools import Approver
@@ -52,46 +59,34 @@ class AsyncioRunner:
         """Yield the results as they arrive."""
         context = await BatchContext.open(work)
         context.settings = {"tools": self.tools, "approve": self.approve}
+        todo = iter(lines)
+        finished: asyncio.Queue[LineResult | BaseException] = asyncio.Queue()
+
+        async def run_lines() -> None:
+            try:
+                for line in todo:
+                    finished.put_nowait(await run_conversation(context, line))
+            except (
+                BaseException
+            ) as error:  # raised below, which would wait for the result without end
+                finished.put_nowait(error)
+                raise
+
+        # Plain tasks and not a task group, because the consumer may stop iterating at any time, in any task.
+        count = min(work.concurrency, len(lines))
+        workers = [asyncio.create_task(run_lines()) for _ in range(count)]
         try:
-            async with aclosing(_run_all(context, lines)) as results:
-                async for result in results:
-                    yield result
+            for _ in lines:
+                result = await finished.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
         finally:
+            for worker in workers:
+                worker.cancel()
             with anyio.CancelScope(shield=True):
+                await asyncio.gather(*workers, return_exceptions=True)
                 await context.aclose()
-
-
-async def _run_all(
-    context: BatchContext, lines: Sequence[BatchLine]
-) -> AsyncGenerator[LineResult, None]:
-    # Plain tasks and not a task group, because the consumer may stop iterating at any time, in any task.
-    todo = iter(lines)
-    finished: asyncio.Queue[LineResult | BaseException] = asyncio.Queue()
-
-    async def run_lines() -> None:
-        try:
-            for line in todo:
-                finished.put_nowait(await run_conversation(context, line))
-        except (
-            BaseException
-        ) as error:  # also raised below, which would wait for the result without end
-            finished.put_nowait(error)
-            raise
-
-    workers = [
-        asyncio.create_task(run_lines()) for _ in range(min(context.work.concurrency, len(lines)))
-    ]
-    try:
-        for _ in lines:
-            result = await finished.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
-    finally:
-        for worker in workers:
-            worker.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.gather(*workers, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

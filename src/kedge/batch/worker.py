@@ -22,38 +22,30 @@ from kedge.batch.conversation_task import (
     run_conversation,
     send_turn,
 )
-from kedge.batch.input_file import BatchLine
+from kedge.batch.files import BatchLine
 
 APPLICATION_NAME = "kedge-batch"
 APPLICATION_VERSION = "1"
 WORKFLOW_NAME = "kedge.batch.line"
 
 
-class _ContextHolder:
-    """The batch context of this process, opened for the first line."""
-
-    def __init__(self) -> None:
-        self.work: BatchJob | None = None
-        self.share = 1
-        self._context: BatchContext | None = None
-        self._lock = anyio.Lock()
-
-    async def get(self) -> BatchContext:
-        """Return the context."""
-        assert self.work is not None  # noqa: S101 - set by main
-        async with self._lock:
-            if self._context is None:
-                self._context = await BatchContext.open(self.work, share=self.share)
-        return self._context
+_config: dict[str, Any] = {}
+_lock = anyio.Lock()
 
 
-_holder = _ContextHolder()
+async def _get_context() -> BatchContext:
+    """Return the batch context of this process, which is opened for the first line."""
+    async with _lock:
+        if "context" not in _config:
+            work = BatchJob(**_config["work"])
+            _config["context"] = await BatchContext.open(work, share=_config["share"])
+    return _config["context"]
 
 
 @DBOS.step(name="kedge.batch.turn")
 async def run_turn(line: dict[str, Any], number: int) -> dict[str, Any]:
     """Run one turn of a line."""
-    return asdict(await send_turn(await _holder.get(), BatchLine.from_dict(line), number))
+    return asdict(await send_turn(await _get_context(), BatchLine.from_dict(line), number))
 
 
 @DBOS.workflow(name=WORKFLOW_NAME)
@@ -63,24 +55,25 @@ async def run_line(line: dict[str, Any]) -> dict[str, Any]:
     async def turns(number: int) -> TurnResult:
         return TurnResult(**await run_turn(line, number))
 
-    return (await run_conversation(await _holder.get(), BatchLine.from_dict(line), turns)).to_dict()
+    return (
+        await run_conversation(await _get_context(), BatchLine.from_dict(line), turns)
+    ).to_dict()
 
 
 def main(executor: str) -> None:
     """Run lines until standard input closes."""
-    config = json.loads(sys.stdin.readline())
-    _holder.work, _holder.share = BatchJob(**config["work"]), config["share"]
+    _config.update(json.loads(sys.stdin.readline()))
     DBOS(
         config=DBOSConfig(
             name=APPLICATION_NAME,
-            system_database_url=config["url"],
+            system_database_url=_config["url"],
             executor_id=executor,
             application_version=APPLICATION_VERSION,
             log_level="ERROR",
             run_migrations=False,
         )
     )
-    DBOS.listen_queues([config["queue"]])
+    DBOS.listen_queues([_config["queue"]])
     DBOS.launch()
     sys.stdin.read()
     DBOS.destroy(workflow_completion_timeout_sec=0)

@@ -1,10 +1,9 @@
 """Incremental requests for programs that are not written for Kedge: `chain` a client, or run `kedge proxy`."""
 
 from kedge.incremental.client import chain, chain_report, unchain
-from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
+from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex, StoreIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
-from kedge.incremental.store_index import StoreIndex
 
 __all__ = [
     "PASS_THROUGH_REASONS",

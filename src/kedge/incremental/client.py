@@ -1,24 +1,54 @@
 """`kedge.chain(client)`: send anchors and deltas from a client that replays its history.
 
 The transports of the HTTP client are wrapped, so its connection pools, proxies, authentication, hooks, cookies and
-timeouts are unchanged, and nothing is closed twice.
+timeouts are unchanged, and nothing is closed twice. A wrapped transport receives each request after authentication,
+event hooks and cookies, and returns the response before event hooks see it: a rejected anchor is healed in between. The
+program receives the bytes of the server: while a rewritten request is unconfirmed its response is buffered, and from
+then on each chunk is passed on as it arrives.
+
+`send` decides everything, for synchronous and asynchronous clients. It only uses the operations of a `_SyncIO` or an
+`_AsyncIO`; the coroutines of the first never wait, so a synchronous client runs `send` without an event loop.
+
+No additional errors are raised here: an unexpected error in the bookkeeping is logged, and the request is
+sent as the program wrote it.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from kedge.errors import InvalidSetting
-from kedge.incremental.exchange import Chainer
-from kedge.incremental.index import AnchorIndex
-from kedge.incremental.report import ChainedRequest, ChainReport
-from kedge.incremental.store_index import StoreIndex
-from kedge.incremental.transport import ChainedTransport
-from kedge.memory.evidence import Trust
-from kedge.planning import DEFAULT_RETENTION
-from kedge.store import Store
+from anyio import CancelScope, to_thread
 
+from kedge.engines.response import SizeLimit, resolve_limit
+from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed
+from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
+from kedge.incremental.index import AnchorIndex, StoreIndex
+from kedge.incremental.observer import ResponseObserver
+from kedge.incremental.report import ChainedRequest, ChainReport
+from kedge.memory.evidence import Trust
+from kedge.observe import get_logger
+from kedge.planning import DEFAULT_RETENTION
+from kedge.security.urls import check_path
+from kedge.store import Store
+from kedge.text.json_text import decode
+
+log = get_logger("kedge.incremental")
+
+T = TypeVar("T")
 ClientT = TypeVar("ClientT")
+PROBE_SECONDS = 10.0
+"""The timeout of each step of a probe, unless that of the program's request is shorter."""
+_PATH = "/responses"
+_REBUILT = (b"content-length", b"accept-encoding")
+"""Headers that depend on the body, or on the compressions that can be read."""
+EXCHANGE = "kedge.exchange"
+"""The request extension that is set to the exchange, if the request has it."""
+USER = "kedge.user"
+"""The request extension with the user for whom a proxy sends a request; users do not share anchors."""
+RETAINED_BYTES = "kedge.retained_bytes"
+"""The request extension with the bytes of the response that its observer retains."""
 
 
 def chain(
@@ -155,3 +185,327 @@ def _replace_transports(http_client: Any, replace: Callable[[Any], Any]) -> None
     mounts: dict[Any, Any] = http_client._mounts  # noqa: SLF001
     for pattern, transport in mounts.items():
         mounts[pattern] = None if transport is None else replace(transport)
+
+
+class ChainedTransport:
+    """A transport that chains the requests of a client; all other members are those of the wrapped transport.
+
+    Args:
+        wrapped: The transport that sends requests.
+        chainer: Rewrites them.
+        library: The HTTP library of the client.
+    """
+
+    wrapped: Any = None
+
+    def __init__(self, wrapped: Any, chainer: Chainer, library: Any) -> None:
+        self.wrapped, self.chainer, self._library = wrapped, chainer, library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request of a synchronous client and return the response."""
+        return _run(send(_SyncIO(self.wrapped), self.chainer, self._library, request))
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request of an asynchronous client and return the response."""
+        operations = _AsyncIO(self.wrapped, self.chainer)
+        return await send(operations, self.chainer, self._library, request)
+
+
+class _SyncIO:
+    """The operations of a synchronous transport."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    async def send(self, request: Any) -> Any:
+        return self._transport.handle_request(request)
+
+    def open(self, stream: Any) -> Any:
+        return iter(stream)
+
+    async def read(self, chunks: Any) -> bytes | None:
+        return next(chunks, None)
+
+    async def close(self, resource: Any) -> None:
+        resource.close()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class _AsyncIO:
+    """The operations of an asynchronous transport."""
+
+    def __init__(self, transport: Any, chainer: Chainer) -> None:
+        self._transport, self._chainer = transport, chainer
+
+    async def send(self, request: Any) -> Any:
+        return await self._transport.handle_async_request(request)
+
+    def open(self, stream: Any) -> Any:
+        return aiter(stream)
+
+    async def read(self, chunks: Any) -> bytes | None:
+        return await anext(chunks, None)
+
+    async def close(self, resource: Any) -> None:
+        await resource.aclose()
+
+    async def call(self, work: Callable[[], T]) -> T:  # pyright: ignore[reportReturnType]
+        """Run bookkeeping, in a worker thread if the index waits for a disk or a network."""
+        if not self._chainer.index.is_blocking:
+            return work()
+        with CancelScope(shield=True):  # a cancelled request is reported, too
+            return await to_thread.run_sync(work)
+
+
+_IO = _SyncIO | _AsyncIO
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("a synchronous client cannot wait for an event loop")
+
+
+async def send(io: _IO, chainer: Chainer, library: Any, request: Any) -> Any:
+    """Send a request and, if its anchor is rejected or ignored, the original one."""
+    if not isinstance(request.stream, library.ByteStream):
+        return await io.send(request)
+    begin = partial(_begin, chainer, request)
+    problem = "a request could not be examined and is sent as written"
+    exchange = await io.call(partial(_try, problem, begin))
+    if exchange is None:
+        return await io.send(request)
+    try:
+        if exchange.needs_probe:
+            await _probe(io, request, exchange)
+        response = await _attempt(io, library, request, exchange)
+        return response or await _attempt(io, library, request, exchange)
+    except BaseException:  # the request failed or was cancelled
+        _try("a response could not be recorded", partial(exchange.end, early=True))
+        raise
+
+
+def _try(problem: str, work: Callable[[], T]) -> T | None:
+    """Run bookkeeping, whose errors do not reach the program."""
+    try:
+        return work()
+    except Exception:
+        log.exception("%s", problem)
+        return None
+
+
+def _begin(chainer: Chainer, request: Any) -> Exchange | None:
+    exchange = chainer.begin(
+        request.method,
+        str(request.url),
+        dict(request.headers.items()),  # with lower-case names
+        b"".join(request.stream),
+        request.extensions.get(USER, ""),
+    )
+    if EXCHANGE in request.extensions:
+        request.extensions[EXCHANGE] = exchange
+    if exchange is not None:
+        exchange.retained_bytes = request.extensions.get(RETAINED_BYTES, 0)
+    return exchange
+
+
+async def _probe(io: _IO, request: Any, exchange: Exchange) -> None:
+    """Request the items that the server stores for the anchor; errors are not passed to the program."""
+    try:
+        found = await exchange.probe(_ProbeSource(io, request))
+        await io.call(partial(exchange.record_probe, found))
+    except Exception:
+        log.exception("the server could not be probed")
+        exchange.decision = "untrusted"
+
+
+class _ProbeSource:
+    """A source of JSON below the URL of a request, with its credentials."""
+
+    def __init__(self, io: _IO, request: Any) -> None:
+        self._io, self._request = io, request
+
+    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        request = self._request
+        check_path(path)
+        url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
+        headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
+        limits: dict[str, Any] = request.extensions.get("timeout") or {}
+        timeout = {
+            step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
+            for step in ("connect", "read", "write", "pool")
+        }
+        return await self._fetch(
+            type(request)(
+                method.upper(),
+                url.copy_merge_params(query) if query else url,
+                headers=[*headers, ("Accept-Encoding", "identity")],
+                extensions={"timeout": timeout},
+            )
+        )
+
+    async def _fetch(self, request: Any) -> dict[str, Any]:
+        try:
+            response = await self._io.send(request)
+            try:
+                if response.status_code != 200:
+                    status = response.status_code
+                    raise RequestRefused(f"HTTP {status}", status=status)
+                limit, body = SizeLimit(resolve_limit()), bytearray()
+                chunks = self._io.open(response.stream)
+                while (chunk := await self._io.read(chunks)) is not None:
+                    body += limit.add(chunk)
+            finally:
+                await self._io.close(response)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ServerFailed("the server could not be reached") from error
+        return decode(body)
+
+
+def _describes_account(header: str) -> bool:
+    """Return whether a header belongs to the client rather than to one request."""
+    name = header.lower()
+    return (
+        not is_idempotency_key(name)
+        and not name.startswith(("content-", "x-stainless-"))
+        and name not in ("accept", "accept-encoding", "expect", "transfer-encoding")
+    )
+
+
+async def _attempt(io: _IO, library: Any, request: Any, exchange: Exchange) -> Any:
+    """Send once, and return the response, or None if the original request must be sent instead."""
+    response = await io.send(_rebuild(library, request, exchange.content))
+    if response.has_redirect_location:  # no answer; the client may send another request
+        return response
+    # A transport may return a response whose body was read already; then it is not read again.
+    is_read = response.is_stream_consumed
+    source = library.ByteStream(response.content) if is_read else response.stream
+    headers = dict(response.headers.items())
+    if is_read:
+        headers.pop("content-encoding", None)
+    try:
+        observer = await io.call(partial(exchange.observe, response.status_code, headers))
+        body = _make_stream_class(library)(io, source, exchange, observer)
+        await body.hold(complete=is_read)
+        if observer.verdict == "resend":
+            await io.close(response)
+            await io.call(partial(_try, "a lost response could not be recorded", exchange.heal))
+            return None
+    except BaseException:
+        await io.close(response)
+        raise
+    if not is_read:
+        response.stream = body
+    return response
+
+
+@cache
+def _make_stream_class(library: Any) -> Any:
+    """Return the class of response bodies that are observed while they are passed on."""
+    bases = (_ObservedBody, library.AsyncByteStream, library.SyncByteStream)
+    return type("ObservedStream", bases, {})
+
+
+class _ObservedBody:
+    """A response body: first the chunks that were held back, then the rest as they arrive."""
+
+    def __init__(
+        self, io: _IO, source: Any, exchange: Exchange, observer: ResponseObserver
+    ) -> None:
+        self._io, self._source, self._exchange, self._observer = io, source, exchange, observer
+        self._chunks = io.open(source)
+        self._held = deque[bytes]()
+        self._error: Exception | None = None
+
+    async def hold(self, *, complete: bool) -> None:
+        """Read until the program may receive the body, or all of it.
+
+        The response is recorded before its last chunk is passed on, because the next request may follow
+        immediately, and may be sent by another process.
+        """
+        while complete or self._observer.verdict == "waiting":
+            try:
+                chunk = await self._io.read(self._chunks)
+            except Exception as error:  # noqa: BLE001 - raised where the program reads the body
+                self._error = error
+                return
+            if chunk is None:
+                self._exchange.body = b"".join(self._held)
+                await self._end()
+                return
+            self._held.append(chunk)
+            self._feed(chunk)
+        if self._observer.is_complete and self._observer.verdict != "resend":
+            await self._end()
+
+    def _feed(self, chunk: bytes) -> None:
+        _try("a response could not be read", partial(self._observer.feed, chunk))
+
+    async def _read(self) -> bytes | None:
+        if self._held:
+            return self._held.popleft()
+        if self._error is not None:
+            raise self._error
+        chunk = None if self._exchange.body is not None else await self._io.read(self._chunks)
+        if chunk is not None:
+            self._feed(chunk)
+        if chunk is None or self._observer.is_complete:
+            await self._end()
+        return chunk
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (chunk := _run(self._read())) is not None:
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._read()) is not None:
+            yield chunk
+
+    def close(self) -> None:
+        _run(self._close())
+
+    async def aclose(self) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            await self._end(early=True)
+        finally:
+            await self._io.close(self._source)
+
+    async def _end(self, *, early: bool = False) -> None:
+        if not self._exchange.is_finished:
+            work = partial(self._exchange.end, early=early)
+            await self._io.call(partial(_try, "a response could not be recorded", work))
+
+
+def _rebuild(library: Any, request: Any, content: bytes) -> Any:
+    """Return a request with another body, whose response can be read; everything else is unchanged."""
+    accepted = request.headers.get("accept-encoding", "")
+    readable = limit_codings(accepted)
+    if content == b"".join(request.stream) and readable == accepted:
+        return request
+    headers = [pair for pair in request.headers.raw if pair[0].lower() not in _REBUILT]
+    if readable:
+        headers.append((b"Accept-Encoding", readable.encode()))
+    if "content-length" in request.headers:
+        headers.append((b"Content-Length", str(len(content)).encode()))
+    rebuilt = type(request)(
+        request.method,
+        request.url,
+        headers=headers,
+        stream=library.ByteStream(content),
+        extensions=request.extensions,
+    )
+    rebuilt.read()
+    return rebuilt

@@ -13,7 +13,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
@@ -22,7 +21,7 @@ from kedge.engines.request_metrics import record_healing, record_lost_context
 from kedge.engines.response import READABLE_CODINGS
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.events import Outcome, Usage
-from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
+from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ReportBuilder
 from kedge.incremental.rewrite import (
@@ -42,9 +41,6 @@ from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
 from kedge.turns import Block
-
-if TYPE_CHECKING:
-    from kedge.incremental.store_index import StoreIndex
 
 log = get_logger("kedge.incremental")
 
@@ -238,6 +234,7 @@ class Exchange:
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
         result: The reported request, after it is finished.
         observer: The observer of the response, unless there is none yet.
+        retained_bytes: The bytes of the response that the observer retains.
         body: The body of the response as received, if it was read completely before it is passed on.
         is_finished: Whether the request was reported.
     """
@@ -250,6 +247,7 @@ class Exchange:
     decision: Rewritten | str
     pending: IndexedResponse | None = None
     healed: str = ""
+    retained_bytes: int = 0
     result: ChainedRequest | None = field(default=None, init=False)
     body: bytes | None = field(default=None, init=False)
     is_finished: bool = field(default=False, init=False)
@@ -323,6 +321,7 @@ class Exchange:
             status=status,
             must_judge=rewritten is not None and self.check.way == "held",
             streaming=self.parsed.streaming,
+            retained_bytes=self.retained_bytes,
         )
         return self.observer
 

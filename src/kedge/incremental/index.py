@@ -1,20 +1,50 @@
-"""Index of stored responses by the content of their context.
+"""Indexes of stored responses by the content of their context, in memory or in a Kedge store.
 
 The key is the scope (endpoint and account) and the digest of the complete context of the response. A
 lookup is made with the digests of all prefixes of a request. The index is a cache: an entry that is
 missing costs one full send.
+
+A store is shared by the processes that use it. It may be a SQLite file, for the processes of one machine, or a
+PostgreSQL database, for several machines. It contains digests and response ids, but no content and no keys. While the
+database does not answer, nothing is found or recorded, and requests are sent as written.
+
+A response is written before its last bytes are passed on, so the next request finds it in any process, also
+after this process was killed. On SQLite this is done in the calling thread, without a worker thread and
+without waiting for the disk: after a power failure the newest entries may be missing, which costs one full
+send each.
 """
 
+import json
+import os
 import secrets
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
+from kedge.config import store_url
+from kedge.database.transactions import Database, Tx
+from kedge.errors import StoreBusy, StoreError
+from kedge.observe import get_logger
 from kedge.planning import AnchorRecord
+from kedge.planning.state import dump_record, load_record
 from kedge.security.bounded_dict import BoundedDict
+from kedge.store import Store, response_index
+from kedge.store.open import open_current_database
+from kedge.text.json_text import decode
 
+log = get_logger("kedge.incremental")
+
+T = TypeVar("T")
+_Method = Literal["read_inline", "write_inline", "write_sync"]
+
+WAIT_SECONDS = 2.0
+"""The maximum time that a store opened for the index waits for a lock or a connection, and for a statement."""
+RETRY_SECONDS = 5.0
+"""The time for which a database is not used after it failed."""
+_PRUNE_EVERY = 256
 MAX_ENTRIES = 100_000
 """The maximum number of responses in an in-memory index; the oldest are dropped first."""
 
@@ -151,3 +181,153 @@ def is_reissued(older: IndexedResponse | None, entry: IndexedResponse) -> bool:
     if older is None or older.record.status != "completed":
         return False
     return older.record.digest != entry.record.digest
+
+
+class StoreIndex:
+    """An index in a Kedge store.
+
+    Args:
+        store: A file, the address of a store as for `kedge.open_store`, or an open store.
+        max_entries: The maximum number of responses; the oldest are dropped first.
+
+    Raises:
+        CannotOpenStore: The address or the password is wrong, or the database is not a store.
+        StoreUnreachable: The database server does not answer.
+    """
+
+    def __init__(self, store: Store | str, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._added = 0
+        self._retry_at = 0.0
+        self._inline_at = 0.0
+        self._url = store_url(store) if isinstance(store, str) else ""
+        self._database = self._open() if isinstance(store, str) else store.database
+        self._process = os.getpid()
+        self._inherited: list[Database] = []
+        self._lock = threading.Lock()
+        self._hash_key = self._database.write_sync(response_index.get_scope_key)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether calls wait. On SQLite they only do during another write, and when old entries are pruned."""
+        return self._is_prune_due or not self._runs_inline
+
+    @property
+    def _is_prune_due(self) -> bool:
+        return self._added % _PRUNE_EVERY == 0
+
+    @property
+    def _runs_inline(self) -> bool:
+        return self._database.can_run_inline and time.monotonic() >= self._inline_at
+
+    @property
+    def hash_key(self) -> bytes:
+        """The key with which credentials are hashed into scopes, the same for every process."""
+        return self._hash_key
+
+    def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
+        """Return the responses of this scope whose content has one of these digests."""
+        texts = self._run(
+            "read_inline",
+            lambda tx: response_index.find_entries(tx, scope, digests),
+            list[str](),
+        )
+        return [entry for text in texts if (entry := _decode(text)) is not None]
+
+    def get(self, scope: str, response_id: str) -> IndexedResponse | None:
+        """Return the response with this id."""
+        text = self._run(
+            "read_inline",
+            lambda tx: response_index.select_entry(tx, scope, response_id),
+            None,
+        )
+        return _decode(text) if text else None
+
+    def add(self, entry: IndexedResponse) -> bool:
+        """Add a response; return whether its id was there with other content, which is replaced."""
+        record, text = entry.record, _encode(entry)
+        is_pruned = self._is_prune_due
+        self._added += 1
+
+        def work(tx: Tx) -> str | None:
+            older = response_index.put_entry(
+                tx, record.scope, record.response_id, record.digest, text, record.created_at
+            )
+            if is_pruned:
+                response_index.prune_entries(tx, self._max_entries)
+            return older
+
+        # The writer thread also writes the journal back.
+        older = self._run("write_sync", work, None) if is_pruned else self._write(work, None)
+        return is_reissued(_decode(older) if older else None, entry)
+
+    def mark_lost(self, scope: str, *response_ids: str) -> None:
+        """Do not use these responses again: the server no longer has them."""
+        self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids), None)
+
+    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return the evidence about the memory of a server."""
+        return self._run("read_inline", lambda tx: response_index.select_evidence(tx, key), None)
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store the evidence about the memory of a server, and replace the previous evidence."""
+        self._write(lambda tx: response_index.put_evidence(tx, key, form), None)
+
+    def close(self) -> None:
+        """Close the database, unless an open store was passed, or it was opened before a fork."""
+        if self._url and self._process == os.getpid():
+            self._database.close()
+
+    def _open(self) -> Database:
+        return open_current_database(self._url, WAIT_SECONDS, WAIT_SECONDS)
+
+    def _get_database(self) -> Database:
+        """Return the database, which is opened again in a process that was forked.
+
+        Such a process has none of the threads of the other one, and must not use its connections.
+        """
+        process = os.getpid()
+        if self._process == process:
+            return self._database
+        if not self._url:
+            raise StoreError("the store was opened before a fork; open it in each process")
+        with self._lock:
+            if self._process != process:
+                self._inherited.append(self._database)  # closing it would affect the other process
+                self._database = self._open()
+                self._process = process
+        return self._database
+
+    def _write(self, work: Callable[[Tx], T], missing: T) -> T:
+        """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
+        return self._run("write_inline" if self._runs_inline else "write_sync", work, missing)
+
+    def _run(self, method: _Method, work: Callable[[Tx], T], missing: T) -> T:
+        """Run a transaction, or return `missing` if the database does not answer."""
+        now = time.monotonic()
+        if now < self._retry_at:
+            return missing
+        try:
+            return getattr(self._get_database(), method)(work)
+        except StoreError as error:
+            if isinstance(error, StoreBusy) and method == "write_inline":
+                # Another process is writing for a long time; threads can wait for it, an event loop cannot.
+                self._inline_at = now + RETRY_SECONDS
+                return missing
+            log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return missing
+
+
+def _encode(entry: IndexedResponse) -> str:
+    names = {"reasoning_ids": sorted(entry.reasoning_ids), "members": sorted(entry.members)}
+    return json.dumps({"record": dump_record(entry.record), **names})
+
+
+def _decode(text: str) -> IndexedResponse | None:
+    form = decode(text)
+    record = load_record(form["record"])
+    if record is None:
+        return None
+    members = frozenset(form.get("members", ()))
+    return IndexedResponse(record, frozenset(form["reasoning_ids"]), members)

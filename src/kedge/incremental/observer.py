@@ -51,6 +51,7 @@ class ResponseObserver:
         status: The HTTP status.
         must_judge: Whether the response must be judged before any of it is passed on.
         streaming: Whether a stream was requested; some servers send it without its content type.
+        retained_bytes: The bytes of the decompressed body that are retained.
 
     Attributes:
         status: The HTTP status.
@@ -61,6 +62,7 @@ class ResponseObserver:
         has_failed: Whether the response reports an error.
         has_server_error: Whether this is an error of the server.
         is_partial: Whether this is the rest of a stream whose end does not list the complete output.
+        body_start: The retained bytes.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ResponseObserver:
         status: int = 200,
         must_judge: bool = False,
         streaming: bool = False,
+        retained_bytes: int = 0,
     ) -> None:
         self.status = status
         self._is_error = self.has_failed = status >= 400
@@ -91,6 +94,7 @@ class ResponseObserver:
         limit = resolve_limit()
         self._reader = ResponseReader(self._decoder, str, is_stream=is_stream, max_bytes=limit)
         self._error = bytearray()
+        self._retained_bytes, self.body_start = retained_bytes, bytearray()
 
     def feed(self, chunk: bytes) -> Verdict:
         """Read more of the response, as received.
@@ -105,6 +109,7 @@ class ResponseObserver:
             self._missing_bytes -= len(chunk)
         try:
             for piece in self._inflate(chunk) if self._inflate else ():
+                self.body_start += piece[: self._retained_bytes - len(self.body_start)]
                 self._read(piece)
         except (zlib.error, StreamTooLarge):
             self._inflate = None

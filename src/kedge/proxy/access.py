@@ -7,7 +7,7 @@ named token of a user from the proxy's store. The tokens of a request are estima
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from anyio import CancelScope
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kedge.errors import StreamTooLarge
-from kedge.events.fields import get_count
+from kedge.events.fields import get_count, get_object, list_objects
 from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
@@ -79,7 +79,7 @@ def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     size = len(_ENCODED_DATA.sub(b"", data)) or length  # images and files are no text
-    members = _get_members(_parse(data))
+    members = _parse_object(data)
     limits = [get_count(members, name) for name in OUTPUT_LIMITS]
     output = max(limits) or DEFAULT_OUTPUT_TOKENS
     return Estimate(size // BYTES_PER_TOKEN, output * (get_count(members, "n") or 1))
@@ -121,7 +121,7 @@ class UsageReader:
             self.feed(bytes(self._body) + b"\n\n")
         elif self._body:
             self.read(self._body)
-            if self._body.startswith(b"{") and _parse(self._body) is None:  # cut off
+            if self._body.startswith(b"{") and not _parse_object(self._body):  # cut off
                 self._passed += len(self._body) // BYTES_PER_TOKEN
         self._count_passed()
         if self._passed and not self._input:
@@ -130,15 +130,14 @@ class UsageReader:
 
     def read(self, data: str | bytes | bytearray) -> None:
         """Read a response or an event."""
-        value = _parse(data)
-        if value is None:
-            return
-        input_tokens, output_tokens = find_token_counts(value)
+        event = _parse_object(data)
+        input_tokens, output_tokens = find_token_counts(event)
         # The events of a stream repeat or complete the counts: the largest ones are those of the response.
         self._input = max(self._input, input_tokens)
         if output_tokens > self._output:
             self._output, self._passed, self._texts = output_tokens, 0, []
-        self._texts += _iter_deltas(value)
+        for each in (event, *list_objects(event.get("choices"))):
+            self._texts += _iter_texts(each.get("delta"))
         if len(self._texts) >= COUNTED_DELTAS:
             self._count_passed()
 
@@ -147,10 +146,9 @@ class UsageReader:
         self._texts = []
 
 
-def find_token_counts(value: Any) -> tuple[int, int]:
+def find_token_counts(event: dict[str, Any]) -> tuple[int, int]:
     """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
-    members = _get_members(value)
-    holders = (members, *(_get_members(members.get(name)) for name in ("response", "message")))
+    holders = (event, get_object(event, "response"), get_object(event, "message"))
     usages = [holder.get("usage") for holder in holders]
     return (
         max(sum(get_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
@@ -158,42 +156,26 @@ def find_token_counts(value: Any) -> tuple[int, int]:
     )
 
 
-def read_member(data: str | bytes, name: str) -> Any:
-    """Return a member of a JSON object if it is a text, else None."""
-    member = _get_members(_parse(data)).get(name)
-    return member if isinstance(member, str) else None
-
-
-def _parse(data: str | bytes | bytearray) -> Any:
+def _parse_object(data: str | bytes | bytearray) -> dict[str, Any]:
+    """Return a JSON object, or an empty one for anything else."""
     try:
-        return decode(data)
+        value = decode(data)
     except (ValueError, RecursionError):
-        return None
-
-
-def _iter_deltas(value: Any) -> Iterator[str]:
-    """Yield the texts in an event of a stream."""
-    event = _get_members(value)
-    choices: Any = event.get("choices")
-    listed = cast("list[Any]", choices) if isinstance(choices, list) else []
-    for each in (event, *listed):
-        yield from _iter_texts(_get_members(each).get("delta"))
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _iter_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a delta."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for each in cast("list[Any]", value):
             yield from _iter_texts(each)
-    else:
-        for name, member in _get_members(value).items():
+    elif isinstance(value, dict):
+        for name, member in cast("dict[str, Any]", value).items():
             if name not in NOT_WRITTEN:
                 yield from _iter_texts(member)
-
-
-def _get_members(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 TOKEN_HEADER = "x-kedge-token"
@@ -294,18 +276,19 @@ class SocketMeter:
         reserved = await self._policy.reserve(self._caller, estimate.total)
         if isinstance(reserved, Rejection):
             return reserved
-        lane = self._lanes.setdefault(read_member(message, "stream_id"), deque())
+        lane = self._lanes.setdefault(_find_lane(_parse_object(message)), deque())
         lane.append((reserved, UsageReader("", estimate.input)))
         return None
 
     async def count(self, data: str | bytes) -> None:
         """Count the tokens in a message of the upstream."""
-        lane = self._lanes.get(read_member(data, "stream_id")) if self._lanes else None
+        event = _parse_object(data) if self._lanes else {}
+        lane = self._lanes.get(_find_lane(event))
         if not lane:
             return
         reservation, reader = lane[0]
         reader.read(data)
-        if read_member(data, "type") in LAST_EVENTS:
+        if str(event.get("type")) in LAST_EVENTS:
             lane.popleft()
             await self._policy.settle(reservation, reader.finish(), self._caller)
 
@@ -314,6 +297,12 @@ class SocketMeter:
         with CancelScope(shield=True):
             for reservation, reader in [each for lane in self._lanes.values() for each in lane]:
                 await self._policy.settle(reservation, reader.finish(), self._caller)
+
+
+def _find_lane(message: dict[str, Any]) -> str | None:
+    """Return the stream of a WebSocket that a message belongs to."""
+    stream_id = message.get("stream_id")
+    return stream_id if isinstance(stream_id, str) else None
 
 
 def build_error(status: int, message: str, code: str = "proxy_error") -> Response:

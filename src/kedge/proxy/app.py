@@ -8,7 +8,6 @@ passed on and never stored.
 import asyncio
 import json
 import time
-import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -25,12 +24,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kedge.engines.response import Inflater, make_inflater
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
+from kedge.incremental.client import EXCHANGE, RETAINED_BYTES, USER
 from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
-from kedge.incremental.transport import EXCHANGE, USER
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning.fallback import name_send
@@ -258,12 +256,17 @@ class _Proxy:
         is_chunked = "transfer-encoding" in request.headers  # which overrides a length
         has_length = isinstance(body, AsyncIterator) and not is_chunked
         computed = () if has_length else (b"content-length",)
+        store = self._recorder.store if self._recorder else None
         outgoing = self._build_request(
             request.method,
             url,
             headers=self._select_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
             content=body,
-            extensions={USER: caller.namespace if caller else "", EXCHANGE: None},
+            extensions={
+                USER: caller.namespace if caller else "",
+                EXCHANGE: None,
+                RETAINED_BYTES: store.body_bytes if store and store.keep_bodies else 0,
+            },
         )
         if has_limit:  # its token counts are read on the way
             outgoing.headers["accept-encoding"] = "identity"
@@ -282,9 +285,7 @@ class _Proxy:
         if exchange is not None and exchange.pending is None:
             request.scope[PLAN_KEY] = _format_plan(exchange)
             headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
-        store = self._recorder.store if self._recorder else None
-        retained_bytes = store.body_bytes if store and store.keep_bodies else 0
-        response = _PassedOn(incoming, exchange.body if exchange else None, retained_bytes)
+        response = _PassedOn(incoming, exchange.body if exchange else None)
         response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
         if has_limit and (is_new or exchange is not None):
@@ -353,7 +354,8 @@ class _Proxy:
         """Record a finished request for the page of its user."""
         if self._recorder is None or exchange is None or exchange.result is None:
             return
-        body = response.body_start if isinstance(response, _PassedOn) else response.body
+        observer = exchange.observer if isinstance(response, _PassedOn) else None
+        body = observer.body_start if observer else response.body
         members: dict[str, Any] = {**asdict(exchange.result), "status": response.status_code}
         request = ProxiedRequest(
             upstream=str(self._upstream),
@@ -506,36 +508,19 @@ class _PassedOn(StreamingResponse):
     A body that was read completely is sent in one message, because the tasks of a stream cost more.
     """
 
-    def __init__(
-        self, incoming: "httpx2.Response", complete: bytes | None, retained_bytes: int
-    ) -> None:
+    def __init__(self, incoming: "httpx2.Response", complete: bytes | None) -> None:
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
         self._complete = incoming.content if incoming.is_stream_consumed else complete
-        self._retained_bytes = retained_bytes
-        coding = "" if incoming.is_stream_consumed else incoming.headers.get("content-encoding", "")
-        self._inflate: Inflater = make_inflater(coding) or (lambda chunk: iter((chunk,)))
-        self.body_start = bytearray()
         self.on_end: Callable[[], None] | None = None
         self.usage: UsageReader | None = None
         self.on_usage: Callable[[int], Awaitable[None]] | None = None
 
     async def _read(self) -> AsyncIterator[bytes]:
         async for chunk in self._incoming.aiter_raw():
-            self._retain(chunk)
+            if self.usage is not None:
+                self.usage.feed(chunk)
             yield chunk
-
-    def _retain(self, chunk: bytes) -> None:
-        if self.usage is not None:
-            self.usage.feed(chunk)
-        if len(self.body_start) < self._retained_bytes:
-            try:
-                for piece in self._inflate(chunk):
-                    self.body_start += piece[: self._retained_bytes - len(self.body_start)]
-                    if len(self.body_start) == self._retained_bytes:
-                        break
-            except zlib.error:
-                self._retained_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from httpx2 import HTTPError
@@ -545,7 +530,8 @@ class _PassedOn(StreamingResponse):
             if body is None:
                 await super().__call__(scope, receive, send)
             else:
-                self._retain(body)
+                if self.usage is not None:
+                    self.usage.feed(body)
                 start = {"status": self.status_code, "headers": self.raw_headers}
                 await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": body})
