@@ -19,10 +19,6 @@ from kedge.errors import SchemaTooComplex
 Item = Mapping[str, Any]
 
 
-def _read_nothing(_: Item) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class PracticeRequest:
     """One request to the practice model.
@@ -45,7 +41,7 @@ class PracticeRequest:
     parallel_tool_calls: bool = True
     text_format: Mapping[str, Any] | None = None
     reasoning: Mapping[str, Any] | None = None
-    read_reasoning: Callable[[Item], str] = field(default=_read_nothing, compare=False, repr=False)
+    read_reasoning: Callable[[Item], str] = field(default=lambda _: "", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

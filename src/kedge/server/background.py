@@ -107,19 +107,20 @@ class BackgroundJobs:
         self._limits = limits
         self._clock = clock
         self._slots = asyncio.Semaphore(limits.background_running)
-        self._jobs: dict[str, ResponseRun] = {}
+        self.jobs: dict[str, ResponseRun] = {}
+        """The runs of unfinished responses by id."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
         self._claimed: deque[ClaimedResponse] = deque()
 
     def check_capacity(self) -> None:
         """Raise an ``ApiError`` if the queue is full."""
-        if len(self._jobs) >= self._limits.background_running + self._limits.background_waiting:
+        if len(self.jobs) >= self._limits.background_running + self._limits.background_waiting:
             raise errors.BACKGROUND_QUEUE_FULL()
 
     def start(self, run: ResponseRun, log: EventLog) -> None:
         """Start a queued response; its events are only retained if it is streamed."""
-        self._jobs[run.id] = run
+        self.jobs[run.id] = run
         recorder: EventRecorder | None = None
         if run.is_streamed:
             self._logs[run.id] = log
@@ -132,7 +133,7 @@ class BackgroundJobs:
 
     async def resume(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Run background responses that other servers did not finish, as long as there are free slots."""
-        free_slots = self._limits.background_running - len(self._jobs)
+        free_slots = self._limits.background_running - len(self.jobs)
         self._claimed += await service.run(claims.claim, free_slots - len(self._claimed))
         while self._claimed:
             # If the database fails meanwhile, the next round continues here: no other server claims it.
@@ -160,14 +161,10 @@ class BackgroundJobs:
 
     async def stop_lost(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
-        nodes = {run.node: run for run in self._jobs.values()}
+        nodes = {run.node: run for run in self.jobs.values()}
         if nodes:
             for node in await service.run(claims.find_lost, list(nodes)):
                 nodes[node].stop("cancelled")
-
-    def get_run(self, id: str) -> ResponseRun | None:
-        """Return the run of an unfinished response, or None."""
-        return self._jobs.get(id)
 
     async def open_stream(
         self, service: ServerState, id: str, node: int, after: int
@@ -198,7 +195,7 @@ class BackgroundJobs:
         try:
             await run.run(emit, slots=self._slots)
         finally:
-            self._jobs.pop(run.id, None)
+            self.jobs.pop(run.id, None)
             log.end(self._clock())
             self._drop_expired_logs()
 

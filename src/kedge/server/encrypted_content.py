@@ -211,11 +211,12 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     counts = Counter(item.get("role") or item["type"] for item in omitted_items)
     types = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {types}."
-    answers = [answer for item in omitted_items if (answer := _assistant_text(item))]
+    said = [item["content"] for item in omitted_items if item.get("role") == "assistant"]
+    answers = filter(None, (" ".join(part.get("text", "") for part in each) for each in said))
     if summary:
         text += f" In summary: {summary}"
-    elif answers:
-        text += f" The last answer was: {answers[-1][:MAX_QUOTE_CHARS]}"
+    elif last := list(answers)[-1:]:
+        text += f" The last answer was: {last[0][:MAX_QUOTE_CHARS]}"
     return [
         {
             "type": "message",
@@ -223,9 +224,3 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
             "content": [{"type": "input_text", "text": text}],
         }
     ]
-
-
-def _assistant_text(item: Item) -> str:
-    if item.get("role") != "assistant":
-        return ""
-    return " ".join(part.get("text", "") for part in item["content"])

@@ -31,6 +31,7 @@ from kedge.server.access import (
 )
 from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.item_forms import Item
+from kedge.server.prepare import precount_request
 from kedge.server.request_log import (
     RECORD_KEY,
     REQUEST_ID_KEY,
@@ -183,6 +184,28 @@ def in_database(
         return respond_json(await service.run(work, service, request))
 
     return answer
+
+
+def with_body(
+    check: Callable[[object], object], *, empty: object = None
+) -> Callable[
+    [Callable[[ServerState, Request, Any], object]], Callable[[Request], Awaitable[Response]]
+]:
+    """Make such an endpoint from a function that also gets the body of the request, once it is checked."""
+
+    def decorate(
+        work: Callable[[ServerState, Request, Any], object],
+    ) -> Callable[[Request], Awaitable[Response]]:
+        @wraps(work)
+        async def answer(request: Request) -> Response:
+            service, body = get_service(request), await read_json(request, empty=empty)
+            validate(request, check, body)
+            await precount_request(body)
+            return respond_json(await service.run(work, service, request, body))
+
+        return answer
+
+    return decorate
 
 
 def check_include(request: Request) -> None:

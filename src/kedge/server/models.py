@@ -99,10 +99,6 @@ class ItemAdded:
 OutputEvent = ItemOpened | ItemDelta | ItemClosed | OutputTruncated | ModelUsage | ItemAdded
 
 
-def _no_model_data(_: str) -> Any:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One request to a model.
@@ -122,7 +118,7 @@ class Prompt:
     stream: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    decrypt_reasoning: Callable[[str], Any] = _no_model_data
+    decrypt_reasoning: Callable[[str], Any] = lambda _: None
     namespace: str = ""
 
 

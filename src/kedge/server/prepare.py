@@ -269,13 +269,14 @@ def _list_input(input: str | Sequence[Item]) -> Sequence[Item]:
 
 async def precount_request(body: Body) -> None:
     """Count the texts of a long request in a thread, before they are counted on the loop."""
+    input = body.get("input") or body.get("items") or ()
 
     def count() -> None:
-        items = [item for item in _list_input(body.get("input") or ()) if not is_reference(item)]
+        items = [item for item in _list_input(input) if not is_reference(item)]
         count_items(normalize_items(items, key=""))
         count_instruction_tokens(body)
 
-    texts = (body.get("input"), body.get("instructions"), body.get("tools"))
+    texts = (input, body.get("instructions"), body.get("tools"))
     await precount(measure_texts(texts), count)
 
 

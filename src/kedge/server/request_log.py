@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, cast
 
 from starlette.responses import JSONResponse, Response
@@ -300,7 +301,8 @@ class RequestMiddleware:
         self._on_finish = on_finish
         self._reply_bytes = reply_bytes
         registry = front.policy.registry
-        self._watch = None if registry is None else RevocationWatch(registry, self._reject_revoked)
+        reject_revoked = partial(front.build_rejection, rejection=REVOKED)
+        self._watch = None if registry is None else RevocationWatch(registry, reject_revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -373,9 +375,6 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
         else:
             await self._watch.run(self._app, scope, receive, send)
-
-    def _reject_revoked(self, scope: Scope) -> Response:
-        return self._front.build_rejection(scope, REVOKED)
 
     def _log_request(self, scope: Scope, seconds: float) -> None:
         """Count a request by the pattern of its route, since a path may contain an id, and log it."""

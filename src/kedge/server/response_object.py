@@ -53,12 +53,13 @@ UNFINISHED_STATUSES = frozenset({"queued", "in_progress"})
 def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
     """Build the request fields."""
     tier: str = body.get("service_tier") or "auto"
+    conversation = body.get("conversation")
     resource: dict[str, Any] = {
         "id": id,
         "object": "response",
         "created_at": created_at,
         "model": body["model"],
-        "conversation": _build_conversation(body.get("conversation")),
+        "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
         "store": store,
         "metadata": body.get("metadata") or {},
         "text": _build_text(body.get("text") or {}),
@@ -122,12 +123,6 @@ def build_usage(usage: ModelUsage) -> dict[str, Any]:
 def join_response(request_json: bytes, result_json: bytes, output: bytes) -> bytes:
     """Join the encoded parts of a response, which are stored separately."""
     return b'%b,%b,"output":%b}' % (request_json[:-1], result_json[1:-1], output)
-
-
-def _build_conversation(value: str | Body | None) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    return {"id": value if isinstance(value, str) else value["id"]}
 
 
 def _build_text(text: Body) -> dict[str, Any]:

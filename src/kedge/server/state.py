@@ -150,13 +150,14 @@ class ServerState:
         Returns:
             The number of deleted objects; 0 if there is nothing left to delete.
         """
-        return self._database.run_purge(self._purge_batch)
 
-    def _purge_batch(self) -> int:
-        deleted, limit = self.responses.purge(), self.settings.max_db_bytes
-        if deleted or limit is None or self._database.used_bytes() <= limit:
-            return deleted
-        return self.responses.delete_oldest() or self.conversations.delete_unused()
+        def purge_batch() -> int:
+            deleted, limit = self.responses.purge(), self.settings.max_db_bytes
+            if deleted or limit is None or self._database.used_bytes() <= limit:
+                return deleted
+            return self.responses.delete_oldest() or self.conversations.delete_unused()
+
+        return self._database.run_purge(purge_batch)
 
     def remember_reasoning(self, items: Sequence[Item], texts: Sequence[str]) -> None:
         """Cache the texts of a response's reasoning, which a later response may read."""

@@ -128,7 +128,11 @@ def _nest_error(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_scope(outer: Scope, memory: LaneMemory) -> Scope:
-    headers = [pair for pair in outer["headers"] if not _is_socket_header(pair[0])]
+    headers = [
+        (name, value)
+        for name, value in outer["headers"]
+        if name not in HOP_HEADERS and not name.startswith(b"sec-websocket-")
+    ]
     return {
         "type": "http",
         "asgi": outer["asgi"],
@@ -145,10 +149,6 @@ def _build_scope(outer: Scope, memory: LaneMemory) -> Scope:
         "state": outer.get("state", {}),
         WEBSOCKET_SCOPE_KEY: memory,
     }
-
-
-def _is_socket_header(name: bytes) -> bool:
-    return name in HOP_HEADERS or name.startswith(b"sec-websocket-")
 
 
 DEFAULT_LANE = ""
@@ -245,7 +245,8 @@ class ServerConnection:
             await self._send_error(error, stream_id)
 
     def _enqueue(self, request: QueuedRequest) -> None:
-        if self._close_error is None and self._age() >= self._limits.socket_seconds:
+        age = self._service.clock() - self._opened_at
+        if self._close_error is None and age >= self._limits.socket_seconds:
             self._expire()
         if self._close_error is not None:
             raise self._close_error
@@ -289,9 +290,6 @@ class ServerConnection:
     def _expire(self) -> None:
         minutes = f"{self._limits.socket_seconds / 60:g}"
         self._begin_close(GOING_AWAY, errors.CONNECTION_EXPIRED(minutes=minutes))
-
-    def _age(self) -> float:
-        return self._service.clock() - self._opened_at
 
     def _start_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

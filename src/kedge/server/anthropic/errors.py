@@ -145,15 +145,12 @@ def error_status(error: ApiError) -> int:
     )
 
 
-def error_type(status: int) -> str:
-    """Return the type of an error by its status."""
-    return ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-
-
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
     """Build the body of an error."""
+    status = error_status(error)
+    default = "invalid_request_error" if status < 500 else "api_error"
     details: dict[str, Any] = {
-        "type": error_type(error_status(error)),
+        "type": ERROR_TYPES.get(status, default),
         "message": _format_message(error),
     }
     if error.template is THREAD_UNSUPPORTED:

@@ -159,7 +159,9 @@ def parse_request(
     # the anthropic package and Claude Code send the full conversation.
     if checked.get("thread") is not None:
         raise errors.THREAD_UNSUPPORTED()
-    _check_budget(checked)
+    budget = get_object(checked, "thinking").get("budget_tokens")
+    if budget is not None and budget >= checked["max_tokens"]:
+        raise errors.BUDGET_TOO_LARGE()
     request = _build_request(checked, decrypt)
     params = {**request.body, "max_output_tokens": checked["max_tokens"]}
     params |= {name: checked[name] for name in schema.SAMPLING_PARAMETERS if name in checked}
@@ -196,12 +198,6 @@ def _build_request(body: Body, decrypt: Decrypt) -> StatelessRequest:
     check_tool_choice(params, ())
     items = [item for message in messages for item in iter_items(message, decrypt)]
     return StatelessRequest(items, params)
-
-
-def _check_budget(body: Body) -> None:
-    budget = get_object(body, "thinking").get("budget_tokens")
-    if budget is not None and budget >= body["max_tokens"]:
-        raise errors.BUDGET_TOO_LARGE()
 
 
 def _check_tools(body: Body) -> None:

@@ -103,10 +103,14 @@ class CompletionRun(StatelessRun):
 
     def serialize(self) -> bytes:
         """Return the complete completion as JSON."""
+        items = self._writer.items
+        texts = (item["content"][0] for item in items if item["type"] == "message")
         choice = {
             "index": 0,
             "message": build_message(self._writer),
-            "logprobs": format_logprobs(list_logprobs(self._writer)),
+            "logprobs": format_logprobs(
+                [each for part in texts for each in part.get("logprobs", ())]
+            ),
             "finish_reason": finish_reason(self._writer),
         }
         frame = {**self._header, "object": "chat.completion"}
@@ -166,12 +170,6 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
             call = {"id": item["call_id"], "type": kind}
             calls.append(call | {kind: {"name": item["name"], member: item[member]}})
     return message | ({"tool_calls": calls} if calls else {})
-
-
-def list_logprobs(writer: OutputWriter) -> list[Mapping[str, Any]]:
-    """Return the log probabilities of the tokens of all texts."""
-    texts = (item["content"][0] for item in writer.items if item["type"] == "message")
-    return [each for part in texts for each in part.get("logprobs", ())]
 
 
 def format_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

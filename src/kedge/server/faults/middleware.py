@@ -74,7 +74,7 @@ class FaultyConnection:
         else:
             self._response_body += message.get("body", b"")
             if not message.get("more_body"):
-                await self._finish_response()
+                await self._build_response()(self._faulted_request.scope, self.receive, self._send)
 
     async def _start_response(self, message: Message) -> None:
         self._faulted_request.update_access_record()
@@ -149,10 +149,6 @@ class FaultyConnection:
         if self._faulted_request.is_stateful:
             body = {**body["error"], "type": "error", "sequence_number": self._sent_events}
         return encode_frame(body)
-
-    async def _finish_response(self) -> None:
-        response = self._build_response()
-        await response(self._faulted_request.scope, self.receive, self._send)
 
     def _build_response(self) -> Response:
         body: Body = decode(self._response_body)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from kedge.server import errors
 from kedge.server.coherence import (
@@ -16,15 +15,11 @@ from kedge.server.coherence import (
 from kedge.server.http import (
     build_list,
     check_include,
-    get_service,
     in_database,
     paginate,
-    read_json,
-    respond_json,
-    validate,
+    with_body,
 )
 from kedge.server.item_forms import Item, normalize_items
-from kedge.server.prepare import precount_request
 from kedge.server.schema.requests import (
     check_conversation_create,
     check_conversation_items,
@@ -34,20 +29,13 @@ from kedge.server.state import ServerState
 from kedge.server.storage.conversations import StoredConversation
 
 
-async def create(request: Request) -> Response:
+@with_body(check_conversation_create, empty={})
+def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations``."""
-    body = await read_json(request, empty={})
-    validate(request, check_conversation_create, body)
-    await precount_request({"input": body.get("items")})
-    service = get_service(request)
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
-
-    def create() -> StoredConversation:
-        key, items = _prepare_items(service, body.get("items") or [], existing=[])
-        return service.conversations.create(body.get("metadata") or {}, key, items)
-
-    return respond_json((await service.run(create)).to_json())
+    key, items = _prepare_items(service, body.get("items") or [], existing=[])
+    return service.conversations.create(body.get("metadata") or {}, key, items).to_json()
 
 
 @in_database
@@ -56,18 +44,12 @@ def retrieve(service: ServerState, request: Request) -> dict[str, Any]:
     return _find_conversation(service, request).to_json()
 
 
-async def update(request: Request) -> Response:
+@with_body(check_conversation_update)
+def update(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}``: replace the metadata."""
-    body = await read_json(request)
-    validate(request, check_conversation_update, body)
-    service = get_service(request)
-
-    def update() -> StoredConversation:
-        conversation = _find_conversation(service, request)
-        service.conversations.set_metadata(conversation.id, body["metadata"] or {})
-        return _find_conversation(service, request)
-
-    return respond_json((await service.run(update)).to_json())
+    conversation = _find_conversation(service, request)
+    service.conversations.set_metadata(conversation.id, body["metadata"] or {})
+    return _find_conversation(service, request).to_json()
 
 
 @in_database
@@ -87,24 +69,17 @@ def list_items(service: ServerState, request: Request) -> dict[str, Any]:
     return paginate(items, request.query_params)
 
 
-async def add_items(request: Request) -> Response:
+@with_body(check_conversation_items)
+def add_items(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}/items``."""
     check_include(request)
-    body = await read_json(request)
-    validate(request, check_conversation_items, body)
-    await precount_request({"input": body["items"]})
-    service = get_service(request)
-
-    def add() -> list[Item]:
-        conversation = _find_conversation(service, request)
-        with service.conversations.lock(conversation):
-            existing = service.conversations.items(conversation)
-            key, items = _prepare_items(service, body["items"], existing)
-            if items:
-                service.conversations.add(conversation, key, items)
-        return items
-
-    return respond_json(build_list(await service.run(add)))
+    conversation = _find_conversation(service, request)
+    with service.conversations.lock(conversation):
+        existing = service.conversations.items(conversation)
+        key, items = _prepare_items(service, body["items"], existing)
+        if items:
+            service.conversations.add(conversation, key, items)
+    return build_list(items)
 
 
 @in_database

@@ -22,6 +22,7 @@ from kedge.server.http import (
     respond_encoded,
     respond_json,
     validate,
+    with_body,
 )
 from kedge.server.item_forms import (
     Item,
@@ -218,7 +219,7 @@ async def cancel(request: Request) -> Response:
     service = get_service(request)
     await service.run(_find_node, service, request)
     background: BackgroundJobs = request.app.state.background
-    run = background.get_run(request.path_params["id"])
+    run = background.jobs.get(request.path_params["id"])
     if run is not None:
         run.cancel()
     return respond_encoded(await service.run(_cancel_response, service, request))
@@ -250,20 +251,13 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     return paginate(items, request.query_params)
 
 
-async def count_input_tokens(request: Request) -> Response:
+@with_body(check_input_tokens)
+def count_input_tokens(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/responses/input_tokens``."""
-    body = await read_json(request)
-    validate(request, check_input_tokens, body)
-    await precount_request(body)
-    service = get_service(request)
-
-    def count() -> int:
-        history = find_history(service, body)
-        items = resolve_input(service, body.get("input") or [], new_unstored_key(), history)
-        return build_model_input(service, body, history, items).tokens
-
-    tokens = await service.run(count)
-    return respond_json({"object": "response.input_tokens", "input_tokens": tokens})
+    history = find_history(service, body)
+    items = resolve_input(service, body.get("input") or [], new_unstored_key(), history)
+    tokens = build_model_input(service, body, history, items).tokens
+    return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 async def compact_context(request: Request) -> Response:

@@ -189,7 +189,8 @@ def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
     chosen: Sequence[ToolParam] = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
     for one in chosen:
         if not _is_offered(one, offered) and not _is_offered(one, list(_iter_item_tools(context))):
-            raise errors.TOOL_NOT_OFFERED(choice=_tool_name(one))
+            key = TOOL_NAME_KEYS.get(str(one.get("type")), "type")
+            raise errors.TOOL_NOT_OFFERED(choice=one.get(key))
 
 
 def _iter_item_tools(context: Sequence[Item]) -> Iterator[ToolParam]:
@@ -213,10 +214,6 @@ def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
         kind = str(tool.get("type"))
         return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
     return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
-
-
-def _tool_name(tool: ToolParam) -> object:
-    return tool.get(TOOL_NAME_KEYS.get(str(tool.get("type")), "type"))
 
 
 def parse_body(raw: bytes) -> object:
