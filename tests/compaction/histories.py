@@ -10,7 +10,7 @@ from kedge.errors import ServerFailed
 from kedge.events import Outcome, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
 from kedge.planning import RequestPlan, plan_request, record_response
-from kedge.planning.tool_pairs import ToolPairing
+from kedge.planning.digests import ToolPairing
 from kedge.turns import (
     Block,
     Turn,

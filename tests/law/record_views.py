@@ -28,7 +28,7 @@ from kedge.observe import otel, snapshot
 from kedge.observe.logs import get_fields
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_full_send
-from kedge.planning.fallback import is_fallback_reason
+from kedge.planning.plan import is_fallback_reason
 from kedge.server.request_log import RecordedRequest
 from kedge.store import RequestRecord, Store
 from kedge.store.summaries import load_exchanges

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from kedge.planning import ConversationState, set_state, tag_blocks
-from kedge.planning.fallback import is_fallback_reason
+from kedge.planning.plan import is_fallback_reason
 from kedge.turns import Turn, assistant, user
 from planning.recorded_turns import add_response, make_plan
 

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from kedge.planning import get_state, render, set_state
-from kedge.planning.reusable_items import base_scope, conversation_scope
+from kedge.planning.render import base_scope, conversation_scope
 from kedge.turns import Source, Turn, assistant, tool_call, tool_result, user
 from planning.recorded_turns import (
     add_response,

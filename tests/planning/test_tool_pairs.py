@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kedge.planning import find_problems
-from kedge.planning.tool_pairs import FALLBACK_CALL_ID, call_effect
+from kedge.planning.digests import FALLBACK_CALL_ID, call_effect
 from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_result, user
 from planning.recorded_turns import make_plan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kedge.analytics.results import Latency, Selection
 from kedge.database.transactions import Row, Tx
-from kedge.planning.fallback import is_fallback_reason, name_send
+from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.store import response_sums
 from kedge.store.records import ANSWERED_STATUSES, has_failed
 from kedge.store.response_sums import (

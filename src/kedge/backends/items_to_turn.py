@@ -13,7 +13,7 @@ from typing import Any, cast
 from kedge.errors import InvalidTurn
 from kedge.planning import AnchorRecord, ConversationState, set_state
 from kedge.planning.digests import get_prefix_index
-from kedge.planning.reusable_items import derived_digests
+from kedge.planning.render import derived_digests
 from kedge.practice import PracticeRequest
 from kedge.server.coherence import is_model_output
 from kedge.turns import (

@@ -18,7 +18,7 @@ from kedge.events.run import (
     ServerForgot,
     ToolFinished,
 )
-from kedge.planning.fallback import name_send
+from kedge.planning.plan import name_send
 from kedge.text.display import (
     HEALING_TEXTS,
     first_line,

@@ -223,8 +223,7 @@ UNPROVEN = "everything is sent until its token counts or an audit show that it r
 
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
-    from kedge.memory.evidence import ServerEvidence
-    from kedge.memory.reasoning_evidence import KEY_SUFFIX
+    from kedge.memory.evidence import KEY_SUFFIX, ServerEvidence
     from kedge.store.response_index import select_all_evidence
 
     try:

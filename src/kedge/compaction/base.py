@@ -26,7 +26,7 @@ from kedge.errors import InvalidSetting, UnsupportedBlock
 from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
-from kedge.planning.tool_pairs import ToolPairing
+from kedge.planning.digests import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, dump_block, item_from_block
 from kedge.turns.blocks import get_cached_digest

@@ -8,7 +8,7 @@ from kedge.events.request_record import RequestRecord
 from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
-from kedge.planning.fallback import is_fallback_reason, name_send
+from kedge.planning.plan import is_fallback_reason, name_send
 
 if TYPE_CHECKING:
     from kedge.incremental.report import ChainedRequest

@@ -53,11 +53,9 @@ from kedge.events.fields import read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.memory.evidence import EvidenceStore, KnownServer, Trust, limit_depth
-from kedge.memory.judge import Judgment, MemoryCheck
+from kedge.memory.evidence import REJECTION_STATUSES, EvidenceStore, KnownServer, Trust, limit_depth
+from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory
 from kedge.memory.object_claims import ObjectStore, UnusedObject
-from kedge.memory.reasoning_evidence import REJECTION_STATUSES
-from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,
@@ -74,7 +72,7 @@ from kedge.planning import (
 )
 from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
 from kedge.planning.digests import prefix_digest
-from kedge.planning.reusable_items import get_conversation_id
+from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 from kedge.turns.frozen_json import get_wrapped

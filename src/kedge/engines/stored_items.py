@@ -30,7 +30,7 @@ from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import is_copy
 from kedge.planning.digests import is_compaction
-from kedge.planning.reusable_items import get_conversation_id
+from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.text.display import pluralize
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, Turn, UserBlock, block_from_item

@@ -8,7 +8,7 @@ from typing import Any, cast
 from kedge.errors import InvalidTurn
 from kedge.events.fields import read_message_parts, repair_surrogates
 from kedge.events.types import PARTIAL, PartKind
-from kedge.planning.tool_pairs import FALLBACK_CALL_ID
+from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
 from kedge.turns import (
     NATIVE_API,

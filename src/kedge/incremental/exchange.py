@@ -35,8 +35,7 @@ from kedge.incremental.rewrite import (
     rewrite,
 )
 from kedge.memory.evidence import Trust, find_known_host, limit_depth, read_identity
-from kedge.memory.judge import Judgment, MemoryCheck, Way
-from kedge.memory.server_memory import ServerMemory
+from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory, Way
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds

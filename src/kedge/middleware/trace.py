@@ -38,7 +38,7 @@ from kedge.observe import otel
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
-from kedge.planning.fallback import is_fallback_reason
+from kedge.planning.plan import is_fallback_reason
 from kedge.turns import Block, ToolCallBlock, Turn
 from kedge.turns.frozen_json import EMPTY
 

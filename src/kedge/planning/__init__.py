@@ -11,7 +11,7 @@ from kedge.planning.anchors import (
 )
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.planning.canonical import canonical
-from kedge.planning.digests import covered_count, prefix_digest
+from kedge.planning.digests import Problem, covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.record import (
     anchor_problem,
@@ -33,7 +33,6 @@ from kedge.planning.state import (
     load_record,
     set_state,
 )
-from kedge.planning.tool_pairs import Problem
 
 __all__ = [
     "CACHE_HINTS",

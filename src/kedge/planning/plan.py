@@ -3,6 +3,9 @@
 A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is provably on
 the server and can still be used, and sends the blocks after it; without one it sends all blocks. It is pure and
 never raises: problems of the Turn are listed in ``plan.problems``, and only sending such a plan is an error.
+
+A fallback is a request in chained or conversation mode, or one that was forced out of it, that sends blocks which an
+earlier answer of the same server covered. Events, metrics, spans, the rows of a store and all views use this decision.
 """
 
 import heapq
@@ -23,28 +26,48 @@ from kedge.planning.anchors import (
     matches_prefix,
     unavailable_reason,
 )
-from kedge.planning.digests import PrefixIndex, get_prefix_index
-from kedge.planning.fallback import find_full_send_reason, is_fallback_reason
+from kedge.planning.digests import PrefixIndex, Problem, ResultMatch, get_prefix_index
 from kedge.planning.render import (
+    ENGINE_ORIGIN,
+    base_scope,
     build_input_from_blocks,
+    conversation_scope,
+    find_compaction_start,
     find_omitted,
+    find_own_responses,
+    find_reusable_ids,
     get_instructions,
     measure_full_body,
 )
-from kedge.planning.reusable_items import (
-    ENGINE_ORIGIN,
-    conversation_scope,
-    find_compaction_start,
-    find_own_responses,
-    find_reusable_ids,
-)
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
-from kedge.planning.tool_pairs import Problem, ResultMatch
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
 
 if TYPE_CHECKING:
     from kedge.planning.cache_plan import CachePlan
+
+
+NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
+"""Reasons for a full request that is no fallback: the server has not answered yet, or chaining is not wanted."""
+CHOSEN_MODE_REASONS = ("switched_off", "never")
+"""Reasons for another mode than the requested one that are settings: such a request is meant to be stateless."""
+
+
+def is_fallback_reason(reason: str) -> bool:
+    """Return whether a full request with this reason is a fallback."""
+    return reason not in ("", *NOT_FALLBACK_REASONS)
+
+
+def name_send(reason: str) -> str:
+    """Return the name that all views use for a request with this reason of a full send.
+
+    Returns:
+        ``chained`` without a reason, ``new chain`` for the first request to a server, ``stateless`` where chaining is
+        not wanted, and ``sent in full`` for a fallback.
+    """
+    if is_fallback_reason(reason):
+        return "sent in full"
+    return {"": "chained", "stateless": "stateless"}.get(reason, "new chain")
 
 
 class RequestPlan(msgspec.Struct, frozen=True, dict=True):
@@ -146,7 +169,15 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
     @property
     def reason(self) -> str:
         """Why all blocks are sent: that of a fallback, ``new``, or the mode; empty if there is an anchor."""
-        return find_full_send_reason(self)
+        if self.anchor is not None:
+            return ""
+        is_forced = self.mode_reason not in ("", *CHOSEN_MODE_REASONS)
+        if self.mode == "stateless" and not is_forced:
+            return "stateless"
+        unused = _find_unused_answer(self)
+        if unused is None:
+            return "new" if self.mode == "chained" else self.mode
+        return self.mode_reason if is_forced else unused
 
     @property
     def fallback(self) -> str | None:
@@ -370,3 +401,21 @@ def _choose_anchor(
             # A shallower ancestor would remain the anchor, with a delta that grows with every request.
             break
     return None, tuple(rejected)
+
+
+def _find_unused_answer(plan: RequestPlan) -> Reason | None:
+    """Return why the newest answer of the same server is not used; None if there is none."""
+    scope = base_scope(plan.scope)
+    for each in plan.rejected:
+        if base_scope(each.record.scope) == scope:
+            return each.reason
+    if not isinstance(plan.source, Turn):
+        return None
+    anchors = get_state(plan.source).anchors
+    if any(base_scope(record.scope) == scope for record in reversed(anchors)):
+        return "scope"
+    known = {record.response_id for record in anchors}
+    for block in reversed(plan.delta):
+        if block.origin == ENGINE_ORIGIN and block.response_id not in known:
+            return "unproven" if block.response_id else "no_id"
+    return None

@@ -21,7 +21,7 @@ from kedge.planning.anchors import (
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
-from kedge.planning.reusable_items import (
+from kedge.planning.render import (
     ENGINE_ORIGIN,
     base_scope,
     conversation_scope,

@@ -31,7 +31,7 @@ from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
-from kedge.planning.fallback import name_send
+from kedge.planning.plan import name_send
 from kedge.proxy.access import (
     PLAN_KEY,
     TOKEN_HEADER,

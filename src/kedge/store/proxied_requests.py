@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kedge.database.transactions import Tx
 from kedge.errors import NotInStore
-from kedge.planning.fallback import name_send
+from kedge.planning.plan import name_send
 from kedge.store.records import MAX_INTEGER, is_row_number, validate_page
 from kedge.text.json_text import decode, encode_text, escape_surrogates
 

@@ -16,7 +16,7 @@ from typing import Literal
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
-from kedge.planning.fallback import is_fallback_reason
+from kedge.planning.plan import is_fallback_reason
 from kedge.store.conversations import check_row, select_tree_conversations
 from kedge.store.methods import read
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree

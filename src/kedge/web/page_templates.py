@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from kedge.planning.fallback import name_send
+from kedge.planning.plan import name_send
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.text import display
 from kedge.text.json_text import escape_surrogates

@@ -12,7 +12,7 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
-from kedge.planning.reusable_items import get_conversation_id
+from kedge.planning.render import get_conversation_id
 from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import (
     format_cost,
