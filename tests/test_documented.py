@@ -57,7 +57,7 @@ from kedge.server.settings import Limits, Settings
 from kedge.server.storage import claims
 from kedge.server.storage import database as server_database
 from kedge.store import import_export, open_store, response_sums, search, token_registry
-from kedge.store import migrate as store_migrate
+from kedge.store import open as store_open
 from kedge.store.search_query import TEXT_INDEXES
 from kedge.tokens import items as token_items
 from kedge.tools import Tool, call_runner
@@ -267,7 +267,7 @@ def test_every_format_and_header_is_documented() -> None:
         f"`{json_codec.FORMAT}`, {json_codec.VERSION}; reads 1 |",
         f"| state of a `Chat` | {chat_state.VERSION};",
         f"`{import_export.FORMAT}`, {import_export.VERSION}; reads 1 |",
-        f"| the store | {store_migrate.SCHEMA_VERSION} |",
+        f"| the store | {store_open.SCHEMA_VERSION} |",
         f"| the server's database | {server_database.SCHEMA_VERSION} |",
     ):
         assert shown in page

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from kedge.database.health import HealthCheck
+from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreUnreachable
 from kedge.server.settings import Settings
 from kedge.web.app import PageSettings, open_page_server

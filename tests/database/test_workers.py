@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from kedge.database.workers import Workers
+from kedge.database.transactions import Workers
 from kedge.errors import StoreError
 
 

@@ -13,7 +13,7 @@ from kedge.server.background import EventLog
 from kedge.server.models import ItemClosed, OutputEvent, Prompt
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
-from kedge.server.storage.sqlite import SQLiteServerDatabase
+from kedge.server.storage.database import SQLiteServerDatabase
 from kedge.testing import TestServer, serve
 from server.conftest import check_response_object
 from server.gated_model import GatedModel

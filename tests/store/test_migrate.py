@@ -14,10 +14,17 @@ import pytest
 from kedge.database.schema import Schema
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
-from kedge.store import migrate as migrate_module
+from kedge.store import open as open_module
 from kedge.store import open_store
-from kedge.store.migrate import SCHEMA, SCHEMA_VERSION, create_schema, migrate, read_schema_version
-from kedge.store.open import open_current_database, open_database
+from kedge.store.open import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    create_schema,
+    migrate,
+    open_current_database,
+    open_database,
+    read_schema_version,
+)
 from postgresql import create_schema as create_postgres_schema
 from store.sample_conversations import create_conversation
 
@@ -25,15 +32,15 @@ KILLED = """
 import os, sys
 from kedge import run_sync
 from kedge.database.schema import Schema
-from kedge.store import migrate, open_store
+from kedge.store import open as opening, open_store
 
 def step(tx):
     tx.run("ALTER TABLE conversations ADD COLUMN color TEXT")
     tx.run("UPDATE conversations SET color = 'red'")
     os._exit(9)
 
-version = migrate.SCHEMA_VERSION
-migrate.SCHEMA = Schema("kedge_schema", version + 1, migrate.create_schema, {version: step})
+version = opening.SCHEMA_VERSION
+opening.SCHEMA = Schema("kedge_schema", version + 1, opening.create_schema, {version: step})
 run_sync(open_store(sys.argv[1]))
 """
 """A process that ends in the middle of an upgrade."""
@@ -62,7 +69,7 @@ def add_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             runs.append(read_schema_version(tx))
 
         newer = Schema(SCHEMA.table, SCHEMA_VERSION + 1, create_schema, {SCHEMA_VERSION: step})
-        monkeypatch.setattr(migrate_module, "SCHEMA", newer)
+        monkeypatch.setattr(open_module, "SCHEMA", newer)
         return runs
 
     return add

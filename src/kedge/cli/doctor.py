@@ -166,7 +166,7 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
 
 def check_databases(config: Config) -> Iterator[Check]:
     """Check the folders, the server's database and the store."""
-    from kedge.store.migrate import SCHEMA, read_schema_version
+    from kedge.store.open import SCHEMA, read_schema_version
 
     address = store_url(config["store"], create=False)
     file = store_file(address)

@@ -21,8 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from kedge.database.transactions import Database, Dialect, Row, Tx, Values
-from kedge.database.workers import Workers
+from kedge.database.transactions import Database, Dialect, Row, Tx, Values, Workers
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,

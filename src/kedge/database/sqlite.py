@@ -15,8 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from kedge.database.transactions import Database, Dialect, OperationTimer, Row, Tx, Values
-from kedge.database.workers import Workers, closed_error
+from kedge.database.transactions import (
+    Database,
+    Dialect,
+    OperationTimer,
+    Row,
+    Tx,
+    Values,
+    Workers,
+    closed_error,
+)
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,

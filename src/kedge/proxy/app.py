@@ -50,7 +50,7 @@ from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
 from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
-from kedge.store.request_recorder import RequestRecorder
+from kedge.store.proxied_requests import RequestRecorder
 
 if TYPE_CHECKING:
     import httpx2

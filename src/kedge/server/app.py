@@ -17,7 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 from starlette.websockets import WebSocket
 
-from kedge.database.health import HealthCheck
+from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreError
 from kedge.server.anthropic import endpoint as messages
 from kedge.server.background import BackgroundJobs

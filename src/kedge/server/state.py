@@ -23,10 +23,9 @@ from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
-from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import open_server_database
 from kedge.server.storage.items import NodeRepository
-from kedge.server.storage.responses import ResponseRepository
+from kedge.server.storage.responses import ConversationRepository, ResponseRepository
 
 if TYPE_CHECKING:
     from kedge.server.generation import Generation

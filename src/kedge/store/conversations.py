@@ -16,7 +16,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.planning.anchors import validate_seconds
-from kedge.store.locks import lock_tree_shared
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -92,6 +91,27 @@ def deleted_error(row: ConversationRow) -> NotInStore:
             f"the conversation {row.id!r} is empty and not stored yet; send a message first"
         )
     return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
+
+
+def lock_tree(tx: Tx, tree: int) -> None:
+    """Block changes of a tree by others until the end of the transaction.
+
+    Its root is locked before its conversations and other nodes, in all transactions, which avoids deadlocks.
+    """
+    if tx.dialect.has_concurrent_writers:
+        tx.rows("SELECT id FROM nodes WHERE id = ? FOR UPDATE", (tree,))
+
+
+def lock_tree_shared(tx: Tx, tree: int) -> None:
+    """Wait for a transaction that blocks changes of a tree, and block new ones."""
+    if tx.dialect.has_concurrent_writers:
+        tx.rows("SELECT id FROM nodes WHERE id = ? FOR KEY SHARE", (tree,))
+
+
+def lock_names(tx: Tx) -> None:
+    """Wait for other transactions with this lock, which create the tables or a row that may exist once."""
+    if tx.dialect.has_concurrent_writers:
+        tx.run("SELECT pg_advisory_xact_lock(5461729823)")
 
 
 def check_row(work: _RowFunction[P, T]) -> _RowFunction[P, T]:

@@ -19,15 +19,14 @@ from kedge.database.responses import (
 )
 from kedge.database.transactions import Database, Tx, Values, marks, split_chunks
 from kedge.errors import NotInStore
-from kedge.store import response_sums, search, telemetry
-from kedge.store.conversations import resolve, select_old
-from kedge.store.locks import lock_tree
+from kedge.store import response_sums, search
+from kedge.store.conversations import lock_tree, resolve, select_old
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 from kedge.store.response_index import disown_objects
-from kedge.store.responses import write_response_checksums
+from kedge.store.responses import TABLES, write_response_checksums
 
-_CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
+_CONVERSATION_TABLES = (*TABLES, "claims", "tags")
 _SELECT_UNUSED_RESPONSES = """
 SELECT n.id FROM kedge_server_nodes n LEFT JOIN responses r ON r.provider_response_id = 'resp_' || n.key
 WHERE n.expires_at IS NOT NULL AND n.status NOT IN ('in_progress', 'queued') AND r.node IS NULL
@@ -98,7 +97,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     unused = [node.id for node in tree if node.id not in used]
     moved = [node.id for node in tree if node.id in used and node.conversation == row.number]
     response_sums.subtract(tx, [*unused, *moved])
-    for table in ("responses", *telemetry.TABLES):
+    for table in ("responses", *TABLES):
         _delete_rows(tx, table, "node", unused)
     _delete_claims(tx, [number for number, _ in others], set(unused))
     _delete_rows(tx, "nodes", "id", unused)
@@ -233,7 +232,7 @@ def delete_orphans(tx: Tx) -> None:
     tx.allow_long_statements()
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
-    for table in telemetry.TABLES:
+    for table in TABLES:
         tx.run(f"DELETE FROM {table} WHERE node NOT IN (SELECT id FROM nodes)")
     delete_practice_responses(tx)
 

@@ -30,8 +30,7 @@ from kedge.store.records import (
     validate_data,
     validate_text,
 )
-from kedge.store.responses import RESPONSE_COLUMNS, select_responses
-from kedge.store.telemetry import TABLES, insert_record
+from kedge.store.responses import RESPONSE_COLUMNS, TABLES, insert_record, select_responses
 from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode

@@ -21,13 +21,13 @@ from kedge.store.conversations import (
     check_row,
     insert_conversation,
     lock_row,
+    lock_tree_shared,
     require_conversation,
     select_conversation,
     select_head,
     set_tags,
     swap_head,
 )
-from kedge.store.locks import lock_tree_shared
 from kedge.store.postgres import add_node
 from kedge.store.records import (
     MAX_INTEGER,

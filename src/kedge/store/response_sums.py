@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from kedge.database.transactions import Database, Row, Tx, marks, split_chunks
 from kedge.errors import StoreBusy, StoreReadOnly
-from kedge.store.locks import lock_nodes, shorten_lock_wait
 from kedge.store.records import ANSWERED_STATUSES, Damage
 
 T = TypeVar("T")
@@ -122,7 +121,8 @@ def lock_position(tx: Tx) -> int:
 def _add_batch(tx: Tx) -> bool:
     """Add the next responses to the sums; return whether there may be more."""
     position = lock_position(tx)
-    lock_nodes(tx)
+    if tx.dialect.has_concurrent_writers:
+        tx.run("LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE")
     nodes = tx.rows(
         f"SELECT node FROM responses WHERE node > ? ORDER BY node LIMIT {MAX_BATCH}", (position,)
     )
@@ -140,7 +140,8 @@ async def add_pending(database: Database) -> None:
     """
 
     def work(tx: Tx) -> bool:
-        shorten_lock_wait(tx)
+        if tx.dialect.has_concurrent_writers:
+            tx.run("SET LOCAL lock_timeout = 200")
         return _add_batch(tx)
 
     while await database.write(work):

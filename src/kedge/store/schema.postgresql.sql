@@ -1,5 +1,5 @@
 -- The tables of the store in PostgreSQL; those of the other database have the same columns. A change here raises
--- SCHEMA_VERSION in migrate.py.
+-- SCHEMA_VERSION in open.py.
 
 -- Conversations. Blocks are stored once, under a hash of their whole JSON form, and linked from places of a branch. A
 -- node is one step of a tree: it keeps the first blocks of its parent's path and adds its own. Nodes that only append

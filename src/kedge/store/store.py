@@ -30,18 +30,17 @@ from kedge.store import (
     response_index,
     response_sums,
     search,
-    telemetry,
     verify,
 )
 from kedge.store import responses as response_table
 from kedge.store.conversations import (
+    lock_names,
     lock_row,
     select_conversation,
     select_head,
     select_titled,
     validate_members,
 )
-from kedge.store.locks import lock_names
 from kedge.store.methods import read, write
 from kedge.store.proxied_requests import ProxiedRequest
 from kedge.store.records import (
@@ -460,9 +459,9 @@ class Store(AsyncResource):
                 single_statement=not (accounts or asked_for or replaces),
             )
             if replaces and is_first:
-                telemetry.move_exchanges(tx, replaces, node.id)
+                response_table.move_exchanges(tx, replaces, node.id)
             if accounts:
-                telemetry.insert_telemetry(tx, accounts, number, node.id, self._body_limit)
+                response_table.insert_telemetry(tx, accounts, number, node.id, self._body_limit)
             if asked_for:
                 idempotency.record_question(tx, number, asked_for, node.id)
             if head is None or moved:
@@ -573,7 +572,7 @@ class Store(AsyncResource):
 
     # Telemetry
 
-    exchanges = read(telemetry.list_exchanges)
+    exchanges = read(response_table.list_exchanges)
 
     async def note(self, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
         """Record incidents, tool runs and exchanges of a node.
@@ -586,7 +585,7 @@ class Store(AsyncResource):
         def work(tx: Tx, conversation: ConversationRow) -> None:
             nodes.select_node(tx, node, conversation.tree)
             number = conversation.number
-            telemetry.insert_telemetry(tx, accounts, number, node, self._body_limit)
+            response_table.insert_telemetry(tx, accounts, number, node, self._body_limit)
 
         await self.database.write(lambda tx: work(tx, conversation))
 

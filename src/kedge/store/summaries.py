@@ -19,8 +19,8 @@ from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
 from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page
 from kedge.store.response_sums import ALL_DAYS
+from kedge.store.responses import select_node_exchanges
 from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
-from kedge.store.telemetry import select_node_exchanges
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]

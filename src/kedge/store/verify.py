@@ -12,10 +12,9 @@ from kedge.store import response_sums
 from kedge.store.node_paths import load_bodies
 from kedge.store.nodes import NODE_COLUMNS, hash_node
 from kedge.store.records import Damage, Node
-from kedge.store.responses import find_wrong_checksums, unpack_digest
+from kedge.store.responses import TABLES, find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
 from kedge.store.stored_blocks import hash_block
-from kedge.store.telemetry import TABLES
 from kedge.text.json_text import decode
 from kedge.turns import Turn, load_block
 

@@ -16,7 +16,7 @@ from kedge.practice.context import extract_text, last_user_text
 from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RecordedRequest
 from kedge.store import AccessToken, ProxiedRequest, Store
-from kedge.store.request_recorder import RequestRecorder
+from kedge.store.proxied_requests import RequestRecorder
 from kedge.text.json_text import decode, encode
 from kedge.web.transcript import summarize_text
 

@@ -26,7 +26,7 @@ from kedge.server.schema.requests import (
     check_conversation_update,
 )
 from kedge.server.state import ServerState
-from kedge.server.storage.conversations import StoredConversation
+from kedge.server.storage.responses import StoredConversation
 
 
 @with_body(check_conversation_create, empty={})
