@@ -9,7 +9,7 @@
 # make bench-peers  the same scripts with other libraries, each in its own environment (ONLY="kedge openai")
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
 # make test-recordings  replay recorded traffic of hosted APIs (RECORDINGS=FOLDER)
-# make fuzz   test the invariant over HTTP with random conversations (N=600 actions, SEED=0)
+# make fuzz   test the invariants with random edited requests through every door (N=600 requests, SEED=0)
 # make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
 # make docs   build the documentation site into site/, with warnings as errors
 # make fmt    apply ruff's formatting and automatic fixes

@@ -15,7 +15,7 @@ from kedge.events import TextDelta
 from kedge.events.run import AnswerFinished
 from kedge.planning import get_state
 from kedge.server.request_log import RecordedRequest
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from kedge.turns import assistant, system, user
 from law.stored_conversations import MAX_MESSAGES, StoredConversations, alpha, beta, list_actions
 from normalization import expected_context, normalize_blocks, normalize_items
@@ -31,7 +31,7 @@ class ConversationFuzzer(StoredConversations):
     chained_count: int = 0
 
     async def __aenter__(self) -> Self:
-        self.server = self.stack.enter_context(serve())
+        self.server = await self.stack.enter_async_context(self.network.open_server())
         self.store = await self._open_store(self.server)
         conversation = await Conversation.create(
             self._build_engine(), store=self.store, **self._choose_settings()

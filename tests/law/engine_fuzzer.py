@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kedge.engines import Engine
+from kedge.engines.stream import RunStream
 from kedge.errors import EngineError
-from kedge.events import TextDelta
-from kedge.events.run import Healed
+from kedge.events import Event, TextDelta
+from kedge.events.run import AnswerFinished, Healed
 from kedge.middleware import repair, two_phase, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.server.request_log import RecordedRequest
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from kedge.turns import ReasoningBlock, Turn, user
+from law.networks import Network, SocketNetwork
+from law.record_views import find_false_events
 from law.turn_edits import EDITS, answer_open_calls
 from normalization import NormalForm, expected_context, normalize_blocks, normalize_items
 
@@ -76,6 +79,7 @@ class FuzzStats:
     """The results of a campaign; bytes are those of the messages in chained requests."""
 
     requests: int = 0
+    answers: int = 0
     incoherent: int = 0
     rejected: int = 0
     healed: int = 0
@@ -87,7 +91,16 @@ class FuzzStats:
     """The number of encrypted reasoning items that were sent again."""
     stale_reasoning: int = 0
     """How many of them were derived from another context than the one they were sent with."""
+    false: int = 0
+    """Requests about which the events of their run say something else than the wire."""
+    lost: int = 0
+    """Messages and answers that the Turn after their run does not contain."""
     first_incoherent: str = ""
+    """The first problem of any kind."""
+
+    def report(self, problem: str) -> None:
+        """Retain the first problem."""
+        self.first_incoherent = self.first_incoherent or problem
 
 
 @dataclass(slots=True)
@@ -120,11 +133,14 @@ class EngineFuzzer:
     clock: float = 1_000_000.0
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further settings of the engines, such as their transport."""
+    network: Network = field(default_factory=SocketNetwork)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _is_edited: bool = False
+    """Whether a middleware edits the Turn before the current request."""
 
     async def __aenter__(self) -> Self:
         for index in range(2):
-            server = self.stack.enter_context(serve())
+            server = await self.stack.enter_async_context(self.network.open_server())
             engine = connect(
                 f"responses:{server.base_url}#practice",
                 scope=f"server-{index}",
@@ -175,44 +191,74 @@ class EngineFuzzer:
         known = self._usable_responses(turn)
         since = len(self.server.requests)
         streaming = self.rng.random() < 0.5
-        engine = self._build_engine()
-        healed = 0
+        stream = self._open_stream(turn, tools=TOOLS, streaming=streaming, **options)
+        events: list[Event] = []
         try:
-            async with engine.stream(turn, tools=TOOLS, streaming=streaming, **options) as stream:
+            async with stream:
                 async for event in stream:
+                    events.append(event)
                     if isinstance(event, Healed):
-                        healed += 1
                         self._record_healing(event)
         except EngineError as error:
             self.stats.failed += 1
-            self.turn = error.turn or turn
+            self._store_failed(error, turn)
+            self._check_loss([text], self.turn)
         else:
-            self.turn = stream.turn
-            finished = stream.answers[
-                -1
-            ].turn  # as the engine returned it, before middleware changes it
+            self.stats.answers += 1
+            self._store_finished(stream)
+            # As the engine returned it, before middleware changes it.
+            finished = [each.turn for each in events if isinstance(each, AnswerFinished)][-1]
             self._check_requests(finished, since, known, chained=not options)
+            self._check_loss([text], finished)
+            self._check_events(events, since)
             self._record_response(finished, stored=not options)
-        self.stats.healed += healed
+        self.stats.healed += sum(isinstance(event, Healed) for event in events)
         self.server.faults.clear()
+
+    def _open_stream(self, turn: Turn, **options: Any) -> RunStream[Any]:
+        return self._build_engine().stream(turn, **options)
+
+    def _store_finished(self, stream: Any) -> None:
+        """Continue with the Turn of a finished run."""
+        self.turn = stream.turn
+
+    def _store_failed(self, error: EngineError, turn: Turn) -> None:
+        """Continue with the Turn of a failed run."""
+        self.turn = error.turn or turn
+
+    def _check_loss(self, texts: Sequence[str], turn: Turn) -> None:
+        """Check that a Turn contains these texts, unless an edit of the middleware may have removed them."""
+        found = str(normalize_blocks(turn.blocks))
+        missing = [text for text in texts if not self._is_edited and text not in found]
+        self.stats.lost += len(missing)
+        if missing:
+            self.stats.report(f"lost {missing} from {found}")
+
+    def _check_events(self, events: Sequence[Event], since: int) -> None:
+        wire = [each for each in self.server.requests[since:] if _is_create_request(each)]
+        differences = find_false_events(events, wire)
+        self.stats.false += bool(differences)
+        if differences:
+            self.stats.report(f"{differences}")
 
     async def send_and_disconnect(self) -> None:
         """Send a message, and stop reading at the first text."""
         turn = answer_open_calls(self.turn).append(user("Write 60 words."))
         try:
-            async with self._build_engine().stream(turn) as stream:
+            async with self._open_stream(turn) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
                         break
+            self.turn = turn
         except EngineError as error:
-            turn = error.turn or turn
-        self.turn = turn
+            self._store_failed(error, turn)
         self.server.faults.clear()
 
     def _build_engine(self) -> Engine:
         """Return the engine, sometimes with a middleware that edits the Turn before or after it."""
         edit = EDITS[self.rng.choice(list(EDITS))]
         before, after = self.rng.choices(("edit", ""), (1, 3), k=2)
+        self._is_edited = bool(before)
 
         def edited(turn: Turn) -> Turn:
             return edit(turn, self.rng)
@@ -253,8 +299,11 @@ class EngineFuzzer:
             case "move":
                 self.server_index = 1 - self.server_index
             case _:
-                self.branches.append(self.turn)
-                self.rng.shuffle(self.branches)
+                self._fork()
+
+    def _fork(self) -> None:
+        self.branches.append(self.turn)
+        self.rng.shuffle(self.branches)
 
     def _check_requests(
         self, turn: Turn, since: int, known: list[KnownResponse], *, chained: bool
@@ -265,8 +314,7 @@ class EngineFuzzer:
         expected = expected_context(turn)
         if normalize_items(exchanges[-1].context) != expected:
             self.stats.incoherent += 1
-            details = f"seen {normalize_items(exchanges[-1].context)}\nsaid {expected}"
-            self.stats.first_incoherent = self.stats.first_incoherent or details
+            self.stats.report(f"seen {normalize_items(exchanges[-1].context)}\nsaid {expected}")
         for exchange in exchanges:
             self._check_reasoning(exchange.body["input"], expected)
         if chained:

@@ -17,8 +17,9 @@ from kedge.events.run import Healed, ServerForgot
 from kedge.memory.evidence import Trust
 from kedge.planning import Mode
 from kedge.providers import connect
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from kedge.turns import Turn, image, user
+from law.networks import Network, SocketNetwork
 from law.turn_edits import EDITS, answer_open_calls
 from normalization import expected_context, normalize_items
 
@@ -114,11 +115,14 @@ class MemoryFuzzer:
     mode: Mode = "chained"
     clock: float = 1_000_000.0
     turn: Turn = field(default_factory=Turn)
+    network: Network = field(default_factory=SocketNetwork)
+    _instructions: str | None = None
+    """The instructions of the last request."""
 
     async def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
         """Send messages; from the middle on, the server also has the behavior ``late``."""
         async with AsyncExitStack() as stack:
-            server = stack.enter_context(serve())
+            server = await stack.enter_async_context(self.network.open_server())
             for fault in ("anonymous", *BEHAVIORS[self.behavior]):
                 server.faults.set(fault)
             engine = connect(
@@ -174,12 +178,15 @@ class MemoryFuzzer:
         self.stats.answers += 1
         sent = posted[0].body.get("previous_response_id", "") if posted else ""
         self.stats.contradicted += not plan.conditional and plan.previous_response_id != sent
+        instructions = posted[-1].body.get("instructions")
+        # The counts before and after a change of the instructions cannot be compared.
+        is_changed, self._instructions = instructions != self._instructions, instructions
         read, expected = normalize_items(posted[-1].context), expected_context(stream.turn)
         if read != expected:
             self.stats.wrong += 1
             is_flagged = any(isinstance(event, ServerForgot) for event in events)
             self.stats.flagged += is_flagged
-            is_visible = is_visible_loss(self.behavior, read, expected)
+            is_visible = is_visible_loss(self.behavior, read, expected) and not is_changed
             self.stats.unreported += is_visible and not is_flagged
             found = f"{self.behavior}, {self.transport}, message {number}: read {read}"
             self.stats.first_wrong = self.stats.first_wrong or found

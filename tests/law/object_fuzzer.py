@@ -25,8 +25,8 @@ from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.store import open_store
-from kedge.testing import serve
 from kedge.turns import Turn, user
+from law.networks import Network, SocketNetwork
 from law.turn_edits import answer_open_calls
 from normalization import expected_context, normalize_items
 
@@ -73,11 +73,12 @@ class ObjectFuzzer:
     """Whether the request of each response offered tools."""
     asked: int = 0
     clock: float = 1_000_000.0
+    network: Network = field(default_factory=SocketNetwork)
 
     async def run(self, count: int) -> ObjectStats:
         """Take random actions."""
         async with AsyncExitStack() as stack:
-            self.server = stack.enter_context(serve())
+            self.server = await stack.enter_async_context(self.network.open_server())
             self.is_unknown = self.rng.random() < 0.5
             self.is_audited = self.rng.random() < 0.3
             self._reset_faults()

@@ -1,30 +1,35 @@
 """Runs the scripts of the memory fuzzer through a chained client or the proxy, as a program that replays history."""
 
+import json
 import logging
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+import anyio.to_thread
 import httpx2
-from openai import OpenAI, OpenAIError
+from openai import AsyncOpenAI, OpenAI, OpenAIError
 
-from kedge import run_sync
 from kedge.incremental import chain, chain_report
 from kedge.observe import snapshot
+from kedge.proxy import create_proxy_app
 from kedge.server.request_log import RecordedRequest
 from kedge.store import Store
 from kedge.store.open import open_current_database
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from law.memory_fuzzer import BEHAVIORS, MESSAGES, THOUGHT, MemoryStats, is_visible_loss
+from law.networks import Network, SocketNetwork
 from law.record_views import LogCollector, RecordStats, subtract
 from normalization import normalize_items
-from proxy.running import serve_proxy
 
 DOORS = ("chain", "proxy")
+CLIENTS = ("httpx", "sdk", "sync sdk")
+"""The clients of programs: of httpx, which needs a tenth of the time of the SDK, and both of the SDK; a sync one
+needs sockets."""
 REASONING = "reasoning.encrypted_content"
 Item = dict[str, Any]
 
@@ -42,41 +47,50 @@ class ProgramFuzzer:
     stats: MemoryStats = field(default_factory=MemoryStats)
     history: list[Item] = field(default_factory=list[Item])
     records: RecordStats = field(default_factory=RecordStats)
+    network: Network = field(default_factory=SocketNetwork)
+    client: str = "sync sdk"
+    _lost: int = 0
+    """The number of losses in the last report."""
     _sent: list[Item] = field(default_factory=list[Item])
     """What was on the wire for each request of the program; empty if it failed."""
     _logs: LogCollector = field(default_factory=LogCollector)
 
-    def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
+    async def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
         """Send messages; from the middle on, the server also has the behavior ``late``."""
-        with ExitStack() as stack:
-            server = stack.enter_context(serve())
+        async with self.network.open_server() as server:
             for fault in ("anonymous", *BEHAVIORS[self.behavior]):
                 server.faults.set(fault)
-            client = stack.enter_context(self._open_client(server))
-            stack.enter_context(self._observe())
-            for number in range(count):
-                if late and number == count // 2:
-                    server.faults.set(late)
-                if edits and self.history and self.rng.random() < 0.2:
-                    self._edit()
-                self._send(server, client, number)
+            async with self._open_client(server) as client:
+                with self._observe():
+                    await self._send_all(server, client, count, late=late, edits=edits)
         return self.stats
 
-    @contextmanager
-    def _open_client(self, server: TestServer) -> Iterator[OpenAI]:
-        options: Any = {"api_key": "k", "max_retries": 0}
+    async def _send_all(
+        self, server: TestServer, client: Any, count: int, *, late: str, edits: bool
+    ) -> None:
+        for number in range(count):
+            if late and number == count // 2:
+                server.faults.set(late)
+            if edits and self.history and self.rng.random() < 0.2:
+                self._edit()
+            await self._send(server, client, number)
+
+    @asynccontextmanager
+    async def _open_client(self, server: TestServer) -> AsyncGenerator[Any]:
         if self.door == "chain":
-            with OpenAI(base_url=server.base_url, **options) as client:
+            async with self._connect(server.base_url) as client:
                 yield chain(client, trust=self.trust)
             return
         with TemporaryDirectory() as folder:
             store = Store(open_current_database(f"sqlite:///{folder}/store.db"))
-            with (
-                serve_proxy(server.base_url, trust=self.trust, store=store) as url,
-                OpenAI(base_url=f"{url}/v1", **options) as client,
+            proxy = create_proxy_app(server.base_url, trust=self.trust, store=store)
+            async with (
+                self.network.open_app(proxy) as url,
+                self._connect(f"{url}/v1") as client,
+                httpx2.AsyncClient(base_url=url) as self._http,
             ):
                 yield client
-            rows = run_sync(store.list_proxied(limit=len(self._sent) + 1))
+            rows = await store.list_proxied(limit=len(self._sent) + 1)
             store.database.close()
         if len(rows) != len(self._sent):
             self.records.report(f"{len(rows)} rows of {len(self._sent)} requests")
@@ -111,6 +125,19 @@ class ProgramFuzzer:
             if grown[name] != sums:
                 self.records.report(f"metric {name} of {self.door}: {grown[name]}, not {sums}")
 
+    @asynccontextmanager
+    async def _connect(self, base_url: str) -> AsyncGenerator[Any]:
+        """Open the client of the program."""
+        if self.client == "sync sdk":
+            with OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+                yield client
+        elif self.client == "sdk":
+            async with AsyncOpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+                yield client
+        else:
+            async with httpx2.AsyncClient(base_url=base_url, timeout=300) as client:
+                yield client
+
     def _edit(self) -> None:
         messages = [item for item in self.history if item["type"] == "message"]
         edited = self.rng.choice(messages)
@@ -124,20 +151,18 @@ class ProgramFuzzer:
         # Reasoning is valid only before the items that it was generated with.
         self.history = [item for item in self.history if item["type"] != "reasoning"]
 
-    def _send(self, server: TestServer, client: OpenAI, number: int) -> None:
+    async def _send(self, server: TestServer, client: Any, number: int) -> None:
         text = self.rng.choice(MESSAGES).format(n=number)
         text = THOUGHT.format(n=number) + text if self.reasoning else text
         self.history.append({"type": "message", "role": "user", "content": text})
         body: Any = {"model": "practice", "input": self.history, "stream": self.streaming}
         if self.reasoning:
             body["include"] = [REASONING]
-        since, lost = len(server.requests), self._count_lost(client)
+        since = len(server.requests)
         self._sent.append({})
         try:
-            answer: Any = client.responses.create(**body)
-            if self.streaming:
-                answer = [each for each in answer if each.type == "response.completed"][-1].response
-        except (OpenAIError, IndexError):
+            answer = await self._create(client, body)
+        except (OpenAIError, httpx2.HTTPError, IndexError):
             self.history.pop()
             return
         posted = [each for each in server.requests[since:] if each.method == "POST"]
@@ -145,21 +170,41 @@ class ProgramFuzzer:
         self.stats.chained += sum("previous_response_id" in each.body for each in posted)
         self.stats.answers += 1
         read, expected = normalize_items(posted[-1].context), normalize_items(self.history)
+        report = await self._read_report(client)
+        is_flagged, self._lost = report["lost"] > self._lost, report["lost"]
         if read != expected:
             self.stats.wrong += 1
-            is_flagged = self._count_lost(client) > lost
             self.stats.flagged += is_flagged
             self.stats.unreported += (
                 is_visible_loss(self.behavior, read, expected) and not is_flagged
             )
             found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
             self.stats.first_wrong = self.stats.first_wrong or found
-        record = self._read_report(client)["recent"][-1]
-        self._compare_record(posted, record, answer.id or "", answer.usage)
-        self.history += [_to_input(item.model_dump(exclude_none=True)) for item in answer.output]
+        self._compare_record(
+            posted, report["recent"][-1], answer.get("id") or "", answer.get("usage") or {}
+        )
+        self.history += [_to_input(item) for item in answer["output"]]
+
+    async def _create(self, client: Any, body: Any) -> Item:
+        """Return the response to a request, of the last event of its stream."""
+        if self.client == "sync sdk":
+            return await anyio.to_thread.run_sync(self._create_sync, client, body)
+        if self.client == "httpx":
+            reply = (await client.post("/responses", json=body)).raise_for_status()
+            return _find_response(_parse_events(reply.text)) if self.streaming else reply.json()
+        answer: Any = await client.responses.create(**body)
+        if self.streaming:
+            return _find_response([each.model_dump(exclude_none=True) async for each in answer])
+        return answer.model_dump(exclude_none=True)
+
+    def _create_sync(self, client: OpenAI, body: Any) -> Item:
+        answer: Any = client.responses.create(**body)
+        if self.streaming:
+            return _find_response([each.model_dump(exclude_none=True) for each in answer])
+        return answer.model_dump(exclude_none=True)
 
     def _compare_record(
-        self, posted: list[RecordedRequest], record: Item, response_id: str, usage: Any
+        self, posted: list[RecordedRequest], record: Item, response_id: str, usage: Item
     ) -> None:
         """Compare the record of a request with the body that was answered."""
         self.records.requests += 1
@@ -171,8 +216,8 @@ class ProgramFuzzer:
             "response_id": response_id,
             "is_healed": len(posted) > 1,
             "status": 200,
-            "input_tokens": usage.input_tokens if usage else None,
-            "output_tokens": usage.output_tokens if usage else None,
+            "input_tokens": usage.get("input_tokens"),
+            "output_tokens": usage.get("output_tokens"),
         }
         self._compare("report", wire, record)
         self._compare("log", wire, self._logs.records[-1])
@@ -184,20 +229,28 @@ class ProgramFuzzer:
                 found = f"{place} of {self.door}, {self.behavior}: {name}"
                 self.records.report(f"{found} is {record.get(name)!r}, not {value!r}")
 
-    def _count_lost(self, client: OpenAI) -> int:
-        return self._read_report(client)["lost"]
-
-    def _read_report(self, client: OpenAI) -> Item:
+    async def _read_report(self, client: Any) -> Item:
         """Return the report, once it has all requests: a proxy reports after the end of a stream."""
-        if self.door == "chain":
+        if self.door != "proxy":
             found = chain_report(client)
             return {"lost": found.lost, "recent": [asdict(each) for each in found.recent]}
         deadline = monotonic() + 60
         while True:
-            report: Any = httpx2.get(f"{str(client.base_url).removesuffix('v1/')}report").json()
+            report: Any = (await self._http.get("/report")).json()
             if report["requests"] >= len(self._sent) or monotonic() > deadline:
                 return report
 
 
+def _parse_events(text: str) -> list[Item]:
+    lines = [
+        line.removeprefix("data:").strip() for line in text.splitlines() if line[:5] == "data:"
+    ]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def _find_response(events: list[Item]) -> Item:
+    return [each for each in events if each["type"] == "response.completed"][-1]["response"]
+
+
 def _to_input(item: Item) -> Item:
-    return {name: item[name] for name in item if name != "status"}
+    return {name: item[name] for name in item if name != "status" and item[name] is not None}

@@ -21,7 +21,7 @@ from kedge.errors import EngineError
 from kedge.events import Event, ResponseStarted, TextDelta
 from kedge.events.run import ToolStarted
 from kedge.planning import RequestPlan
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from law.record_views import RecordStats, RequestViews, RunResult
 from law.stored_conversations import (
     MAX_MESSAGES,
@@ -80,7 +80,9 @@ class RecordFuzzer(StoredConversations):
     views: RequestViews = field(init=False)
 
     async def __aenter__(self) -> Self:
-        self.servers = [self.stack.enter_context(serve()) for _ in range(2)]
+        self.servers = [
+            await self.stack.enter_async_context(self.network.open_server()) for _ in range(2)
+        ]
         if self.rng.random() < 0.5:
             self.servers[1].faults.set("anonymous")
         self.store = await self._open_store(self.servers[0])

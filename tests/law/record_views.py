@@ -146,14 +146,14 @@ class RequestViews:
         self.stats.failed += result.error is not None
         fetched = [each for each in rows if each.provider_response_id in self._running]
         sent = [each for each in rows if each not in fetched]
-        records = [_describe_row(each) for each in sent]
-        self._compare_lists("wire", [_describe_wire(each) for each in wire], records)
-        self._compare_lists("events", _list_sent(result.events), records)
+        records = [describe_row(each) for each in sent]
+        self._compare_lists("wire", [describe_wire(each) for each in wire], records)
+        self._compare_lists("events", list_sent(result.events), records)
         self._compare_lists("spans", self._list_spans(otel.CHAT), records)
-        answers = [_describe_row(each) for each in fetched if each.status != "running"]
+        answers = [describe_row(each) for each in fetched if each.status != "running"]
         spans = [each for each in self._list_spans(otel.FETCH_RESPONSE) if not each["is_error"]]
         self._compare_lists("spans of answers", spans, answers)
-        ended = [_describe_row(each) for each in rows if each.status != "running"]
+        ended = [describe_row(each) for each in rows if each.status != "running"]
         self._compare_lists("log", self._list_logged(), ended)
         for raw, each in zip(wire, sent, strict=False):
             await self._compare_bodies(raw, each)
@@ -230,13 +230,13 @@ class RequestViews:
         for each in exchanges[-1:]:
             usage = _find_usage(each.reply)
             if usage is not None and row.status in ("completed", "lost"):
-                self._compare("reply body", usage, _describe_row(row))
+                self._compare("reply body", usage, describe_row(row))
 
     def _compare_reply(self, result: RunResult, rows: Sequence[RequestRecord]) -> None:
         reply = result.reply
         if reply is None or not rows:
             return
-        record = _describe_row(rows[-1])
+        record = describe_row(rows[-1])
         usage = Usage()
         for row in rows:
             usage += _read_usage(row)
@@ -321,7 +321,7 @@ class RequestViews:
         nodes = {each["node"]: each for each in tree.to_json(now)["nodes"]}
         lines = [unstyle(line) for line in render_tree(tree, now)]
         for each in rows:
-            record = _describe_row(each)
+            record = describe_row(each)
             self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
             (line,) = (
                 line for line in lines if f" {each.node} {nodes[each.node]['kind']} " in line
@@ -359,7 +359,7 @@ class RequestViews:
                 chain = (await page.get(f"/api/conversations/{name}/chain")).json()
                 nodes = {each["node"]: each["response"] for each in chain["nodes"]}
                 for row in rows:
-                    record = _describe_row(row)
+                    record = describe_row(row)
                     if row.node not in nodes:
                         self._report("API chain", sorted(nodes), row.node)
                         continue
@@ -390,7 +390,8 @@ class LogCollector(logging.Handler):
             self.records.append({"message": record.getMessage(), **fields})
 
 
-def _describe_row(row: RequestRecord) -> Facts:
+def describe_row(row: RequestRecord) -> Facts:
+    """Return what the stored row of a request says about it."""
     return {
         "mode": row.mode,
         "anchor": row.anchor,
@@ -444,7 +445,8 @@ def encode_like_engine(request: RecordedRequest) -> bytes:
     return encode_body(request.body) if is_sdk else request.raw
 
 
-def _describe_wire(request: RecordedRequest) -> Facts:
+def describe_wire(request: RecordedRequest) -> Facts:
+    """Return what a request on the wire is."""
     body = request.body if isinstance(request.body, dict) else {}
     facts: Facts = {"sent_bytes": len(encode_like_engine(request))}
     if request.path == "/v1/responses":
@@ -454,7 +456,7 @@ def _describe_wire(request: RecordedRequest) -> Facts:
     return facts
 
 
-def _list_sent(events: Sequence[Event]) -> list[Facts]:
+def list_sent(events: Sequence[Event]) -> list[Facts]:
     """Return what the events say about each request that was sent."""
     found: list[Facts] = []
     plan: Facts = {}
@@ -473,6 +475,19 @@ def _list_sent(events: Sequence[Event]) -> list[Facts]:
             case _:
                 pass
     return found
+
+
+def find_false_events(events: Sequence[Event], wire: Sequence[RecordedRequest]) -> list[str]:
+    """Return the differences between what the events of a run say about its requests, and what was sent."""
+    said = list_sent(events)
+    if len(said) != len(wire):
+        return [f"events of {len(said)} requests, and {len(wire)} were sent"]
+    return [
+        f"event {name}: {facts[name]!r}, not {value!r}"
+        for facts, request in zip(said, wire, strict=True)
+        for name, value in describe_wire(request).items()
+        if facts[name] != value
+    ]
 
 
 def _describe_plan(plan: RequestPlan) -> Facts:

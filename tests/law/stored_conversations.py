@@ -5,22 +5,25 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from kedge import Conversation
+from kedge import Conversation, tool
 from kedge.errors import HeadConflict, NotInStore
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
 from kedge.turns import UserBlock
+from law.networks import Network, SocketNetwork
 
 PROMPTS = ("Line {n}", "Please call alpha.", "Please call alpha and call beta.", "Think about {n}.")
 MAX_MESSAGES = 9
 """The number of messages above which a conversation with a compactor is compacted."""
 
 
+@tool
 async def alpha() -> str:
     """A tool that works."""
     return "result of alpha"
 
 
+@tool
 async def beta() -> str:
     """A tool that fails."""
     raise RuntimeError("beta is out of order")
@@ -39,6 +42,7 @@ class StoredConversations:
     conflict_count: int = 0
     ignored: tuple[type[Exception], ...] = (NotInStore,)
     """Errors of actions: there may be nothing to undo, to regenerate or to resume."""
+    network: Network = field(default_factory=SocketNetwork)
     store: Store = field(init=False)
 
     async def __aexit__(self, *_: object) -> None:

@@ -80,10 +80,12 @@ async def test_losses_of_a_trusted_server_are_reported(transport: str) -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("behavior", ["honest", "stores nothing", "caps the chain early"])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_programs_get_no_unreported_wrong_answer(behavior: str, door: str, streaming: bool) -> None:
+async def test_programs_get_no_unreported_wrong_answer(
+    behavior: str, door: str, streaming: bool
+) -> None:
     """A stream cannot be held back, so one answer in flight may be wrong, and it is reported."""
     rng = random.Random(f"{behavior}/{door}")
-    stats = ProgramFuzzer(rng, behavior, door, streaming).run(12, edits=True)
+    stats = await ProgramFuzzer(rng, behavior, door, streaming).run(12, edits=True)
     assert stats.wrong <= (streaming and behavior != "honest"), stats.first_wrong
     assert stats.flagged == stats.wrong
     assert stats.answers == 12
@@ -91,18 +93,20 @@ def test_programs_get_no_unreported_wrong_answer(behavior: str, door: str, strea
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("streaming", [True, False])
-def test_losses_of_a_trusted_server_are_in_the_report(door: str, streaming: bool) -> None:
+async def test_losses_of_a_trusted_server_are_in_the_report(door: str, streaming: bool) -> None:
     """With ``trust="always"`` a chained client and the proxy report every loss that a count can show."""
-    stats = ProgramFuzzer(random.Random(3), "stores nothing", door, streaming, "always").run(12)
+    fuzzer = ProgramFuzzer(random.Random(3), "stores nothing", door, streaming, "always")
+    stats = await fuzzer.run(12)
     assert stats.wrong > 0
     assert stats.flagged > 0
     assert stats.unreported == 0, stats.first_wrong
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_server_that_is_never_trusted_is_never_chained_on(door: str) -> None:
+async def test_a_server_that_is_never_trusted_is_never_chained_on(door: str) -> None:
     """With ``trust="never"`` no answer is wrong, whatever the server does."""
-    stats = ProgramFuzzer(random.Random(3), "stores nothing", door, True, "never").run(8)
+    fuzzer = ProgramFuzzer(random.Random(3), "stores nothing", door, True, "never")
+    stats = await fuzzer.run(8)
     assert (stats.wrong, stats.chained, stats.answers) == (0, 0, 8)
 
 

@@ -29,11 +29,11 @@ async def test_every_place_says_the_same_about_each_request(kind: str, tmp_path:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("behavior", ["honest", "rejects what it stored", "caps the chain"])
-def test_reports_of_chained_clients_and_proxies_agree_with_the_wire(
+async def test_reports_of_chained_clients_and_proxies_agree_with_the_wire(
     door: str, behavior: str
 ) -> None:
     """Report and stored row of each request of a program have anchor and sizes of the body that was answered."""
     fuzzer = ProgramFuzzer(random.Random(1), behavior, door, streaming=door == "proxy")
-    fuzzer.run(12, edits=True)
+    await fuzzer.run(12, edits=True)
     assert not fuzzer.records.differences, fuzzer.records.first_difference
     assert fuzzer.records.requests > 6

@@ -1,0 +1,81 @@
+"""Tests of the rounds of the campaign: they find no problem, and would find one."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kedge.engines import transport
+from kedge.events.run import RequestSent
+from law import rounds, shards
+from law.fuzz import KINDS
+from law.rounds import PROBLEMS, ROUNDS, run_round
+
+IN_MEMORY, SOCKETS = 10, 0
+"""Numbers of rounds in memory and over sockets."""
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run rounds of a third of their length."""
+    for name in ("ACTIONS", "MESSAGES", "OBJECT_ACTIONS", "STORED_ACTIONS", "PAGE_ACTIONS"):
+        monkeypatch.setattr(rounds, name, getattr(rounds, name) // 3)
+
+
+def list_problems(counts: Counter[str]) -> dict[str, int]:
+    """Return the problems that were found."""
+    return {name: counts[name] for name in PROBLEMS if counts[name]}
+
+
+@pytest.mark.parametrize("door", ROUNDS)
+def test_a_round_in_memory_finds_no_problem(door: str) -> None:
+    """The requests of each door have the context of their Turn, and everything that is said about them is true."""
+    result = run_round(IN_MEMORY, door)
+    assert not list_problems(result.counts), result.problem
+    assert result.counts["requests"] > 5
+    assert result.counts["compared"] > 3 or "views" in door
+
+
+def test_a_round_over_sockets_finds_no_problem() -> None:
+    """The same rounds run over sockets."""
+    result = run_round(SOCKETS, "engine")
+    assert not list_problems(result.counts), result.problem
+    assert result.counts["transport sockets http"] + result.counts["transport sockets websocket"]
+
+
+@pytest.mark.parametrize("door", ["engine", "Chat", "Conversation", "page"])
+def test_a_request_without_its_first_item_is_found(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round counts requests whose context is not that of the Turn."""
+    encode = transport.encode_body
+
+    def drop_first(body: dict[str, Any]) -> bytes:
+        items = body.get("input", ())
+        return encode({**body, "input": items[1:]} if len(items) > 1 else body)
+
+    monkeypatch.setattr(transport, "encode_body", drop_first)
+    assert run_round(IN_MEMORY, door).counts["incoherent"] > 0
+
+
+@pytest.mark.parametrize("door", ["engine", "Chat", "Conversation, all views", "page"])
+def test_a_false_size_is_found(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round counts what is said about a request and is not so."""
+
+    def lie(size: int, full: int) -> RequestSent:
+        return RequestSent(size + 1, full + 1)
+
+    monkeypatch.setattr("kedge.engines.request_engine.RequestSent", lie)
+    assert run_round(IN_MEMORY, door).counts["false explanations"] > 0
+
+
+def test_finished_shards_add_up() -> None:
+    """Every kind of requests adds up to all of them, no shard has a problem, and none is listed twice."""
+    finished = shards.read_shards(shards.FILE)
+    for shard in finished:
+        counts = shard["counts"]
+        for kind in KINDS:
+            parts = [counts[name] for name in counts if name.startswith(f"{kind} ")]
+            assert sum(parts) == counts["requests"], (shard["shard"], kind)
+        assert not list_problems(Counter(counts))
+    assert len({shard["shard"] for shard in finished}) == len(finished)
