@@ -352,7 +352,6 @@ def test_a_thinking_budget_above_the_limit_raises() -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice 'allowed_tools'"),
         ({"store": True}, "store"),
-        ({"conversation": "c"}, "conversation"),
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )

@@ -313,7 +313,6 @@ def test_common_parameters_are_translated(params: Any, expected: Any) -> None:
         ({"text": {"format": {"type": "grammar"}}}, "text.format 'grammar'"),
         ({"text": 7}, "text"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice 'file_search'"),
-        ({"previous_response_id": "r"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),

@@ -7,10 +7,11 @@ the results come first.
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kedge.errors import UnsupportedBlock
 from kedge.planning import RequestPlan
@@ -50,38 +51,92 @@ class UserGroup:
     inputs: list[UserBlock | SystemBlock] = field(default_factory=list[UserBlock | SystemBlock])
 
 
+Message = dict[str, Any]
 MessageGroup = AssistantGroup | UserGroup
 G = TypeVar("G", AssistantGroup, UserGroup)
 
 
-def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
-    """Group the blocks that a plan sends; the results follow their calls directly."""
-    plan.check()
-    groups = _group_blocks(plan.sent, provider)
-    _check_tool_results(groups, provider)
-    return groups
+class MessageRenderer(ABC):
+    """Renders a plan as the messages of one API.
 
+    Args:
+        provider: The name of the provider, for errors.
+        ids: The call ids that the provider accepts.
+    """
 
-def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
-    groups: list[MessageGroup] = []
-    for block in blocks:
-        match block:
-            case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
-                _open_group(groups, AssistantGroup).blocks.append(block)
-            case ToolResultBlock() | UserBlock() | SystemBlock() if members := get_members(block):
-                detail = f"it has members of an item of another API ({', '.join(sorted(members))})"
-                raise unsupported_block(block, provider, "remove them from its extra", detail)
-            case ToolResultBlock():
-                _open_group(groups, UserGroup).results.append(block)
-            case UserBlock() | SystemBlock():
-                _open_group(groups, UserGroup).inputs.append(block)
-            case UnknownBlock():
-                raise UnsupportedBlock(
-                    f"block {block.id} is of a kind that this version of Kedge does not know "
-                    f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
-                    block.id,
-                )
-    return groups
+    def __init__(self, provider: str, ids: "CallIds") -> None:
+        self.provider = provider
+        self.ids = ids
+
+    def render(self, plan: RequestPlan) -> list[Message]:
+        """Return the messages of the blocks that a plan sends; the results follow their calls directly.
+
+        Raises:
+            UnsupportedBlock: The API has no form for a block.
+        """
+        plan.check()
+        groups = self._group_blocks(plan.sent)
+        self._check_tool_results(groups)
+        messages: list[Message] = []
+        for group in groups:
+            match group:
+                case AssistantGroup():
+                    messages += self._render_assistant(group)
+                case UserGroup():
+                    messages += self._render_user(group)
+        return messages
+
+    @abstractmethod
+    def _render_assistant(self, group: AssistantGroup) -> list[Message]:
+        """Return the messages of consecutive output."""
+
+    @abstractmethod
+    def _render_user(self, group: UserGroup) -> list[Message]:
+        """Return the messages of the input between two outputs."""
+
+    def _reject(self, block: Block, remedy: str, detail: str = "") -> UnsupportedBlock:
+        """Return the error for a block that the provider cannot express, with the reason and the remedy."""
+        kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
+        what = f"block {block.id} ({kind})" + (f": {detail}" if detail else "")
+        message = f"{self.provider} cannot express {what}; {remedy} before sending"
+        return UnsupportedBlock(message, block.id)
+
+    def _group_blocks(self, blocks: Iterable[Block]) -> list[MessageGroup]:
+        groups: list[MessageGroup] = []
+        for block in blocks:
+            match block:
+                case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
+                    _open_group(groups, AssistantGroup).blocks.append(block)
+                case ToolResultBlock() | UserBlock() | SystemBlock() if members := get_members(
+                    block
+                ):
+                    names = ", ".join(sorted(members))
+                    detail = f"it has members of an item of another API ({names})"
+                    raise self._reject(block, "remove them from its extra", detail)
+                case ToolResultBlock():
+                    _open_group(groups, UserGroup).results.append(block)
+                case UserBlock() | SystemBlock():
+                    _open_group(groups, UserGroup).inputs.append(block)
+                case UnknownBlock():
+                    raise UnsupportedBlock(
+                        f"block {block.id} is of a kind that this version of Kedge does not know "
+                        f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
+                        block.id,
+                    )
+        return groups
+
+    def _check_tool_results(self, groups: Sequence[MessageGroup]) -> None:
+        """Reject results that come after further model output, which these APIs cannot express."""
+        for before, after in pairwise((UserGroup(), *groups, UserGroup())):
+            calls = before.calls if isinstance(before, AssistantGroup) else []
+            if isinstance(after, UserGroup):
+                answered = {result.call_id for result in after.results}
+                called = {call.call_id for call in calls}
+                unanswered = [call for call in calls if call.call_id not in answered]
+                misplaced = [each for each in after.results if each.call_id not in called]
+                for block in (*unanswered, *misplaced):
+                    remedy = "move the result directly after its call, or remove both"
+                    raise self._reject(block, remedy, f"the result of {block.call_id} comes later")
 
 
 def _open_group(groups: list[MessageGroup], kind: type[G]) -> G:
@@ -89,27 +144,6 @@ def _open_group(groups: list[MessageGroup], kind: type[G]) -> G:
     if not groups or not isinstance(groups[-1], kind):
         groups.append(kind())
     return cast("G", groups[-1])
-
-
-def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
-    """Reject results that come after further model output, which these APIs cannot express."""
-    for before, after in pairwise((UserGroup(), *groups, UserGroup())):
-        misplaced: list[ToolCallBlock | ToolResultBlock] = []
-        if isinstance(before, AssistantGroup) and isinstance(after, UserGroup):
-            answered = {result.call_id for result in after.results}
-            misplaced += [call for call in before.calls if call.call_id not in answered]
-        if isinstance(after, UserGroup):
-            called = (
-                {call.call_id for call in before.calls}
-                if isinstance(before, AssistantGroup)
-                else ()
-            )
-            misplaced += [result for result in after.results if result.call_id not in called]
-        for block in misplaced:
-            remedy = "move the result directly after its call, or remove both"
-            raise unsupported_block(
-                block, provider, remedy, f"the result of {block.call_id} comes later"
-            )
 
 
 def hash_call_id(text: str) -> str:
@@ -139,15 +173,3 @@ class CallIds:
     def resolve(self, result: ToolResultBlock) -> str:
         """Return the id for the result of a call."""
         return self._assigned.get(result.call_id, result.call_id)
-
-
-def unsupported_block(
-    block: Block, provider: str, remedy: str, detail: str = ""
-) -> UnsupportedBlock:
-    """Return the error for a block that a provider cannot express, with the reason and the remedy."""
-    kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
-    why = f": {detail}" if detail else ""
-    return UnsupportedBlock(
-        f"{provider} cannot express block {block.id} ({kind}){why}; {remedy} before sending",
-        block.id,
-    )

@@ -79,6 +79,16 @@ def map_by_type(param: str, rules: ParamRules) -> ParamRule:
     return rule
 
 
+NO_SERVER_STATE = "this API is stateless, so omit it"
+STATELESS_RULES: ParamRules = {
+    "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
+    "background": reject_unless("background", NO_SERVER_STATE, False),
+    "prompt": reject_unless("prompt", NO_SERVER_STATE),
+    "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
+}
+"""Parameters that no stateless API has."""
+
+
 def omit(value: Mapping[str, Any], *names: str) -> Members:
     """Return the members of an object except these and nulls."""
     return {k: v for k, v in value.items() if k not in names and v is not None}

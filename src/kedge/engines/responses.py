@@ -378,7 +378,8 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         send = partial(
             self.transport.create_response,
             session.content,
-            session.body,
+            session.body.get("previous_response_id") or "",
+            streaming=session.request.streaming,
             retry=session.plan.mode != "conversation",  # the object may contain the first attempt
             tap=session.request.tap,
         )

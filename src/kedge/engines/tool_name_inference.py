@@ -62,46 +62,40 @@ def _find_fitting(
         return ()
     if not isinstance(value, dict) or len(arguments) > MAX_ARGUMENT_CHARS:
         return ()
-    budget = _Budget()
+    matcher = _Matcher()
     try:
-        return [each for each in functions if _fits(each, value, budget)]
+        return [each for each in functions if matcher.fits(each, value)]
     except _TooManySteps:
         return ()
-
-
-def _fits(function: Mapping[str, Any], arguments: Any, budget: "_Budget") -> bool:
-    schema: Any = function.get("parameters") or function.get("input_schema") or {}
-    try:
-        closed = {"additionalProperties": False, **schema}
-        return _Matcher(closed, budget).matches(closed, arguments)
-    except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
-        return False  # not a valid schema
 
 
 class _TooManySteps(Exception):
     pass
 
 
-class _Budget:
-    def __init__(self) -> None:
-        self.steps = MAX_STEPS
-
-    def spend(self, steps: int = 1) -> None:
-        self.steps -= steps
-        if self.steps < 0:
-            raise _TooManySteps
-
-
 class _Matcher:
-    """Compare values with a schema, by the keywords that distinguish tools."""
+    """Compare values with schemas, by the keywords that distinguish tools, in a limited number of steps."""
 
-    def __init__(self, root: Mapping[str, Any], budget: _Budget) -> None:
-        self.root = root
-        self.budget = budget
+    root: Mapping[str, Any]
+    steps_left = MAX_STEPS
+
+    def fits(self, function: Mapping[str, Any], arguments: Any) -> bool:
+        """Return whether arguments match the schema of a function; False if that is not a valid schema."""
+        schema: Any = function.get("parameters") or function.get("input_schema") or {}
+        try:
+            self.root = {"additionalProperties": False, **schema}
+            return self.matches(self.root, arguments)
+        except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+            return False
+
+    def _spend(self, steps: int = 1) -> None:
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            raise _TooManySteps
 
     def matches(self, schema: Any, value: Any) -> bool:
         """Return whether a value matches a schema."""
-        self.budget.spend()
+        self._spend()
         if isinstance(schema, bool):
             return schema
         return (
@@ -118,7 +112,7 @@ class _Matcher:
 
     def _matches_constants(self, schema: Mapping[str, Any], value: Any) -> bool:
         allowed: Sequence[Any] = schema.get("enum", ())
-        self.budget.spend(len(allowed))
+        self._spend(len(allowed))
         return ("enum" not in schema or value in allowed) and schema.get("const", value) == value
 
     def _matches_members(self, schema: Mapping[str, Any], value: Any) -> bool:
@@ -127,7 +121,7 @@ class _Matcher:
             known: Mapping[str, Any] = schema.get("properties", {})
             others = schema.get("additionalProperties", True)
             required: Sequence[str] = schema.get("required", ())
-            self.budget.spend(len(required))
+            self._spend(len(required))
             return all(name in members for name in required) and all(
                 self.matches(known.get(name, others), member) for name, member in members.items()
             )

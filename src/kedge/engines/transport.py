@@ -68,17 +68,9 @@ class Transport:
         """Return the unstored records that a live connection remembers: over HTTP there are none."""
         return ()
 
-    async def create_response(
-        self,
-        content: bytes,
-        body: dict[str, Any],
-        *,
-        retry: bool = True,
-        tap: "WireTap | None" = None,
-    ) -> RawResponse:
-        """Send a request for a response; the reply must be closed."""
-        streaming: bool = body["stream"]
-        return await self.send("/responses", content, streaming=streaming, retry=retry, tap=tap)
+    async def create_response(self, content: bytes, parent_id: str, **options: Any) -> RawResponse:
+        """Send a request that continues a response; ``options`` are those of ``send``."""
+        return await self.send("/responses", content, **options)
 
     async def send(
         self,

@@ -56,45 +56,29 @@ _ACCOUNT_HEADERS = frozenset(
 """Headers that identify an account."""
 
 
-def prepare_openai_client(
+_HEADER_VARIABLES = {"openai": "OPENAI_CUSTOM_HEADERS", "anthropic": "ANTHROPIC_CUSTOM_HEADERS"}
+"""The environment variables with further headers, by provider."""
+
+
+def prepare_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AnyClient], str]":
     """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key, owners = _check_key(provider, api_key), _resolve_owners(provider, client_settings)
-    env_headers = _read_env_headers("OPENAI_CUSTOM_HEADERS") if provider == "openai" else {}
+    env_headers = _read_env_headers(_HEADER_VARIABLES.get(provider, ""))
     given: dict[str, str] = client_settings.get("default_headers") or {}
     explicit = settings.pop("scope", None)
     accounts = (*owners.values(), *_find_accounts(env_headers, given))
     scope = explicit or make_scope(provider, base_url, key, *accounts)
-    headers = _merge_headers(
-        {
-            "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
-            "OpenAI-Organization": owners["organization"],
-            "OpenAI-Project": owners["project"],
-        },
-        env_headers,
-        given,
-    )
-    errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
-    return lambda: _make_client(errors, headers, client_settings), scope
-
-
-def prepare_anthropic_client(
-    provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
-) -> "tuple[Callable[[], AnyClient], str]":
-    """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
-    base_url, client_settings = _split_settings(base_url, settings)
-    key = _check_key(provider, api_key)
-    env_headers = _read_env_headers("ANTHROPIC_CUSTOM_HEADERS")
-    given: dict[str, str] = client_settings.get("default_headers") or {}
-    explicit = settings.pop("scope", None)
-    scope = explicit or make_scope(provider, base_url, key, *_find_accounts(env_headers, given))
-    headers = _merge_headers(
-        {"X-Api-Key": key or PLACEHOLDER_KEY, "Anthropic-Version": ANTHROPIC_VERSION},
-        env_headers,
-        given,
-    )
+    own = {
+        "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
+        "OpenAI-Organization": owners["organization"],
+        "OpenAI-Project": owners["project"],
+    }
+    if provider == "anthropic":
+        own = {"X-Api-Key": key or PLACEHOLDER_KEY, "Anthropic-Version": ANTHROPIC_VERSION}
+    headers = _merge_headers(own, env_headers, given)
     errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
     return lambda: _make_client(errors, headers, client_settings), scope
 

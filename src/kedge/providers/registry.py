@@ -13,7 +13,7 @@ from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
-from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
+from kedge.providers.clients import prepare_client
 from kedge.providers.settings import PRACTICE_SCOPE, make_engine
 from kedge.security.encryption import can_encrypt
 
@@ -131,7 +131,7 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
     headers: dict[str, str] = settings.get("default_headers") or {}
     versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
     settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
-    make_client, scope = prepare_anthropic_client("anthropic", base_url, api_key, settings)
+    make_client, scope = prepare_client("anthropic", base_url, api_key, settings)
     advice = Advice(
         unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
@@ -208,7 +208,7 @@ def _build_responses_engine(
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
     _add_cache_rules(base_url, settings)
-    make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
+    make_client, scope = prepare_client(provider, base_url, api_key, settings)
     return make_engine(
         ResponsesEngine, model, make_client=make_client, scope=scope, provider=provider, **settings
     )
@@ -232,7 +232,7 @@ def _build_chat_engine(
     from kedge.engines.chat_completions import ChatCompletionsEngine
 
     _add_cache_rules(base_url, settings)
-    make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
+    make_client, scope = prepare_client(provider, base_url, api_key, settings)
     settings |= {"make_client": make_client, "scope": scope, "provider": provider, "advice": advice}
     return make_engine(ChatCompletionsEngine, model, **settings)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
 from kedge.engines.param_rules import (
+    NO_SERVER_STATE,
+    STATELESS_RULES,
     Members,
     ParamRule,
     ParamRules,
@@ -49,7 +51,6 @@ UNSUPPORTED_LIMITS = frozenset(
     }
 )
 """Constraints that this API does not accept in a schema; of ``minItems`` it accepts 0 and 1."""
-NO_SERVER_STATE = "this API is stateless, so omit it"
 NO_SAMPLING = (
     "the newest version of the API has no sampling parameters; omit it, or request an older version with "
     "default_headers={'anthropic-version': '2023-06-01'}"
@@ -152,6 +153,7 @@ _REASONING: ParamRules = {
     "summary": lambda _: {"thinking": {"display": "summarized"}},
 }
 PARAM_RULES: ParamRules = {
+    **STATELESS_RULES,
     "max_output_tokens": rename("max_tokens"),
     "tool_choice": map_by_type("tool_choice", _CHOICES),
     "parallel_tool_calls": lambda allowed: (
@@ -169,15 +171,8 @@ PARAM_RULES: ParamRules = {
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
-    "instructions": reject_unless("instructions", "put a system block at the start of the Turn"),
-    "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
-    "background": reject_unless("background", NO_SERVER_STATE, False),
     "store": reject_unless("store", NO_SERVER_STATE, False),
     "include": reject_unless("include", NO_SERVER_STATE, [], ()),
-    "previous_response_id": reject_unless("previous_response_id", NO_SERVER_STATE),
-    "conversation": reject_unless("conversation", NO_SERVER_STATE),
-    "prompt": reject_unless("prompt", NO_SERVER_STATE),
-    "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
     "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
 }
 """The conversion of each parameter."""

@@ -15,9 +15,9 @@ from typing import Any, cast
 from kedge.engines.message_groups import (
     AssistantGroup,
     CallIds,
+    Message,
+    MessageRenderer,
     UserGroup,
-    group_by_role,
-    unsupported_block,
 )
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
@@ -45,7 +45,6 @@ from kedge.turns.parts import split_data_url
 from kedge.turns.server_fields import NATIVE_KEY
 
 Content = dict[str, Any]
-Message = dict[str, Any]
 
 CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
 """The call ids that the API accepts. Each may be used only once; other ids are replaced."""
@@ -56,24 +55,11 @@ NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    renderer = _AnthropicRenderer(provider)
-    messages: list[Message] = []
-    for group in group_by_role(plan, provider):
-        match group:
-            case AssistantGroup():
-                content = renderer.render_assistant(group)
-                messages += [{"role": "assistant", "content": content}] if content else []
-            case UserGroup():
-                messages += renderer.render_user(group)
-    return messages
+    return _AnthropicRenderer(provider, CallIds(CALL_ID_PATTERN, unique=True)).render(plan)
 
 
-class _AnthropicRenderer:
-    def __init__(self, provider: str) -> None:
-        self.provider = provider
-        self.ids = CallIds(CALL_ID_PATTERN, unique=True)
-
-    def render_assistant(self, group: AssistantGroup) -> list[Content]:
+class _AnthropicRenderer(MessageRenderer):
+    def _render_assistant(self, group: AssistantGroup) -> list[Message]:
         content: list[Content] = []
         for block in group.blocks:
             match block:
@@ -89,9 +75,9 @@ class _AnthropicRenderer:
                     content.append(_render_reasoning(block))
                 case OpaqueBlock():
                     content.append(self._render_native(block))
-        return content
+        return [{"role": "assistant", "content": content}] if content else []
 
-    def render_user(self, group: UserGroup) -> list[Message]:
+    def _render_user(self, group: UserGroup) -> list[Message]:
         content = [self._render_result(block) for block in group.results]
         system: list[str] = []
         for block in group.inputs:
@@ -102,13 +88,11 @@ class _AnthropicRenderer:
                 self._render_input_part(part, block) for part in block.parts if _has_content(part)
             ]
             if not parts:
-                raise unsupported_block(block, self.provider, "give it text", "it is empty")
+                raise self._reject(block, "give it text", "it is empty")
             content += parts
         if not content:
             remedy = "move it directly before or after a user block"
-            raise unsupported_block(
-                group.inputs[0], self.provider, remedy, "it is not beside a user block"
-            )
+            raise self._reject(group.inputs[0], remedy, "it is not beside a user block")
         message = {"role": "user", "content": content}
         return (
             [message, {"role": "system", "content": "\n\n".join(system)}] if system else [message]
@@ -133,7 +117,7 @@ class _AnthropicRenderer:
         if isinstance(value, dict) and not block.custom:
             return cast("Content", value)
         remedy = "correct the arguments, or remove the call and its result"
-        raise unsupported_block(block, self.provider, remedy, "its arguments are not a JSON object")
+        raise self._reject(block, remedy, "its arguments are not a JSON object")
 
     def _render_native(self, block: OpaqueBlock) -> Content:
         """Convert a block of a kind that only this API has: one of its own answers, or of a known type."""
@@ -145,7 +129,7 @@ class _AnthropicRenderer:
         summary = block.type == "compaction" and "encrypted_content" not in block.item
         if is_native or summary or block.type in NATIVE_PART_TYPES:
             return thaw(block.item)
-        raise unsupported_block(block, self.provider, "remove it or write it as text")
+        raise self._reject(block, "remove it or write it as text")
 
     def _render_result(self, block: ToolResultBlock) -> Content:
         content: str | list[Content]
@@ -168,7 +152,7 @@ class _AnthropicRenderer:
                     "text": part.text,
                 }  # this API can express a refusal only as text
             case _:
-                raise unsupported_block(block, self.provider, "write it as text")
+                raise self._reject(block, "write it as text")
 
     def _render_input_part(self, part: Part, block: Block) -> Content:
         match part:
@@ -186,7 +170,7 @@ class _AnthropicRenderer:
             case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
-                raise self._unsupported_part(block, "it contains a part of another API")
+                raise self._reject_part(block, "it contains a part of another API")
 
     def _render_image_source(self, part: ImagePart, block: Block) -> Content:
         if part.file_id:
@@ -195,7 +179,7 @@ class _AnthropicRenderer:
             return {"type": "url", "url": part.url}
         media_type, data = split_data_url(part.url)
         if media_type not in IMAGE_TYPES:
-            raise self._unsupported_part(
+            raise self._reject_part(
                 block, f"it contains an image of type {media_type or 'unknown'}"
             )
         return {"type": "base64", "media_type": media_type, "data": data}
@@ -212,14 +196,14 @@ class _AnthropicRenderer:
             try:
                 text = base64.b64decode("".join(data.split()), validate=True).decode()
             except ValueError:  # not base64, or not UTF-8
-                raise self._unsupported_part(
+                raise self._reject_part(
                     block, "it contains a text file that cannot be decoded"
                 ) from None
             return {"type": "text", "media_type": "text/plain", "data": text}
-        raise self._unsupported_part(block, f"it contains a file of type {media_type or 'unknown'}")
+        raise self._reject_part(block, f"it contains a file of type {media_type or 'unknown'}")
 
-    def _unsupported_part(self, block: Block, detail: str) -> UnsupportedBlock:
-        return unsupported_block(block, self.provider, "remove that part", detail)
+    def _reject_part(self, block: Block, detail: str) -> UnsupportedBlock:
+        return self._reject(block, "remove that part", detail)
 
 
 def _render_reasoning(block: ReasoningBlock) -> Content:

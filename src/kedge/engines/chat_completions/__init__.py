@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.engines.chat_completions.render import messages_from_blocks, render_messages
 from kedge.engines.param_rules import (
+    NO_SERVER_STATE,
+    STATELESS_RULES,
     Members,
     ParamRules,
     map_by_type,
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from kedge.engines.transport import AnyClient
 
 __all__ = ["ChatCompletionsEngine", "messages_from_blocks"]
-
-NO_SERVER_STATE = "this API is stateless, so omit it"
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
@@ -93,6 +93,7 @@ def _map_include(names: Any) -> Members:
 def build_param_rules(max_tokens: str) -> ParamRules:
     """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
+        **STATELESS_RULES,
         "max_output_tokens": rename(max_tokens),
         "tool_choice": map_by_type("tool_choice", _CHOICES),
         "text": map_members(
@@ -108,19 +109,8 @@ def build_param_rules(max_tokens: str) -> ParamRules:
         ),
         "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count} if count else {},
         "store": lambda store: {"store": True} if store else {},
-        "instructions": reject_unless(
-            "instructions", "put a system block at the start of the Turn"
-        ),
-        "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
-        "background": reject_unless("background", NO_SERVER_STATE, False),
         "include": _map_include,
-        "previous_response_id": reject_unless("previous_response_id", NO_SERVER_STATE),
-        "conversation": reject_unless("conversation", NO_SERVER_STATE),
-        "prompt": reject_unless("prompt", NO_SERVER_STATE),
         "context_management": reject_unless("context_management", "compact the Turn instead", []),
-        "max_tool_calls": reject_unless(
-            "max_tool_calls", "limit the rounds of the middleware tools"
-        ),
     }
 
 

@@ -9,15 +9,13 @@ OpenRouter. What came from a server is sent back to it as it came, and to no oth
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from kedge.engines.message_groups import (
     AssistantGroup,
     CallIds,
-    MessageGroup,
+    Message,
+    MessageRenderer,
     UserGroup,
-    group_by_role,
-    unsupported_block,
 )
 from kedge.planning import RequestPlan, plan_request
 from kedge.turns import (
@@ -38,8 +36,6 @@ from kedge.turns import (
 )
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
-
-Message = dict[str, Any]
 
 RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
 """Members of a message that a server needs again to continue it; it may reject others."""
@@ -68,28 +64,20 @@ def render_messages(
     plan: RequestPlan, provider: str, max_call_id: int | None = None
 ) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    ids, messages = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
-    own = plan.own_responses()
-    if plan.instructions is not None:
-        messages.append({"role": "system", "content": plan.instructions})
-    for group in group_by_role(plan, provider):
-        messages += _ChatRenderer(provider, ids, own).render(group)
-    return messages
+    renderer = _ChatRenderer(provider, CallIds(f".{{1,{max_call_id or ''}}}"))
+    renderer.own = plan.own_responses()
+    system = plan.instructions
+    lead: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return lead + renderer.render(plan)
 
 
-class _ChatRenderer:
-    def __init__(self, provider: str, ids: CallIds, own: frozenset[str]) -> None:
-        self.provider = provider
-        self.ids = ids
-        self.own = own
+class _ChatRenderer(MessageRenderer):
+    own: frozenset[str]
+    """The responses of this server."""
 
-    def render(self, group: MessageGroup) -> list[Message]:
-        match group:
-            case AssistantGroup():
-                return self._render_assistant(group)
-            case UserGroup():
-                results = [self._render_result(block) for block in group.results]
-                return [*results, *map(self._render_input, group.inputs)]
+    def _render_user(self, group: UserGroup) -> list[Message]:
+        results = [self._render_result(block) for block in group.results]
+        return [*results, *map(self._render_input, group.inputs)]
 
     def _render_assistant(self, group: AssistantGroup) -> list[Message]:
         messages: list[Message] = []
@@ -108,7 +96,7 @@ class _ChatRenderer:
                         reasoning = message.get("reasoning_content", "") + "".join(block.texts)
                         message["reasoning_content"] = reasoning
                 case _:
-                    raise unsupported_block(block, self.provider, "remove it or write it as text")
+                    raise self._reject(block, "remove it or write it as text")
             self._add_members(message, block)
         for message in messages:
             if "content" in message:
@@ -147,9 +135,7 @@ class _ChatRenderer:
         for part in block.parts:
             if not isinstance(part, TextPart):
                 remedy = "put it into a user block after the result"
-                raise unsupported_block(
-                    block, self.provider, remedy, "this API accepts only text in results"
-                )
+                raise self._reject(block, remedy, "this API accepts only text in results")
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "tool", "tool_call_id": self.ids.resolve(block), "content": content}
 
@@ -166,7 +152,7 @@ class _ChatRenderer:
             case RefusalPart():
                 return {"type": "refusal", "refusal": part.text}
             case _:
-                raise unsupported_block(block, self.provider, "write it as text")
+                raise self._reject(block, "write it as text")
 
     def _render_input_part(self, part: Part, block: Block) -> Message:
         match part:
@@ -177,24 +163,18 @@ class _ChatRenderer:
                 return {"type": "image_url", "image_url": {"url": part.url, **detail}}
             case ImagePart():
                 remedy = "pass the image data with kedge.image"
-                raise unsupported_block(
-                    block, self.provider, remedy, "it refers to an image by its file id"
-                )
+                raise self._reject(block, remedy, "it refers to an image by its file id")
             case FilePart() if not part.url:
                 source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
                 named = {"filename": part.filename} if part.filename else {}
                 return {"type": "file", "file": {**source, **named}}
             case FilePart():
                 remedy = "pass the file data with kedge.file"
-                raise unsupported_block(
-                    block, self.provider, remedy, "it refers to a file by its URL"
-                )
+                raise self._reject(block, remedy, "it refers to a file by its URL")
             case OpaquePart() if _is_native(part):
                 return thaw(part.content)
             case _:
-                raise unsupported_block(
-                    block, self.provider, "remove that part", "it contains a part of another API"
-                )
+                raise self._reject(block, "remove that part", "it contains a part of another API")
 
 
 def _open_message(messages: list[Message], *members: str) -> Message:

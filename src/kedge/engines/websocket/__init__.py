@@ -116,32 +116,31 @@ class SocketTransport(Transport):
     async def create_response(
         self,
         content: bytes,
-        body: dict[str, Any],
+        parent_id: str,
         *,
         retry: bool = True,
         tap: "WireTap | None" = None,
+        **_: Any,
     ) -> RawResponse:
-        """Send a request for a response; the reply must be closed."""
+        """Send a request that continues a response on its lane; the answer is always streamed."""
+        send = partial(self._send_in_time, content, parent_id)
         try:
-            reply = await self._send_with_retries(content, body, retry=retry)
+            reply = await send_with_retries(send, self.client.max_retries if retry else 0)
         except EngineError as error:
             report_failure(tap, content, error)
             raise
         reply.tap, reply.request_body = tap, content
         return reply
 
-    async def _send_with_retries(
-        self, content: bytes, body: dict[str, Any], *, retry: bool
-    ) -> RawResponse:
-        retries = self.client.max_retries if retry else 0
-        send = partial(self._send, content, body.get("previous_response_id") or "")
+    async def _send_in_time(self, content: bytes, parent_id: str) -> RawResponse:
+        """Send a request, on another connection if the first has reached its maximum age."""
         for _ in range(MAX_ROTATIONS):
             try:
-                return await send_with_retries(send, retries)
+                return await self._send(content, parent_id)
             except EngineError as error:
                 if error.code != CONNECTION_LIMIT_CODE:
                     raise
-        return await send_with_retries(send, retries)
+        return await self._send(content, parent_id)
 
     async def _send(self, content: bytes, parent_id: str) -> RawResponse:
         pool = self._pools.get()
