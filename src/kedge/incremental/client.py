@@ -6,8 +6,8 @@ event hooks and cookies, and returns the response before event hooks see it: a r
 program receives the bytes of the server: while a rewritten request is unconfirmed its response is buffered, and from
 then on each chunk is passed on as it arrives.
 
-`send` decides everything, for synchronous and asynchronous clients. It only uses the operations of a `_SyncIO` or an
-`_AsyncIO`; the coroutines of the first never wait, so a synchronous client runs `send` without an event loop.
+`send` decides everything, for synchronous and asynchronous clients. It only uses `_Operations`, which never wait if the
+client is synchronous, so that it runs `send` without an event loop.
 
 No additional errors are raised here: an unexpected error in the bookkeeping is logged, and the request is
 sent as the program wrote it.
@@ -206,63 +206,50 @@ class ChainedTransport:
 
     def handle_request(self, request: Any) -> Any:
         """Send a request of a synchronous client and return the response."""
-        return _run(send(_SyncIO(self.wrapped), self.chainer, self._library, request))
+        io = _Operations(self.wrapped, self.chainer, is_async=False)
+        return _run(send(io, self._library, request))
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request of an asynchronous client and return the response."""
-        operations = _AsyncIO(self.wrapped, self.chainer)
-        return await send(operations, self.chainer, self._library, request)
+        io = _Operations(self.wrapped, self.chainer, is_async=True)
+        return await send(io, self._library, request)
 
 
-class _SyncIO:
-    """The operations of a synchronous transport."""
+class _Operations:
+    """The operations of a transport; those of a synchronous one never wait.
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
+    Args:
+        transport: The transport that sends requests.
+        chainer: Rewrites them.
+        is_async: Whether the transport is asynchronous.
+    """
 
-    async def send(self, request: Any) -> Any:
-        return self._transport.handle_request(request)
-
-    def open(self, stream: Any) -> Any:
-        return iter(stream)
-
-    async def read(self, chunks: Any) -> bytes | None:
-        return next(chunks, None)
-
-    async def close(self, resource: Any) -> None:
-        resource.close()
-
-    async def call(self, work: Callable[[], T]) -> T:
-        return work()
-
-
-class _AsyncIO:
-    """The operations of an asynchronous transport."""
-
-    def __init__(self, transport: Any, chainer: Chainer) -> None:
-        self._transport, self._chainer = transport, chainer
+    def __init__(self, transport: Any, chainer: Chainer, *, is_async: bool) -> None:
+        self.transport, self.chainer, self._is_async = transport, chainer, is_async
 
     async def send(self, request: Any) -> Any:
-        return await self._transport.handle_async_request(request)
+        if self._is_async:
+            return await self.transport.handle_async_request(request)
+        return self.transport.handle_request(request)
 
     def open(self, stream: Any) -> Any:
-        return aiter(stream)
+        return aiter(stream) if self._is_async else iter(stream)
 
     async def read(self, chunks: Any) -> bytes | None:
-        return await anext(chunks, None)
+        return await anext(chunks, None) if self._is_async else next(chunks, None)
 
     async def close(self, resource: Any) -> None:
-        await resource.aclose()
+        if self._is_async:
+            await resource.aclose()
+        else:
+            resource.close()
 
     async def call(self, work: Callable[[], T]) -> T:  # pyright: ignore[reportReturnType]
-        """Run bookkeeping, in a worker thread if the index waits for a disk or a network."""
-        if not self._chainer.index.is_blocking:
+        """Run bookkeeping; in an event loop in a worker thread, if the index waits for a disk or a network."""
+        if not self._is_async or not self.chainer.index.is_blocking:
             return work()
         with CancelScope(shield=True):  # a cancelled request is reported, too
             return await to_thread.run_sync(work)
-
-
-_IO = _SyncIO | _AsyncIO
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -274,11 +261,11 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a synchronous client cannot wait for an event loop")
 
 
-async def send(io: _IO, chainer: Chainer, library: Any, request: Any) -> Any:
+async def send(io: _Operations, library: Any, request: Any) -> Any:
     """Send a request and, if its anchor is rejected or ignored, the original one."""
     if not isinstance(request.stream, library.ByteStream):
         return await io.send(request)
-    begin = partial(_begin, chainer, request)
+    begin = partial(_begin, io.chainer, request)
     problem = "a request could not be examined and is sent as written"
     exchange = await io.call(partial(_try, problem, begin))
     if exchange is None:
@@ -317,7 +304,7 @@ def _begin(chainer: Chainer, request: Any) -> Exchange | None:
     return exchange
 
 
-async def _probe(io: _IO, request: Any, exchange: Exchange) -> None:
+async def _probe(io: _Operations, request: Any, exchange: Exchange) -> None:
     """Request the items that the server stores for the anchor; errors are not passed to the program."""
     try:
         found = await exchange.probe(_ProbeSource(io, request))
@@ -330,7 +317,7 @@ async def _probe(io: _IO, request: Any, exchange: Exchange) -> None:
 class _ProbeSource:
     """A source of JSON below the URL of a request, with its credentials."""
 
-    def __init__(self, io: _IO, request: Any) -> None:
+    def __init__(self, io: _Operations, request: Any) -> None:
         self._io, self._request = io, request
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
@@ -382,7 +369,7 @@ def _describes_account(header: str) -> bool:
     )
 
 
-async def _attempt(io: _IO, library: Any, request: Any, exchange: Exchange) -> Any:
+async def _attempt(io: _Operations, library: Any, request: Any, exchange: Exchange) -> Any:
     """Send once, and return the response, or None if the original request must be sent instead."""
     response = await io.send(_rebuild(library, request, exchange.content))
     if response.has_redirect_location:  # no answer; the client may send another request
@@ -420,7 +407,7 @@ class _ObservedBody:
     """A response body: first the chunks that were held back, then the rest as they arrive."""
 
     def __init__(
-        self, io: _IO, source: Any, exchange: Exchange, observer: ResponseObserver
+        self, io: _Operations, source: Any, exchange: Exchange, observer: ResponseObserver
     ) -> None:
         self._io, self._source, self._exchange, self._observer = io, source, exchange, observer
         self._chunks = io.open(source)

@@ -36,13 +36,13 @@ from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.middleware.compact import compact
-from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox
+from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox, is_selector
 from kedge.middleware.tools import tools as tooling
 from kedge.middleware.turn_changes import repair as repairing
 from kedge.middleware.turn_changes import system_prompt
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Approver, Tool, Toolbox
+from kedge.tools import Approver, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
@@ -252,11 +252,7 @@ def with_default_middleware(
     innermost: Callable[[Engine], StackLayer] = StackLayer,
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
-    toolbox = (
-        tools
-        if callable(tools) and not isinstance(tools, Toolbox | Tool)
-        else build_toolbox(cast("object", tools))
-    )
+    toolbox: Any = tools if is_selector(tools) else build_toolbox(cast("object", tools))
     if not isinstance(middleware, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSetting(
             f"middleware must be a list, not {type(middleware).__name__}: middleware=[guard(…)]"

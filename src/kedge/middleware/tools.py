@@ -61,26 +61,19 @@ def tools(
         raise InvalidSetting("approve must be a function that is called with each tool call")
     if not isinstance(max_rounds, int) or max_rounds < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSetting(f"max_rounds must be an integer of at least 0, not {max_rounds!r}")
-    if callable(toolbox) and not isinstance(toolbox, Toolbox | Tool):
-        select = _select_by_turn(toolbox, Toolbox(*functions))
-    else:
-        toolset = () if toolbox is None else cast("object", toolbox)
-        select = _select_always(Toolbox(build_toolbox(toolset), *functions))
+    given: Any = () if toolbox is None else toolbox
+    selector: ToolSelector | None = given if is_selector(given) else None
+    fixed = Toolbox(*functions) if selector else Toolbox(build_toolbox(given), *functions)
+
+    def select(turn: Turn) -> Toolbox:
+        return Toolbox(build_toolbox(selector(turn)), fixed) if selector else fixed
 
     return lambda engine: _ToolsMiddleware(engine, select, approve, max_rounds)
 
 
-def _select_always(toolbox: Toolbox) -> Callable[[Turn], Toolbox]:
-    return lambda _: toolbox
-
-
-def _select_by_turn(selector: ToolSelector, fixed: Toolbox) -> Callable[[Turn], Toolbox]:
-    """Return a function that adds tools to those selected for a Turn."""
-
-    def select(turn: Turn) -> Toolbox:
-        return Toolbox(build_toolbox(selector(turn)), fixed)
-
-    return select
+def is_selector(toolset: object) -> bool:
+    """Return whether this is a function that returns the tools for a Turn."""
+    return callable(toolset) and not isinstance(toolset, Toolbox | Tool)
 
 
 def build_toolbox(toolset: object) -> Toolbox:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
 
@@ -285,12 +285,17 @@ class _Proxy:
         if exchange is not None and exchange.pending is None:
             request.scope[PLAN_KEY] = _format_plan(exchange)
             headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
-        response = _PassedOn(incoming, exchange.body if exchange else None)
-        response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
-        if has_limit and (is_new or exchange is not None):
-            response.usage = UsageReader(incoming.headers.get("content-type", ""), estimate.input)
-            response.on_usage = partial(self._policy.settle, reserved, caller=caller)
+        is_metered = has_limit and (is_new or exchange is not None)
+        content_type = incoming.headers.get("content-type", "")
+        usage = UsageReader(content_type, estimate.input) if is_metered else None
+
+        async def end() -> None:
+            self._record(exchange, response, started, caller)
+            if usage is not None:
+                await self._policy.settle(reserved, usage.finish(), caller)
+
+        response = _PassedOn(incoming, exchange.body if exchange else None, usage, end)
         response.raw_headers = headers
         return response
 
@@ -508,18 +513,22 @@ class _PassedOn(StreamingResponse):
     A body that was read completely is sent in one message, because the tasks of a stream cost more.
     """
 
-    def __init__(self, incoming: "httpx2.Response", complete: bytes | None) -> None:
+    def __init__(
+        self,
+        incoming: "httpx2.Response",
+        complete: bytes | None,
+        usage: UsageReader | None,
+        on_end: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
         self._complete = incoming.content if incoming.is_stream_consumed else complete
-        self.on_end: Callable[[], None] | None = None
-        self.usage: UsageReader | None = None
-        self.on_usage: Callable[[int], Awaitable[None]] | None = None
+        self._usage, self._on_end = usage, on_end
 
     async def _read(self) -> AsyncIterator[bytes]:
         async for chunk in self._incoming.aiter_raw():
-            if self.usage is not None:
-                self.usage.feed(chunk)
+            if self._usage is not None:
+                self._usage.feed(chunk)
             yield chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -530,8 +539,8 @@ class _PassedOn(StreamingResponse):
             if body is None:
                 await super().__call__(scope, receive, send)
             else:
-                if self.usage is not None:
-                    self.usage.feed(body)
+                if self._usage is not None:
+                    self._usage.feed(body)
                 start = {"status": self.status_code, "headers": self.raw_headers}
                 await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": body})
@@ -539,11 +548,8 @@ class _PassedOn(StreamingResponse):
             log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
         finally:
             await self._incoming.aclose()
-            if self.on_end is not None:
-                self.on_end()
-            if self.usage is not None and self.on_usage is not None:
-                with CancelScope(shield=True):
-                    await self.on_usage(self.usage.finish())
+            with CancelScope(shield=True):
+                await self._on_end()
 
 
 async def _read_body(
