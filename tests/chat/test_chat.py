@@ -485,7 +485,7 @@ async def test_edited_state_chains_on_the_unchanged_part(
     state = chat.write_state(second.state, edited)
     plan = chat.plan(state)
     assert plan.previous_response_id == first.response_id
-    assert (plan.delta_blocks, plan.rejected) == (2, ())
+    assert (plan.delta_blocks, [each.reason for each in plan.rejected]) == (2, ["changed"])
     assert (
         await chat.chat_with_state(state, "What is my ship?")
     ).text == "Your ship is the Terror."

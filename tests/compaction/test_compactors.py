@@ -438,7 +438,12 @@ def test_compacted_turn_retains_valid_anchors() -> None:
     assert result.changed
     assert short.leading == turn.leading
     assert (short.id, short.data["mine"]) == (turn.id, 1)
-    assert get_state(short) == ConversationState()
+    state = get_state(short)
+    assert (state.previous_response_id, [each.response_id for each in state.anchors]) == (
+        "",
+        ["r2"],
+    )
+    assert plan_request(short, scope="s", now=3.0).reason == "changed"
 
     class Shout:
         def compact_blocks(self, request: CompactionRequest) -> Replacement:
@@ -448,7 +453,7 @@ def test_compacted_turn_retains_valid_anchors() -> None:
     changed, result = run_immediately(
         compact_turn(turn, SplitCompactor(FixedTrigger(True), Shout()))
     )
-    assert [record.response_id for record in get_state(changed).anchors] == ["r0", "r1"]
+    assert [record.response_id for record in get_state(changed).anchors] == ["r0", "r1", "r2"]
     assert [(old.id, new.id) for old, new in result.changes.modified] == [
         (turn.blocks[-1].id, turn.blocks[-1].id)
     ]

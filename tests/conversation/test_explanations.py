@@ -5,12 +5,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from conversation.conftest import Connect
-from kedge import Conversation, connect, user
+from kedge import Chat, Conversation, connect, user
 from kedge.analytics import analyze
+from kedge.compaction import MessageLimitCompactor, ServerCompactor
+from kedge.compaction.provider import CompactionMethod
 from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack, RequestSent
 from kedge.observe import reset, snapshot
 from kedge.planning import RequestPlan, get_state
+from kedge.planning.digests import is_compaction
 from kedge.store import Store
 from kedge.store.tree import find_marks, read_tree
 from kedge.testing import TestServer
@@ -200,3 +203,47 @@ async def test_reopened_conversation_knows_all_responses_that_were_lost(
     other = await Conversation.open(connected(), store=store, id=first.id)
     assert get_state(other.turn) == get_state(first.turn)
     assert [row.status for row in await other.responses()][:3] == ["lost"] * 3
+
+
+async def test_a_compacted_conversation_has_one_reason_in_every_process(
+    store: Store, connected: Connect
+) -> None:
+    """The process that compacted it, the record of the next request and a process that opens it say the same."""
+    compactor = MessageLimitCompactor(3)
+    conversation = await Conversation.create(connected(), store=store, compactor=compactor)
+    for number in range(3):
+        await conversation.send(f"Say: {number}.")
+    opened = await Conversation.open(connected(), store=store, id=conversation.id)
+    plans = [each.plan("And now?") for each in (conversation, opened)]
+    assert [each.reason for each in plans] == ["changed", "changed"]
+    first = [each.explain().splitlines()[:2] for each in plans]
+    assert first[0] == first[1]
+    reply = await conversation.send("And now?")
+    assert [each.reason for each in reply.requests] == ["changed"]
+
+
+async def test_an_edited_chat_state_says_that_it_was_edited(connected: Connect) -> None:
+    """The state retains the record of the newest response, so that the plan can say why it is not continued."""
+    chat = Chat(connected())
+    state = (await chat.chat_with_state(b"", user("My name is Ada."))).state
+    turn = chat.read_state(state)
+    edited = chat.write_state(state, turn.replace(turn[0].id, user("My name is Bob.")))
+    reply = await chat.chat_with_state(edited, user("What is my name?"))
+    assert [each.reason for each in reply.requests] == ["changed"]
+
+
+@pytest.mark.parametrize(("how", "limit"), [("context_management", 1_000), ("endpoint", 400)])
+async def test_a_compaction_of_the_server_is_sent_after_a_restart(
+    how: CompactionMethod, limit: int, store: Store, connected: Connect
+) -> None:
+    """The records of the responses before it are known again, and do not make it look like a part of them."""
+    compactor = ServerCompactor(limit, how)
+    conversation = await Conversation.create(connected(), store=store, compactor=compactor)
+    for text in ("My name is Ada.", "Write 900 words.", "Write 300 words."):
+        await conversation.send(text)
+    assert is_compaction(conversation.turn.blocks[0])
+    opened = await Conversation.open(connected(), store=store, id=conversation.id)
+    plans = [each.plan("What is my name?") for each in (conversation, opened)]
+    assert [each.list_omitted() for each in plans] == [(), ()]
+    assert plans[0].delta == plans[1].delta
+    assert (await opened.send("What is my name?")).text == "Your name is Ada."

@@ -21,6 +21,7 @@ from kedge.errors import KedgeError
 from kedge.events import Usage
 from kedge.planning.anchors import check_positive_int
 from kedge.planning.digests import is_compaction
+from kedge.planning.render import COMPACTOR_ORIGIN
 from kedge.turns import Block, Turn
 
 
@@ -82,7 +83,7 @@ class ServerCompactor:
         InvalidSetting: ``max_tokens`` is below 1.
     """
 
-    name = "ServerCompactor"
+    name = COMPACTOR_ORIGIN
 
     def __init__(self, max_tokens: int, how: CompactionMethod = "context_management") -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)

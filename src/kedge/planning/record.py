@@ -195,14 +195,16 @@ def find_best_anchor(turn: Turn) -> str:
 
 
 def drop_changed_anchors(turn: Turn) -> Turn:
-    """Return the Turn without the anchor records that no longer match its blocks.
+    """Return the Turn without the anchor records that no longer match its blocks, except the newest of these.
+
+    That one is the reason why the next request is sent in full.
 
     Args:
         turn: A Turn whose blocks were edited.
 
     Returns:
-        The Turn with the records of responses whose context is a prefix of it. Unless the newest response is
-        one of them, the Turn is also detached from its conversation object, which has more items.
+        The Turn. Unless the context of the newest response is a prefix of it, the Turn is also detached from its
+        conversation object, which has more items.
     """
     state = get_state(turn)
     matching = select_matching(turn, state.anchors)
@@ -210,7 +212,9 @@ def drop_changed_anchors(turn: Turn) -> Turn:
         return turn
     newest = max(matching, key=lambda record: record.block_count, default=None)
     previous = newest.response_id if newest else ""
-    state = replace(state, anchors=tuple(matching))
+    changed = [record for record in state.anchors if record not in matching]
+    last_changed = max(changed, key=lambda record: (record.created_at, record.block_count))
+    state = replace(state, anchors=(*matching, last_changed))
     if previous != state.previous_response_id:
         state = replace(state, previous_response_id=previous, conversation_id="")
     return set_state(turn, state)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
 
 ENGINE_ORIGIN = "engine"
+COMPACTOR_ORIGIN = "ServerCompactor"
+"""The ``origin`` of a server's compaction that has replaced everything before it in the Turn."""
 _CONVERSATION_SUFFIX = " conversation:"
 
 
@@ -175,7 +177,9 @@ def _is_inserted(block: Block, state: ConversationState) -> bool:
     if block.origin == ENGINE_ORIGIN or block.response_id:
         return False
     digest = _digest_block(block)
-    return not any(digest in record.derived for record in state.anchors)
+    # A store also loads the records from before a compaction, and one of them may be that of its response.
+    is_detached = block.origin == COMPACTOR_ORIGIN
+    return is_detached or not any(digest in record.derived for record in state.anchors)
 
 
 def _digest_block(block: Block) -> str:
