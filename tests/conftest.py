@@ -138,7 +138,7 @@ SHARED_RESOURCES = {
     "tests/web/browser/": "browser",
     "tests/backends/test_engine_model.py": "anthropic",
     "tests/engines/test_sdk_client.py": "anthropic",
-    "tests/server/anthropic/test_endpoint.py": "anthropic",
+    "tests/server/routes/messages/test_endpoint.py": "anthropic",
     "tests/server/test_unknown_parameters.py": "anthropic",
 }
 

@@ -24,7 +24,6 @@ from starlette.routing import Route
 import kedge
 from kedge import compaction, engines, errors, mcp, middleware
 from kedge.backends import engine_model
-from kedge.backends import errors as backend_errors
 from kedge.batch import conversation_task, rate_limit
 from kedge.chat import state as chat_state
 from kedge.cli.chat_session import SLASH_COMMANDS
@@ -320,7 +319,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "backends.md": [
         f"(or after {engine_model.DEFAULT_GRACE:.0f} seconds)",
-        f"{backend_errors.MAX_LOGGED_REASON} characters of the provider's reason",
+        f"{engine_model.MAX_LOGGED_REASON} characters of the provider's reason",
         f"(default {engine_model.DEFAULT_WINDOW:,})",
     ],
     "batch.md": [f"up to `lease` seconds ({conversation_task.DEFAULT_LEASE:.0f})"],

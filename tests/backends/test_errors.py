@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from backends.conftest import make_model
 from engines.fake_server import json_response, make_handler, serve_handler, sse_response
-from kedge.backends.errors import to_api_error
+from kedge.backends.engine_model import to_api_error
 from kedge.errors import (
     CannotConnect,
     KedgeError,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.server.anthropic import parse as messages
-from kedge.server.anthropic.errors import error_body
-from kedge.server.chat_completions import parse as chat
 from kedge.server.errors import ApiError
+from kedge.server.routes import chat_requests as chat
+from kedge.server.routes import message_requests as messages
+from kedge.server.routes.message_errors import error_body
 from strategies import scale_examples
 
 if TYPE_CHECKING:

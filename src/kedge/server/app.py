@@ -19,9 +19,7 @@ from starlette.websockets import WebSocket
 
 from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreError
-from kedge.server.anthropic import endpoint as messages
 from kedge.server.background import BackgroundJobs
-from kedge.server.chat_completions import endpoint as chat_completions
 from kedge.server.errors import (
     DATABASE_UNAVAILABLE,
     METHOD_NOT_ALLOWED,
@@ -41,7 +39,7 @@ from kedge.server.http import (
 )
 from kedge.server.models import Model
 from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
-from kedge.server.routes import conversations, responses
+from kedge.server.routes import chat_completions, conversations, messages, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ReplicaClaims

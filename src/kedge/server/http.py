@@ -29,7 +29,6 @@ from kedge.server.access import (
     read_bearer_token,
     read_header,
 )
-from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.item_forms import Item
 from kedge.server.prepare import precount_request
 from kedge.server.request_log import (
@@ -40,6 +39,7 @@ from kedge.server.request_log import (
     Headers,
     RecordedRequest,
 )
+from kedge.server.routes.message_errors import error_body, error_status
 from kedge.server.schema.requests import INCLUDE, parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState

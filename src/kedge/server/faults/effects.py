@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kedge.server import errors
-from kedge.server.anthropic.errors import INVALID_SIGNATURE
-from kedge.server.anthropic.schema import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.http import JSON_HEADERS, build_error_response
 from kedge.server.request_log import RecordedRequest
+from kedge.server.routes.message_errors import INVALID_SIGNATURE
+from kedge.server.routes.message_schema import THINKING_TYPES
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
 from kedge.text.json_text import decode, encode
 from kedge.tokens import count_items

@@ -14,22 +14,6 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.server.anthropic import errors
-from kedge.server.anthropic.errors import error_body
-from kedge.server.anthropic.parse import (
-    API_VERSIONS,
-    Decrypt,
-    MergedMessage,
-    check_thinking_blocks,
-    convert_tool,
-    is_thinking_enabled,
-    is_thinking_shown,
-    iter_items,
-    join_system,
-    normalize_content,
-    parse_count_request,
-    parse_request,
-)
 from kedge.server.errors import ApiError
 from kedge.server.generation import (
     PreparedRequest,
@@ -52,6 +36,22 @@ from kedge.server.models import (
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
+from kedge.server.routes import message_errors as errors
+from kedge.server.routes.message_errors import error_body
+from kedge.server.routes.message_requests import (
+    API_VERSIONS,
+    Decrypt,
+    MergedMessage,
+    check_thinking_blocks,
+    convert_tool,
+    is_thinking_enabled,
+    is_thinking_shown,
+    iter_items,
+    join_system,
+    normalize_content,
+    parse_count_request,
+    parse_request,
+)
 from kedge.server.sse import encode_event
 from kedge.text.json_text import encode
 from kedge.tokens.items import find_min_tokens

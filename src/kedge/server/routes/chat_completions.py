@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 
 from kedge.server import errors
-from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.errors import ApiError
 from kedge.server.generation import (
     PreparedRequest,
@@ -24,6 +23,7 @@ from kedge.server.generation import (
 from kedge.server.http import get_service, read_json, validate
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
+from kedge.server.routes.chat_requests import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode

@@ -6,8 +6,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from kedge.server.chat_completions.parse import parse_request
 from kedge.server.errors import ApiError
+from kedge.server.routes.chat_requests import parse_request
 from kedge.testing import TestServer
 from server.waiting import TIMEOUT
 

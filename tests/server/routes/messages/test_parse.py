@@ -5,9 +5,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from kedge.server.anthropic.errors import error_body
-from kedge.server.anthropic.parse import parse_request
 from kedge.server.errors import ApiError
+from kedge.server.routes.message_errors import error_body
+from kedge.server.routes.message_requests import parse_request
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 
