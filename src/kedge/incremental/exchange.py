@@ -364,8 +364,8 @@ class Exchange:
         elif self.healed == "forgot":
             if judgment is None:
                 self.check.record_forgotten()
-                self.chainer.save_evidence(self.check)
             self.chainer.index.mark_lost(self.scope, response_id)
+        self.chainer.save_evidence(self.check)
 
     def _record_rejection(self, rewritten: Rewritten, rejection: str, now: float) -> None:
         """Record that the server rejected the anchor at this time."""
@@ -374,15 +374,12 @@ class Exchange:
         is_gone = rejection == "gone"
         older = find_shorter(self.parsed, index, rewritten.anchor) if is_gone else []
         self.check.record_rejection(rejection, record.created_at, now)
-        self.chainer.save_evidence(self.check)
         index.mark_lost(self.scope, record.response_id, *older)
 
     def _judge(self, outcome: Outcome) -> Judgment:
         """Return what an answer shows about the server's memory."""
         if self._judgment is None:
             self._judgment = self.check.judge(outcome)
-            if self._judgment.reason:
-                self.chainer.save_evidence(self.check)
         return self._judgment
 
     def _finish(self, outcome: Outcome | None, usage: Usage | None) -> None:
@@ -415,9 +412,10 @@ class Exchange:
             output_tokens=usage.output_tokens if usage else None,
             reasoning_tokens=usage.reasoning_tokens if usage else None,
         )
-        self.chainer.report.add(self.result)
         if self.observer:
             self._record_failure(self.observer)
+        self.chainer.save_evidence(self.check)
+        self.chainer.report.add(self.result)
 
     def _record_failure(self, observer: ResponseObserver) -> None:
         """Record a failed anchor, if the original request succeeded or the program received the failure."""
@@ -428,7 +426,6 @@ class Exchange:
             self._record_rejection(rewritten, observer.rejection, self.chainer.clock())
         elif rewritten and observer.has_server_error:
             self.check.record_error()
-            self.chainer.save_evidence(self.check)
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and evaluate its token counts; return False if its context was lost."""
@@ -461,7 +458,6 @@ class Exchange:
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
             self.chainer.memory.record_issued(check, entry.record.response_id, known=True)
-        self.chainer.save_evidence(check)
         return True
 
 

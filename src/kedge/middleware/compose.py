@@ -17,7 +17,7 @@ repair next to the engine.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from msgspec import structs
 
@@ -42,7 +42,7 @@ from kedge.middleware.turn_changes import repair as repairing
 from kedge.middleware.turn_changes import system_prompt
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Approver, Toolbox
+from kedge.tools import Approver
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
@@ -241,35 +241,27 @@ class StackSettings(TypedDict, total=False):
 def with_default_middleware(
     engine: Engine,
     *,
-    system: SystemText = "",
-    tools: Tools = (),
-    approve: Approver | None = None,
-    middleware: Sequence[Middleware] = (),
-    compactor: Compactor | None = None,
-    counter: TokenCounter = DEFAULT_COUNTER,
-    resend_limit: int | ResendLimit | None = None,
-    repair: bool = True,
     innermost: Callable[[Engine], StackLayer] = StackLayer,
+    **settings: Unpack[StackSettings],
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
+    tools, approve = settings.get("tools", ()), settings.get("approve")
     toolbox: Any = tools if is_selector(tools) else build_toolbox(cast("object", tools))
-    if not isinstance(middleware, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+    middleware: object = settings.get("middleware", ())
+    if not isinstance(middleware, Iterable):
         raise InvalidSetting(
             f"middleware must be a list, not {type(middleware).__name__}: middleware=[guard(…)]"
         )
-    stack = [*([system_prompt(system)] if system else []), *middleware]
-    if compactor is not None:
-        stack.insert(
-            0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
-        )
+    stack = list(cast("Iterable[Middleware]", middleware))
+    if system := settings.get("system"):
+        stack.insert(0, system_prompt(system))
+    if (compactor := settings.get("compactor")) is not None:
+        counter, limit = settings.get("counter", DEFAULT_COUNTER), settings.get("resend_limit")
+        stack.insert(0, compact(compactor, engine=engine, counter=counter, resend_limit=limit))
     # Without tools, an approver still decides about those that are passed with a single message.
-    if (
-        not isinstance(toolbox, Toolbox)
-        or toolbox.definitions()
-        or toolbox.sources
-        or approve is not None
-    ):
+    is_offering = is_selector(tools) or toolbox.definitions() or toolbox.sources
+    if is_offering or approve is not None:
         stack.append(tooling(toolbox=toolbox, approve=approve))
-    if repair:
+    if settings.get("repair", True):
         stack.append(repairing())
     return with_middleware(innermost(engine), *stack)
