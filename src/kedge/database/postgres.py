@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -88,22 +87,6 @@ _RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
 refers to, a unique key that both inserted; or the division by zero with which the store abandons a shortcut."""
 
 
-@dataclass(slots=True)
-class QueryResult:
-    """The rows that a statement returned, and the number of changed rows."""
-
-    rows: list[Row]
-    rowcount: int
-
-    def fetchone(self) -> Row | None:
-        """Return the first row, or None."""
-        return self.rows[0] if self.rows else None
-
-    def fetchall(self) -> list[Row]:
-        """Return all rows."""
-        return self.rows
-
-
 class PostgresTransaction:
     """A transaction on one connection, which begins with its first statement.
 
@@ -120,6 +103,8 @@ class PostgresTransaction:
         self.is_retry = is_retry
         self.namespace = ""
         self.clock: Callable[[], float] = time.time
+        self.body_bytes = 0
+        self.scopes: dict[int, str] = {}
         self.in_transaction = False
         self.single_statement = False
         """Whether a statement that writes was run without a transaction around it."""
@@ -142,15 +127,17 @@ class PostgresTransaction:
         row = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
         return row[0] if row else 0
 
-    def query(self, sql: str, values: Values = (), *, alone: bool = False) -> QueryResult:
-        """Run a statement of any kind; ``alone`` saves two round trips for the only one of a transaction."""
+    def query(self, sql: str, values: Values = (), *, alone: bool = False) -> "psycopg.Cursor[Any]":
+        """Run a statement of any kind; ``alone`` saves two round trips for the only one of a transaction.
+
+        Returns:
+            A cursor with the result, until the next statement of the transaction.
+        """
         if alone:
             self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
-            cursor = self.run_alone(convert_placeholders(sql), values)
-        else:
-            self.begin()
-            cursor = self._cursor.execute(convert_placeholders(sql), values or None, binary=True)
-        return QueryResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+            return self.run_alone(convert_placeholders(sql), values)
+        self.begin()
+        return self._cursor.execute(convert_placeholders(sql), values or None, binary=True)
 
     def run_named(self, sql: bytes, values: dict[str, Any], *, alone: bool) -> list[Row]:
         """Return the rows of a statement with named values that writes, ``alone`` as in `query`."""

@@ -75,6 +75,8 @@ class _SQLiteTx:
         self.is_retry = is_retry
         self.namespace = ""
         self.clock: Callable[[], float] = time.time
+        self.body_bytes = 0
+        self.scopes: dict[int, str] = {}
         self._cursor = cursor
         self._execute = cursor.execute
 

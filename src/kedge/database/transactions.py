@@ -61,6 +61,10 @@ class Tx(Protocol):
     """The namespace whose rows are read and written; empty for the default one."""
     clock: Callable[[], float]
     """Returns the time to record, in seconds since 1970."""
+    body_bytes: int
+    """The number of bytes that are stored of each body."""
+    scopes: dict[int, str]
+    """The known names of scopes."""
     is_retry: bool
     """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 

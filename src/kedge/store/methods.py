@@ -29,7 +29,7 @@ def read(work: Callable[Concatenate[Tx, P], T]) -> "_Method[P, T]":
 
     @wraps(work)
     async def method(self: "Store", *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.database.read(_bind(self, work, *args, **kwargs))
+        return await self.database.read(bind(self, work, *args, **kwargs))
 
     return _describe(method, work)
 
@@ -39,16 +39,18 @@ def write(work: Callable[Concatenate[Tx, P], T]) -> "_Method[P, T]":
 
     @wraps(work)
     async def method(self: "Store", *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.database.write(_bind(self, work, *args, **kwargs))
+        return await self.database.write(bind(self, work, *args, **kwargs))
 
     return _describe(method, work)
 
 
-def _bind(
+def bind(
     store: "Store", work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[Tx], T]:
+    """Return a function as the work of a transaction with the settings of a store."""
+
     def run(tx: Tx) -> T:
-        tx.clock = store.clock
+        tx.clock, tx.body_bytes, tx.scopes = store.clock, store.stored_body_bytes, store.scope_names
         return work(tx, *args, **kwargs)
 
     return run

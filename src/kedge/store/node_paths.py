@@ -1,8 +1,7 @@
 """Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -30,7 +29,7 @@ from kedge.store.records import (
     UnansweredQuestion,
     is_row_number,
 )
-from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows, select_responses
+from kedge.store.responses import ANCHOR_COLUMNS, anchor_from_row, select_responses
 from kedge.store.stored_blocks import decode_blocks
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
@@ -126,23 +125,42 @@ JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
 
 
 @check_row
-def load_path(
-    tx: Tx,
-    conversation: ConversationRow,
-    node: int | None,
-    *,
-    scopes: dict[int, str],
-    max_blocks: int = MAX_INTEGER,
-) -> LoadedPath | Node:
-    """Return the blocks and the anchors on the path to a node, or only the node if the path is longer."""
-    found = _select_at(tx, conversation, node)
-    if found.length > max_blocks:
-        return found
-    rows = tx.rows(_SELECT_BLOCKS, (found.id,))
-    rows.sort(key=itemgetter(0))
-    records = _load_records(tx, found, 0, scopes, conversation.retention)
-    memory, data = decode_node_state(found.memory, records, conversation.mode)
-    return LoadedPath(found, tuple(decode_blocks([body for _, body in rows])), memory, data)
+def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
+    """Return the blocks and the anchors on the path to a node.
+
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the node's tree.
+        node: The node; by default the head when the row was read.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+        StoreDamaged: A stored block cannot be read.
+    """
+    return _load_path(tx, conversation, _select_at(tx, conversation, node))
+
+
+@check_row
+def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
+    """Return the path to the head when the row was read, or only its node if the path is long.
+
+    Args:
+        tx: The transaction.
+        conversation: The conversation.
+        max_blocks: The maximum number of blocks of a path that is loaded.
+
+    Raises:
+        NotInStore: The conversation was deleted.
+        StoreDamaged: A stored block cannot be read.
+    """
+    head = _select_at(tx, conversation, None)
+    return head if head.length > max_blocks else _load_path(tx, conversation, head)
+
+
+def _load_path(tx: Tx, conversation: ConversationRow, node: Node) -> LoadedPath:
+    blocks = tuple(decode_blocks(load_bodies(tx, node)))
+    records = _load_records(tx, node, 0, conversation.retention)
+    return LoadedPath(node, blocks, *decode_node_state(node.memory, records, conversation.mode))
 
 
 def _select_at(tx: Tx, conversation: ConversationRow, node: int | None) -> Node:
@@ -150,17 +168,12 @@ def _select_at(tx: Tx, conversation: ConversationRow, node: int | None) -> Node:
     return select_node(tx, conversation.head if node is None else node, conversation.tree)
 
 
-def _load_records(
-    tx: Tx, node: Node, known: int, scopes: dict[int, str], retention: float | None
-) -> list[AnchorRecord]:
-    """Return the records of the responses between a known node above this one, or 0 for none, and this one.
-
-    The names of their scopes are added to ``scopes``.
-    """
+def _load_records(tx: Tx, node: Node, known: int, retention: float | None) -> list[AnchorRecord]:
+    """Return the records of the responses between a known node above this one, or 0 for none, and this one."""
     rows = tx.rows(_SELECT_RECORDS, (node.id, node.tree, known))
-    if any(row[1] not in scopes for row in rows):
-        scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
+    if any(row[1] not in tx.scopes for row in rows):
+        tx.scopes.update(tx.rows("SELECT number, name FROM scopes"))
+    return [anchor_from_row(row, tx.scopes.get(row[1], ""), retention) for row in rows]
 
 
 @check_row
@@ -190,13 +203,22 @@ def load_turn(
     *,
     known: Node,
     turn: Turn,
-    scopes: dict[int, str],
 ) -> tuple[Node, Turn]:
-    """Return a node and its Turn, from the Turn of a known node.
+    """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have.
 
-    Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
-    the same, so the common part of the paths is found without reading a block.
+    Args:
+        tx: The transaction.
+        conversation: A conversation on the node's tree.
+        node: The node.
+        known: Another node of the tree.
+        turn: The Turn at the known node.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+        StoreDamaged: A stored block cannot be read.
     """
+    # Both paths are ranges of positions on branches. The blocks at the same position of the same branch are the same,
+    # so the common part of the paths is found without reading a block.
     end = select_node(tx, node, conversation.tree)
     shared = 0
     segments = [tx.rows(_SELECT_SEGMENTS, (each,)) for each in (end.id, known.id)]
@@ -207,7 +229,7 @@ def load_turn(
         if stop != known_stop:
             break
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
-    records = _load_records(tx, end, known.id if is_above else 0, scopes, conversation.retention)
+    records = _load_records(tx, end, known.id if is_above else 0, conversation.retention)
     state = get_state(turn) if is_above else ConversationState()
     for record in records:
         state = state.with_anchor(record)

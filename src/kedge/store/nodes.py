@@ -34,11 +34,13 @@ from kedge.store.records import (
     ConversationRow,
     Node,
     NodeKind,
+    Telemetry,
     is_row_number,
     validate_text,
 )
 from kedge.store.responses import (
     INSERT_RESPONSE,
+    insert_telemetry,
     intern_scope,
     response_values,
 )
@@ -307,6 +309,17 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
     select_node(tx, node.id, conversation.tree)
     if not swap_head(tx, conversation.number, head, node.id, tx.clock()):
         raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
+
+
+@lock_row
+def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
+    """Record incidents, tool runs and exchanges of a node.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    select_node(tx, node, conversation.tree)
+    insert_telemetry(tx, accounts, conversation.number, node)
 
 
 def insert_node(

@@ -113,9 +113,14 @@ _INSERT = (
 _LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
 
 
-def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], body_bytes: int) -> None:
-    """Store requests with the beginning of their bodies, and drop all but the newest of the namespace."""
-    requests = [_truncate_bodies(each, body_bytes) for each in requests]
+def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
+    """Store requests that were sent through a proxy; bodies only with ``keep_bodies``.
+
+    Args:
+        tx: The transaction.
+        requests: The requests; the newest 10,000 of this namespace are retained.
+    """
+    requests = [_truncate_bodies(each, tx.body_bytes) for each in requests]
     rows = [[_escape_text(getattr(each, name)) for name in _COLUMNS] for each in requests]
     at = _COLUMNS.index("is_lost")
     tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])

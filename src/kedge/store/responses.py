@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -203,11 +203,10 @@ def find_anchors(
         )
         if rows:
             limits = [[each for each in (row[-1], retention) if each is not None] for row in rows]
-            return anchors_from_rows(
-                [row[:-1] for row in rows],
-                {row[1]: scope for row in rows},
-                [min(each, default=None) for each in limits],
-            )
+            return [
+                anchor_from_row(row[:-1], scope, min(limit, default=None))
+                for row, limit in zip(rows, limits, strict=True)
+            ]
     return []
 
 
@@ -219,41 +218,24 @@ ANCHOR_COLUMNS = (
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
-def anchors_from_rows(
-    rows: Sequence[Row],
-    scopes: Mapping[int, str],
-    retentions: Iterable[float | None] | None = None,
-) -> list[AnchorRecord]:
-    """Return the anchors in rows of `ANCHOR_COLUMNS`.
-
-    Args:
-        rows: The rows.
-        scopes: The names of their scopes.
-        retentions: For each row, the seconds after which its anchor expires at the latest; by default no limit.
-    """
-    if not rows:
-        return []
-    columns = [*zip(*rows, strict=True)]
-    names, numbers, digests, counts, depths, roots, statuses, stored, created, *rest = columns
-    expiries, barriers, derived, counted = rest
-    limited = expiries if retentions is None else map(limit_expiry, created, expiries, retentions)
-    return list(
-        map(
-            AnchorRecord,
-            [name or "" for name in names],
-            [scopes.get(number, "") for number in numbers],
-            map(unpack_digest, digests),
-            counts,
-            depths,
-            roots,
-            [_ANCHOR_STATUS.get(status, status) for status in statuses],
-            map(bool, stored),
-            created,
-            limited,
-            barriers,
-            [tuple(decode(text)) if text else () for text in derived],
-            map(decode_token_counts, counted),
-        )
+def anchor_from_row(row: Row, scope: str, retention: float | None) -> AnchorRecord:
+    """Return the anchor in a row of `ANCHOR_COLUMNS`, which expires after ``retention`` seconds at the latest."""
+    name, _, digest, count, depth, root, status, stored, created_at, expires_at, *rest = row
+    barrier, derived, counted = rest
+    return AnchorRecord(
+        name or "",
+        scope,
+        unpack_digest(digest),
+        count,
+        depth,
+        root,
+        _ANCHOR_STATUS.get(status) or status,
+        bool(stored),
+        created_at,
+        limit_expiry(created_at, expires_at, retention),
+        barrier,
+        tuple(decode(derived)) if derived else (),
+        decode_token_counts(counted),
     )
 
 
@@ -303,16 +285,15 @@ _SELECT_EXCHANGES = (
 )
 
 
-def insert_telemetry(
-    tx: Tx, telemetry: Telemetry, conversation: int, node: int, body_bytes: int
-) -> None:
+def insert_telemetry(tx: Tx, telemetry: Telemetry, conversation: int, node: int) -> None:
     """Insert the telemetry of a node.
 
-    Bodies are truncated to ``body_bytes``; with 0, no exchange is stored.
+    Bodies are truncated to ``tx.body_bytes``; with 0, no exchange is stored.
     """
+    size = tx.body_bytes
     exchanges = [
-        replace(each, request=each.request[:body_bytes], reply=each.reply[:body_bytes])
-        for each in (telemetry.exchanges if body_bytes else ())
+        replace(each, request=each.request[:size], reply=each.reply[:size])
+        for each in (telemetry.exchanges if size else ())
     ]
     for table, found in zip(TABLES, (telemetry.incidents, telemetry.tools, exchanges), strict=True):
         for each in found:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
@@ -35,16 +35,13 @@ from kedge.store import (
 from kedge.store import responses as response_table
 from kedge.store.conversations import (
     lock_names,
-    lock_row,
     select_conversation,
     select_head,
     select_titled,
     validate_members,
 )
-from kedge.store.methods import read, write
-from kedge.store.proxied_requests import ProxiedRequest
+from kedge.store.methods import bind, read, write
 from kedge.store.records import (
-    MAX_INTEGER,
     NO_TELEMETRY,
     ConversationRow,
     Damage,
@@ -92,14 +89,14 @@ class Store(AsyncResource):
         self.keep_bodies = keep_bodies
         self.body_bytes = body_bytes
         self.clock = clock
-        self._scope_names: dict[int, str] = {}
+        self.scope_names: dict[int, str] = {}
         self._scope_numbers: dict[str, int] = {}
         self._unsummed = 0
         self._queues: WeakValueDictionary[str, SharedLock] = WeakValueDictionary()
         self._queue_lock = threading.Lock()
 
     @property
-    def _body_limit(self) -> int:
+    def stored_body_bytes(self) -> int:
         """The number of bytes that are stored of each body."""
         return self.body_bytes if self.keep_bodies else 0
 
@@ -175,16 +172,7 @@ class Store(AsyncResource):
     list_proxied = read(proxied_requests.list_proxied)
     get_proxied = read(proxied_requests.get_proxied)
     sum_proxied = read(proxied_requests.sum_proxied)
-
-    async def add_proxied(self, requests: Sequence[ProxiedRequest]) -> None:
-        """Store requests that were sent through a proxy; bodies only with ``keep_bodies``.
-
-        Args:
-            requests: The requests; the newest 10,000 of this namespace are retained.
-        """
-        await self.database.write(
-            lambda tx: proxied_requests.insert_proxied(tx, requests, self._body_limit)
-        )
+    add_proxied = write(proxied_requests.insert_proxied)
 
     async def export_proxied(self) -> list[str]:
         """Return the requests with complete bodies as lines of JSON, oldest first.
@@ -450,7 +438,7 @@ class Store(AsyncResource):
                 bodies,
                 conversation=conversation,
                 kind=kind,
-                now=self.clock(),
+                now=tx.clock(),
                 kept=kept,
                 memory=state,
                 response=response if is_first else None,
@@ -461,14 +449,14 @@ class Store(AsyncResource):
             if replaces and is_first:
                 response_table.move_exchanges(tx, replaces, node.id)
             if accounts:
-                response_table.insert_telemetry(tx, accounts, number, node.id, self._body_limit)
+                response_table.insert_telemetry(tx, accounts, number, node.id)
             if asked_for:
                 idempotency.record_question(tx, number, asked_for, node.id)
             if head is None or moved:
                 return node, None
             return node, select_head(tx, number)
 
-        node, elsewhere = await self.database.write(work)
+        node, elsewhere = await self.database.write(bind(self, work))
         if response:
             await self._count_response()
         if elsewhere is not None:
@@ -498,65 +486,13 @@ class Store(AsyncResource):
     common_ancestor = read(node_paths.find_common_ancestor)
     differences = read(node_paths.diff_paths)
 
-    async def load(self, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
-        """Return the blocks and the anchors on the path to a node.
-
-        Args:
-            conversation: A conversation on the node's tree.
-            node: The node; by default the head when the row was read.
-
-        Raises:
-            NotInStore: The conversation was deleted, or its tree has no such node.
-            StoreDamaged: A stored block cannot be read.
-        """
-        path = await self.database.read(self._path_loader(conversation, node))
-        return cast("LoadedPath", path)
+    load = read(node_paths.load_path)
+    load_short = read(node_paths.load_short_path)
+    load_turn = read(node_paths.load_turn)
 
     def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
         """Do the same as `load` from synchronous code; blocks the calling thread."""
-        path = self.database.read_sync(self._path_loader(conversation, node))
-        return cast("LoadedPath", path)
-
-    async def load_short(self, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
-        """Return the path to the head when the row was read, or only its node if the path is long.
-
-        Args:
-            conversation: The conversation.
-            max_blocks: The maximum number of blocks of a path that is loaded.
-
-        Raises:
-            NotInStore: The conversation was deleted.
-            StoreDamaged: A stored block cannot be read.
-        """
-        return await self.database.read(self._path_loader(conversation, None, max_blocks))
-
-    def _path_loader(
-        self, conversation: ConversationRow, node: int | None, max_blocks: int = MAX_INTEGER
-    ) -> Callable[[Tx], LoadedPath | Node]:
-        return lambda tx: node_paths.load_path(
-            tx, conversation, node, scopes=self._scope_names, max_blocks=max_blocks
-        )
-
-    async def load_turn(
-        self, conversation: ConversationRow, node: int, *, known: Node, turn: Turn
-    ) -> tuple[Node, Turn]:
-        """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have.
-
-        Args:
-            conversation: A conversation on the node's tree.
-            node: The node.
-            known: Another node of the tree.
-            turn: The Turn at the known node.
-
-        Raises:
-            NotInStore: The conversation was deleted, or its tree has no such node.
-            StoreDamaged: A stored block cannot be read.
-        """
-        return await self.database.read(
-            lambda tx: node_paths.load_turn(
-                tx, conversation, node, known=known, turn=turn, scopes=self._scope_names
-            )
-        )
+        return self.database.read_sync(bind(self, node_paths.load_path, conversation, node))
 
     # Responses
 
@@ -574,20 +510,7 @@ class Store(AsyncResource):
 
     exchanges = read(response_table.list_exchanges)
 
-    async def note(self, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
-        """Record incidents, tool runs and exchanges of a node.
-
-        Raises:
-            NotInStore: The conversation was deleted, or its tree has no such node.
-        """
-
-        @lock_row
-        def work(tx: Tx, conversation: ConversationRow) -> None:
-            nodes.select_node(tx, node, conversation.tree)
-            number = conversation.number
-            response_table.insert_telemetry(tx, accounts, number, node, self._body_limit)
-
-        await self.database.write(lambda tx: work(tx, conversation))
+    note = write(nodes.note_telemetry)
 
     # Search, export, import, maintenance
 

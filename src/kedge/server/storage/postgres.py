@@ -25,7 +25,6 @@ from kedge.database.postgres import (
     POSTGRESQL,
     PostgresDatabase,
     PostgresTransaction,
-    QueryResult,
 )
 from kedge.database.responses import use_practice_tables
 from kedge.database.transactions import Values
@@ -110,7 +109,7 @@ class PostgresServerDatabase(ServerDatabase):
         """Set the clock to the time that the database has just returned."""
         self._clock_offset = now - time.monotonic()
 
-    def execute(self, sql: str, values: Values = ()) -> QueryResult:
+    def execute(self, sql: str, values: Values = ()) -> Any:
         """Run a statement, in the transaction of this thread if there is one."""
         tx: PostgresTransaction | None = getattr(self._current, "transaction", None)
         if tx is not None:
