@@ -1,5 +1,7 @@
 """The exposition format of the metrics, checked with the parsers of the Prometheus client."""
 
+import re
+
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -8,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import CollectorRegistry
 
 from kedge.observe import METRICS, count, measure, reset
-from kedge.observe.metrics import MAX_SERIES, OTHER
+from kedge.observe.metrics import MAX_SERIES, OTHER, Metric
 from kedge.observe.prometheus import TableCollector, render
 
 
@@ -38,15 +40,50 @@ def test_every_metric_is_exposed() -> None:
 
 ABBREVIATED_UNITS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
 SCALED_UNITS = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "bits"}
+TYPES = {"counter", "gauge", "histogram", "summary", "untyped"}
 
 
-def test_names_follow_the_conventions_of_prometheus() -> None:
-    """Names have base units without abbreviations, and only counters end in ``_total``, as promtool checks."""
-    for metric in METRICS.values():
-        words = set(metric.name.split("_"))
-        assert not words & (ABBREVIATED_UNITS | SCALED_UNITS), metric.name
-        assert not words & {"counter", "gauge", "histogram", "summary"}, metric.name
-        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+def list_problems(metric: Metric) -> list[str]:
+    """Return the rules of ``promtool check metrics`` that a metric violates."""
+    words = set(metric.name.split("_"))
+    suffix = "_" + metric.name.rpartition("_")[2]
+    rules = {
+        "no help text": not metric.help,
+        "not in snake case": re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", metric.name) is None,
+        "abbreviated unit": bool(words & ABBREVIATED_UNITS),
+        "no base unit": bool(words & SCALED_UNITS),
+        "type in the name": bool(words & TYPES),
+        "counters end in _total, others do not": (suffix == "_total") != (metric.kind == "counter"),
+        "reserved suffix": metric.kind != "histogram" and suffix in ("_bucket", "_count", "_sum"),
+        "reserved label": bool({"le", "quantile"} & set(metric.labels)),
+        "label not in snake case": any(not re.fullmatch("[a-z_]+", name) for name in metric.labels),
+    }
+    return [rule for rule, is_violated in rules.items() if is_violated]
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
+    """Names, labels and help texts follow all rules that ``promtool check metrics`` reports."""
+    assert list_problems(metric) == []
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Metric("planning_duration_ms", "Time", buckets=(1,)),
+        Metric("planning_minutes", "Time", buckets=(1,)),
+        Metric("requests:rate", "Requests"),
+        Metric("open_requests_count", "Requests"),
+        Metric("requests_counter_total", "Requests"),
+        Metric("requests_total", "Requests", buckets=(1,)),
+        Metric("requests_total", ""),
+        Metric("requests_total", "Requests", ("le",)),
+    ],
+    ids=lambda metric: metric.name,
+)
+def test_a_violation_of_the_conventions_is_found(metric: Metric) -> None:
+    """The check of the conventions finds a metric that promtool reports."""
+    assert list_problems(metric) != []
 
 
 def test_metrics_without_labels_start_at_zero() -> None:
