@@ -111,8 +111,11 @@ def answer(request: PracticeRequest) -> PracticeOutput:
     utterance = parse_utterance(request)
     result, topic = respond(utterance)
     parts: list[OutputPart] = []
-    if _has_reasoning(utterance):
-        parts.append(ReasoningOutput(_reasoning_text(utterance, topic)))
+    effort = (request.reasoning or {}).get("effort")
+    if utterance.think or effort not in NON_REASONING_EFFORTS:
+        newest = quote_text(utterance.message, MAX_QUOTE_LENGTH)
+        text = f"{_describe_visible(request)} The newest from the user is {newest}. So I {topic}."
+        parts.append(ReasoningOutput(text))
     if not isinstance(result, TextResult):
         for call in result:
             arguments = _replace_surrogates(call.arguments)
@@ -149,16 +152,6 @@ def _echo_message(utterance: Utterance) -> TextResult:
 
 def _describe_visible(request: PracticeRequest) -> str:
     return f"I can see {format_count(message_count(request.items), 'message')}."
-
-
-def _has_reasoning(utterance: Utterance) -> bool:
-    effort = (utterance.request.reasoning or {}).get("effort")
-    return utterance.think or effort not in NON_REASONING_EFFORTS
-
-
-def _reasoning_text(utterance: Utterance, about: str) -> str:
-    newest = quote_text(utterance.message, MAX_QUOTE_LENGTH)
-    return f"{_describe_visible(utterance.request)} The newest from the user is {newest}. So I {about}."
 
 
 def _replace_surrogates(text: str) -> str:

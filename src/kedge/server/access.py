@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
@@ -340,6 +341,7 @@ def read_header(scope: Scope, header_name: bytes) -> bytes:
     return b""
 
 
+@lru_cache(maxsize=64)
 def parse_host_name(host: bytes) -> str:
     """Return the name in ``name:port``, or an empty text; an IPv6 address includes its brackets."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())

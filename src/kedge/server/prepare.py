@@ -89,11 +89,6 @@ class ModelInput(NamedTuple):
     tokens: int
     new_counts: tuple[int, ...] = ()
 
-    @property
-    def new_tokens(self) -> int:
-        """The tokens of the new items."""
-        return sum(self.new_counts)
-
 
 class ResponseDraft(NamedTuple):
     """A prepared response.
@@ -183,7 +178,7 @@ def _build_draft(
         ),
         history=history,
         input=items,
-        new_tokens=model_input.new_tokens,
+        new_tokens=sum(model_input.new_counts),
         input_tokens=seen.tokens if compacted is None else model_input.tokens,
         # A prompt that was compacted or truncated has another prefix.
         cached_tokens=read_prompt_cache(service, body, history.context, items, seen)
@@ -362,7 +357,7 @@ def read_prompt_cache(
     if model_input.tokens < MIN_CACHED_TOKENS:
         return 0  # too short to be cached, and so is every prefix of it
     context = truncate_history(context)
-    settings = model_input.tokens - context.tokens - model_input.new_tokens
+    settings = model_input.tokens - context.tokens - sum(model_input.new_counts)
     prefixes = iter_prefixes(
         (hash_prompt_settings(body), settings),
         context.iter_prefixes(),

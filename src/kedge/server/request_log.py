@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
+from starlette.datastructures import Headers as RequestHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -397,9 +398,7 @@ class RequestMiddleware:
     def _record_request(self, scope: Scope) -> RecordedRequest | None:
         if self._listener is None and self._on_finish is None:
             return None
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = RequestHeaders(scope=scope)
         recorded = RecordedRequest(scope["method"], scope["path"], scope[REQUEST_ID_KEY], headers)
         recorded.transport = "websocket" if WEBSOCKET_SCOPE_KEY in scope else "http"
         scope[RECORD_KEY] = recorded

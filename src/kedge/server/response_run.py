@@ -63,11 +63,20 @@ class ResponseRun(Generation):
         if self._locked is not None and first_event is None:
             service.conversations.acquire(self._locked, history.node)
         self.id: str = draft.request_fields["id"]
+        body = draft.prompt.body
+        reasoning: Mapping[str, Any] = body.get("reasoning") or {}
+        writer = OutputWriter(
+            draft.key,
+            len(draft.input),
+            encrypt=service.cipher.encrypt,
+            encrypt_reasoning="reasoning.encrypted_content" in (body.get("include") or ()),
+            show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
+        )
         super().__init__(
             service,
             None if draft.skip_model else draft.model,
             draft.prompt,
-            _build_writer(service, draft),
+            writer,
             ModelUsage(draft.input_tokens, 0, draft.cached_tokens),
             self.id,
             recorded,
@@ -86,7 +95,7 @@ class ResponseRun(Generation):
             request_json=encode(draft.request_fields),
             input=encode([*earlier, *draft.input]) if draft.store else b"",
             # Another server may need the body, or a repeated request.
-            body=encode(draft.prompt.body) if is_body_stored else None,
+            body=encode(body) if is_body_stored else None,
             idempotency_key=draft.idempotency_key,
             background=self.is_background,
         )
@@ -171,7 +180,13 @@ class ResponseRun(Generation):
     def end(self) -> None:
         """Release all resources; a response that is not settled by now has failed."""
         if self in self.service.running:
-            self._count_response()
+            history = self._draft.history
+            stored_on = "nothing" if history.node is None else "response"
+            count(
+                "server_responses_total",
+                memory=stored_on if history.conversation is None else "conversation",
+                status=self._result_fields["status"] if self.is_complete else self._failure_status,
+            )
         super().end()
         is_unsettled, self._state = self._state == "in_progress", "settled"
         if is_unsettled and self._is_left_to_others:
@@ -193,15 +208,6 @@ class ResponseRun(Generation):
         """Whether another server continues this response, because this one is stopping or was too slow."""
         is_left = self._stop_status == "failed" or self._is_lost
         return is_left and self.is_background and self.service.claims is not None
-
-    def _count_response(self) -> None:
-        history = self._draft.history
-        stored_on = "nothing" if history.node is None else "response"
-        count(
-            "server_responses_total",
-            memory=stored_on if history.conversation is None else "conversation",
-            status=self._result_fields["status"] if self.is_complete else self._failure_status,
-        )
 
     def _handle_wait(self) -> None:
         # On a database of several servers this would be a round trip, and useless for its client.
@@ -314,16 +320,3 @@ def build_last_events(response: dict[str, Any]) -> list[StreamEvent]:
     if response["status"] == "cancelled":
         return [failed]  # the API has no event for a cancelled response
     return [{"type": "error", **response["error"], "param": None}, failed]
-
-
-def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:
-    body = draft.prompt.body
-    encrypted = "reasoning.encrypted_content" in (body.get("include") or ())
-    reasoning: Mapping[str, Any] = body.get("reasoning") or {}
-    return OutputWriter(
-        draft.key,
-        len(draft.input),
-        encrypt=service.cipher.encrypt if service.cipher.is_available else None,
-        encrypt_reasoning=encrypted,
-        show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
-    )
