@@ -20,8 +20,7 @@ SETTERS = {
     "tools/tool.py": "derives the schema and the definition of a tool",
     "turns/blocks.py": "checks the fields of blocks, and caches their digests",
     "turns/frozen_json.py": "sets the members of a map, and caches its depth",
-    "turns/immutable.py": "checks the fields of parts and blocks",
-    "turns/parts.py": "checks the fields of parts",
+    "turns/parts.py": "checks the fields of parts and blocks",
     "turns/turn.py": "sets the fields of a Turn, which has no public setter",
 }
 """The modules that set a field of a frozen value, each with its reason."""

@@ -130,7 +130,6 @@ FORCED_FIELDS = {
     "tools/tool.py": DERIVED,
     "turns/blocks.py": CHECKED_ONCE,
     "turns/frozen_json.py": MEMOIZED,
-    "turns/immutable.py": CHECKED_ONCE,
     "turns/parts.py": CHECKED_ONCE,
     "turns/turn.py": MEMOIZED,
 }

@@ -550,6 +550,16 @@ def test_an_error_that_ends_a_stream_may_have_usage() -> None:
     assert (outcome.status, outcome.usage) == ("failed", Usage(43, 0, 10))
 
 
+@pytest.mark.parametrize("annotations", [1, 1.5, True, "a", {"a": 1}])
+def test_annotations_of_another_type_do_not_raise(annotations: Any) -> None:
+    """A listed message with annotations that are no array is the streamed one."""
+    listed = message_item("Hello", phase="final")
+    listed["content"][0]["annotations"] = annotations
+    completed = ResponseCompleted("resp_1", status="completed", output=(listed,))
+    [block] = assemble([ItemCompleted(message_item("Hello"), 0), completed]).blocks
+    assert block.text == "Hello"
+
+
 def test_annotations_that_only_the_finished_response_lists_are_kept() -> None:
     """A message that gets its annotations at the end has them, and can be an anchor."""
     listed = message_item("Hello")

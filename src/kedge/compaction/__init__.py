@@ -20,9 +20,10 @@ from kedge.compaction.compactors import (
     MessageLimitCompactor,
     SplitCompactor,
     TokenLimitCompactor,
+    compact_turn,
+    run_compactor,
 )
 from kedge.compaction.provider import ProviderCounter, ServerCompactor
-from kedge.compaction.run import compact_turn, run_compactor
 from kedge.compaction.summarize import SummarizingCompactor, is_summary
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from itertools import accumulate
 from threading import Lock
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from kedge.engines import Engine
@@ -276,6 +276,20 @@ async def compact_if_triggered(
     return build_result(request, await await_value(strategy.compact_blocks(request)), by)
 
 
+class LimitCompactor(CompactionTrigger, CompactionStrategy):
+    """The base class of compactors that are their own trigger and strategy; they are named after their class."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__name__
+
+    async def compact(self, request: CompactionRequest) -> CompactionResult:
+        """Compact if the conversation is too large."""
+        return await compact_if_triggered(self, self, request, by=self.name)
+
+
 def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> CompactionResult:
     """Return a result without changes."""
     return CompactionResult(
@@ -348,6 +362,13 @@ class TriggerGroup:
             check_component(f"a trigger of {type(self).__name__}", trigger, "should_compact")
         self.triggers = triggers
 
+    async def _has(self, decision: bool, request: CompactionRequest) -> bool:
+        """Return whether any trigger decides so; later ones are called only if needed."""
+        for trigger in self.triggers:
+            if bool(await await_value(trigger.should_compact(request))) is decision:
+                return True
+        return False
+
 
 class AnyTrigger(TriggerGroup):
     """Compacts when any of its triggers does; later ones are called only if needed.
@@ -361,10 +382,7 @@ class AnyTrigger(TriggerGroup):
 
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether any of the triggers returns true."""
-        for trigger in self.triggers:
-            if await await_value(trigger.should_compact(request)):
-                return True
-        return False
+        return await self._has(True, request)
 
 
 class AllTriggers(TriggerGroup):
@@ -379,10 +397,7 @@ class AllTriggers(TriggerGroup):
 
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether all of the triggers return true."""
-        for trigger in self.triggers:
-            if not await await_value(trigger.should_compact(request)):
-                return False
-        return bool(self.triggers)
+        return bool(self.triggers) and not await self._has(False, request)
 
 
 OVER_LIMIT_NOTE = "the newest exchange alone exceeds the limit; it remains complete"

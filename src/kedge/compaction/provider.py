@@ -11,9 +11,8 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from kedge.compaction.base import (
     CompactionRequest,
-    CompactionResult,
+    LimitCompactor,
     Replacement,
-    compact_if_triggered,
     cut_points,
 )
 from kedge.engines import Engine, unwrap
@@ -72,7 +71,7 @@ class SupportsCompaction(Protocol):
         ...
 
 
-class ServerCompactor:
+class ServerCompactor(LimitCompactor):
     """A compactor that uses the provider's compaction.
 
     Args:
@@ -82,8 +81,6 @@ class ServerCompactor:
     Raises:
         InvalidSetting: ``max_tokens`` is below 1.
     """
-
-    name = COMPACTOR_ORIGIN
 
     def __init__(self, max_tokens: int, how: CompactionMethod = "context_management") -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
@@ -96,10 +93,6 @@ class ServerCompactor:
             return {}
         entry = {"type": "compaction", "compact_threshold": self.max_tokens}
         return {"context_management": [entry]}
-
-    async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Use the compaction in the server's answer, or request one."""
-        return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether the server has compacted, or has to compact."""

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from kedge.compaction.base import (
     CompactionRequest,
-    CompactionResult,
+    LimitCompactor,
     Replacement,
-    compact_if_triggered,
     cut_points,
     find_first_fit,
 )
@@ -41,7 +40,7 @@ MIN_SUMMARY_TOKENS = 32
 CUT_MARK = " […]"
 
 
-class SummarizingCompactor:
+class SummarizingCompactor(LimitCompactor):
     """Replaces the old part of a conversation by a summary. Also a trigger and a strategy.
 
     Args:
@@ -57,8 +56,6 @@ class SummarizingCompactor:
     Raises:
         InvalidSetting: A number is below 1 or above its maximum.
     """
-
-    name = "SummarizingCompactor"
 
     def __init__(
         self,
@@ -80,10 +77,6 @@ class SummarizingCompactor:
         self.engine = engine
         self.model = model
         self.ask = ask
-
-    async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Summarize the old part if the conversation is too large."""
-        return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether the conversation has more than ``max_tokens``."""

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from kedge.compaction.base import (
     CompactionRequest,
-    CompactionResult,
+    LimitCompactor,
     Replacement,
-    compact_if_triggered,
     cut_points,
 )
 from kedge.planning.anchors import check_positive_int
@@ -131,7 +130,7 @@ SHORTENED_KEY = "kedge.shortened"
 """Metadata key of a shortened block: its original number of characters."""
 
 
-class ToolExchangeCompactor:
+class ToolExchangeCompactor(LimitCompactor):
     """Shortens old arguments and outputs of tools. Also a trigger and a strategy.
 
     Args:
@@ -144,18 +143,12 @@ class ToolExchangeCompactor:
         InvalidSetting: A number is below 1.
     """
 
-    name = "ToolExchangeCompactor"
-
     def __init__(
         self, max_characters: int = 400, *, keep_exchanges: int = 2, min_saving: int = 4_000
     ) -> None:
         self.max_characters = check_positive_int("max_characters", max_characters)
         self.keep_exchanges = check_positive_int("keep_exchanges", keep_exchanges)
         self.min_saving = check_positive_int("min_saving", min_saving)
-
-    async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Shorten old exchanges if that saves enough."""
-        return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether shortening saves at least ``min_saving`` characters."""

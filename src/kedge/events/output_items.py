@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_message_parts, repair_surrogates
+from kedge.events.fields import list_objects, read_message_parts, repair_surrogates
 from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
@@ -234,4 +234,5 @@ def _items_differ(one: Item, other: Item) -> bool:
 
 def _count_annotations(item: Item) -> int:
     """Return how many annotations the texts of a message have."""
-    return sum(len(part.get("annotations") or ()) for _, _, _, part in read_message_parts(item))
+    parts = (part for _, _, _, part in read_message_parts(item))
+    return sum(len(list_objects(part.get("annotations"))) for part in parts)

@@ -16,15 +16,18 @@ from msgspec.structs import astuple, force_setattr, replace
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.ids import new_id
-from kedge.turns.immutable import Extra, ImmutableStruct, check_texts, freeze_extra
 from kedge.turns.parts import (
     ASSISTANT_PART_TYPES,
     PART_TYPES,
     AssistantPart,
+    Extra,
+    ImmutableStruct,
     Part,
     RefusalPart,
     TextPart,
     check_parts,
+    check_texts,
+    freeze_extra,
 )
 from kedge.turns.server_fields import strip_server_fields
 
