@@ -114,7 +114,7 @@ class ServerCompactor(LimitCompactor):
         if not isinstance(engine, SupportsCompaction):
             return Replacement(request.blocks, ("this engine's provider does not compact",))
         start = (cut_points(request.blocks) or [0])[-1]
-        new = [block for block in request.blocks[:start] if block.origin != self.name]
+        new = [block for block in request.blocks[:start] if block.origin != COMPACTOR_ORIGIN]
         if request.count(new) * MIN_NEW_TOKENS_DIVISOR < self.max_tokens:
             return Replacement(request.blocks)  # the newest exchange is long, not the history
         try:
@@ -137,4 +137,4 @@ def _context_start(request: CompactionRequest) -> int:
 
 def _detach_block(block: Block) -> Block:
     """Return the block without its source, because no record has to match it any more."""
-    return block.with_source(None).with_origin(ServerCompactor.name)
+    return block.with_source(None).with_origin(COMPACTOR_ORIGIN)
