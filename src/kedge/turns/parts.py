@@ -4,9 +4,10 @@ Images and files have one normal form (a URL, a data URL or a provider's file id
 equals the part that a server returns.
 
 Parts and blocks are frozen Structs of a closed set. A Struct cannot be changed by an assignment, by
-``object.__setattr__`` or by another call of ``__init__``; a copy of one is the value itself. Decoders, constructors, ``replace`` and pickles all call ``__post_init__``, which
-checks the fields and brings them into one form: an encoder omits a field at its default only if it *is* the default,
-so equal values have equal JSON only if defaulted texts are interned and all empty maps are one object.
+``object.__setattr__`` or by another call of ``__init__``; a copy of one is the value itself. Decoders, constructors,
+``replace`` and pickles all call ``__post_init__``, which checks the fields and brings them into one form: an encoder
+omits a field at its default only if it *is* the default, so equal values have equal JSON only if defaulted texts are
+interned and all empty maps are one object.
 """
 
 import base64
