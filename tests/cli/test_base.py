@@ -61,6 +61,16 @@ RESPECT_PERMISSIONS = (
 """Runs a command to which the permissions of files apply, although root runs it."""
 
 
+RUN_ALL = """
+import json, sys
+from click.testing import CliRunner
+from kedge.cli import group
+results = [CliRunner().invoke(group, arguments, "Hello\\n") for arguments in json.loads(sys.argv[1])]
+print(json.dumps([(each.exit_code, each.stdout, each.stderr) for each in results]))
+"""
+"""Runs several commands in one process."""
+
+
 def test_read_only_store_can_be_read(tmp_path: Path) -> None:
     """Commands that only read work, writing is an error, and the doctor reports it."""
     folder = tmp_path / "store"
@@ -71,26 +81,32 @@ def test_read_only_store_can_be_read(tmp_path: Path) -> None:
         "XDG_CONFIG_HOME": str(folder),
     }
 
-    def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        prefix = RESPECT_PERMISSIONS if os.geteuid() == 0 else ()
-        return run_kedge(*arguments, text=text, prefix=prefix, **environ)
-
-    assert run("chat", "-c", "quay", text="My name is Ada.\n").returncode == 0
+    created = CliRunner(env=environ).invoke(group, ["chat", "-c", "quay"], "My name is Ada.\n")
+    assert created.exit_code == 0, created.output
     for path in (*folder.iterdir(), folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    for arguments in (
-        ("conversations",),
-        *((name, "quay") for name in ("show", "tree", "inspect")),
-    ):
-        result = run(*arguments)
-        assert result.returncode == 0, result.stderr
-        assert "quay" in result.stdout or "Ada" in result.stdout
-    failed = run("chat", "-c", "quay", text="What is my name?\n")
-    assert failed.returncode == 1
-    assert "the database may only be read" in failed.stderr
-    assert "Hint: Check the permissions" in failed.stderr
-    assert run("chat", text="Hello\n").returncode == 0
-    checks = json.loads(run("doctor", "--json").stdout)["checks"]
+    reading = [["conversations"], *([name, "quay"] for name in ("show", "tree", "inspect"))]
+    writing = [["chat", "-c", "quay"], ["chat"], ["doctor", "--json"]]
+    done = subprocess.run(
+        [
+            *(RESPECT_PERMISSIONS if os.geteuid() == 0 else ()),
+            *(sys.executable, "-c", RUN_ALL, json.dumps([*reading, *writing])),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        env={**os.environ, **environ},
+    )
+    *read, failed, unnamed, doctor = json.loads(done.stdout)
+    for code, output, errors in read:
+        assert code == 0, errors
+        assert "quay" in output or "Ada" in output
+    assert failed[0] == 1
+    assert "the database may only be read" in failed[2]
+    assert "Hint: Check the permissions" in failed[2]
+    assert unnamed[0] == 0
+    checks = json.loads(doctor[1])["checks"]
     wrong = {check["name"]: check["found"] for check in checks if check["state"] == "wrong"}
     assert "cannot be written" in wrong["folder"]
     assert "read-only" in wrong["store"]

@@ -8,15 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from law.engine_fuzzer import ACTIONS, TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
+from law.networks import MemoryNetwork
 
 
 def run_script(actions: list[str], seed: int, transport: str = "http") -> FuzzStats:
-    """Run a script against new servers, and return the statistics."""
+    """Run a script against new servers in memory, and return the statistics."""
 
     async def main() -> FuzzStats:
-        async with EngineFuzzer(random.Random(seed), settings=TRANSPORTS[transport]) as player:
-            await player.run(actions)
-            return player.stats
+        network, settings = MemoryNetwork(), TRANSPORTS[transport]
+        with network.install():
+            fuzzer = EngineFuzzer(random.Random(seed), settings=settings, network=network)
+            async with fuzzer as player:
+                await player.run(actions)
+                return player.stats
 
     return anyio.run(main)
 

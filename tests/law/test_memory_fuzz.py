@@ -10,6 +10,7 @@ from kedge.providers import connect
 from kedge.testing import serve
 from kedge.turns import Turn, user
 from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, TRANSPORTS, MemoryFuzzer
+from law.networks import MemoryNetwork
 from law.program_fuzzer import DOORS, ProgramFuzzer
 
 CAPPED = {"caps the chain", "caps the chain early"}
@@ -17,10 +18,12 @@ CAPPED = {"caps the chain", "caps the chain early"}
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("behavior", sorted(BEHAVIORS))
-async def test_no_behavior_shows_a_wrong_answer(behavior: str, transport: str) -> None:
+async def test_no_behavior_shows_a_wrong_answer(
+    behavior: str, transport: str, network: MemoryNetwork
+) -> None:
     """A capped chain may show one flagged wrong answer when streaming; other behaviors show none."""
     rng = random.Random(f"{behavior}/{transport}")
-    stats = await MemoryFuzzer(rng, behavior, transport).run(10)
+    stats = await MemoryFuzzer(rng, behavior, transport, network=network).run(10)
     allowed = 1 if behavior in CAPPED and transport != "whole" else 0
     assert stats.wrong <= allowed, stats.first_wrong
     assert stats.flagged == stats.wrong
@@ -29,19 +32,25 @@ async def test_no_behavior_shows_a_wrong_answer(behavior: str, transport: str) -
 
 @pytest.mark.parametrize("transport", ["stream", "whole"])
 @pytest.mark.parametrize("behavior", sorted(BEHAVIORS))
-async def test_no_behavior_shows_a_wrong_answer_in_an_object(behavior: str, transport: str) -> None:
+async def test_no_behavior_shows_a_wrong_answer_in_an_object(
+    behavior: str, transport: str, network: MemoryNetwork
+) -> None:
     """Conversation objects are relied on as chains are: no wrong answer, and every dry run is that of its request."""
     rng = random.Random(f"{behavior}/{transport}/object")
-    stats = await MemoryFuzzer(rng, behavior, transport, mode="conversation").run(8)
+    stats = await MemoryFuzzer(rng, behavior, transport, mode="conversation", network=network).run(
+        8
+    )
     assert (stats.wrong - stats.flagged, stats.contradicted) == (0, 0), stats.first_wrong
     assert stats.wrong <= (1 if behavior in CAPPED and transport == "stream" else 0)
     assert stats.answers == 8
 
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
-async def test_reliable_server_of_unknown_kind_is_chained_on(transport: str) -> None:
+async def test_reliable_server_of_unknown_kind_is_chained_on(
+    transport: str, network: MemoryNetwork
+) -> None:
     """Requests to a reliable server of an unknown kind are chained after it was verified."""
-    stats = await MemoryFuzzer(random.Random(5), "honest", transport).run(14)
+    stats = await MemoryFuzzer(random.Random(5), "honest", transport, network=network).run(14)
     assert (stats.wrong, stats.healed) == (0, 0)
     assert stats.chained >= 8
 
@@ -49,30 +58,36 @@ async def test_reliable_server_of_unknown_kind_is_chained_on(transport: str) -> 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("late", LATE_BEHAVIORS)
 async def test_server_that_starts_to_forget_shows_one_flagged_answer(
-    late: str, transport: str
+    late: str, transport: str, network: MemoryNetwork
 ) -> None:
     """A server that starts to forget shows at most the answer being streamed, and it is flagged."""
-    stats = await MemoryFuzzer(random.Random(late), "honest", transport).run(14, late=late)
+    stats = await MemoryFuzzer(random.Random(late), "honest", transport, network=network).run(
+        14, late=late
+    )
     assert stats.wrong <= (0 if transport == "whole" else 1), stats.first_wrong
     assert stats.flagged == stats.wrong
 
 
 @pytest.mark.parametrize("content", ["reasoning", "image"])
 @pytest.mark.parametrize("behavior", ["honest", "stores nothing", "counts only new tokens"])
-async def test_reasoning_and_images_hide_no_loss(behavior: str, content: str) -> None:
+async def test_reasoning_and_images_hide_no_loss(
+    behavior: str, content: str, network: MemoryNetwork
+) -> None:
     """No answer is wrong, and every dry run is that of its request."""
     rng = random.Random(f"{behavior}/{content}")
-    stats = await MemoryFuzzer(rng, behavior, "stream", content=content).run(10)
+    stats = await MemoryFuzzer(rng, behavior, "stream", content=content, network=network).run(10)
     assert (stats.wrong, stats.contradicted) == (0, 0), stats.first_wrong
     assert stats.answers == 10
 
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
-async def test_losses_of_a_trusted_server_are_reported(transport: str) -> None:
+async def test_losses_of_a_trusted_server_are_reported(
+    transport: str, network: MemoryNetwork
+) -> None:
     """With ``trust="always"`` every loss that a count can show is reported."""
-    stats = await MemoryFuzzer(random.Random(3), "stores nothing", transport, trust="always").run(
-        12
-    )
+    stats = await MemoryFuzzer(
+        random.Random(3), "stores nothing", transport, trust="always", network=network
+    ).run(12)
     assert stats.wrong > 0
     assert (stats.unreported, stats.contradicted) == (0, 0)
 
@@ -81,11 +96,13 @@ async def test_losses_of_a_trusted_server_are_reported(transport: str) -> None:
 @pytest.mark.parametrize("behavior", ["honest", "stores nothing", "caps the chain early"])
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_programs_get_no_unreported_wrong_answer(
-    behavior: str, door: str, streaming: bool
+    behavior: str, door: str, streaming: bool, network: MemoryNetwork
 ) -> None:
     """A stream cannot be held back, so one answer in flight may be wrong, and it is reported."""
     rng = random.Random(f"{behavior}/{door}")
-    stats = await ProgramFuzzer(rng, behavior, door, streaming).run(12, edits=True)
+    stats = await ProgramFuzzer(
+        rng, behavior, door, streaming, network=network, client="httpx"
+    ).run(12, edits=True)
     assert stats.wrong <= (streaming and behavior != "honest"), stats.first_wrong
     assert stats.flagged == stats.wrong
     assert stats.answers == 12
@@ -93,9 +110,19 @@ async def test_programs_get_no_unreported_wrong_answer(
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_losses_of_a_trusted_server_are_in_the_report(door: str, streaming: bool) -> None:
+async def test_losses_of_a_trusted_server_are_in_the_report(
+    door: str, streaming: bool, network: MemoryNetwork
+) -> None:
     """With ``trust="always"`` a chained client and the proxy report every loss that a count can show."""
-    fuzzer = ProgramFuzzer(random.Random(3), "stores nothing", door, streaming, "always")
+    fuzzer = ProgramFuzzer(
+        random.Random(3),
+        "stores nothing",
+        door,
+        streaming,
+        "always",
+        network=network,
+        client="httpx",
+    )
     stats = await fuzzer.run(12)
     assert stats.wrong > 0
     assert stats.flagged > 0
@@ -103,9 +130,13 @@ async def test_losses_of_a_trusted_server_are_in_the_report(door: str, streaming
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_server_that_is_never_trusted_is_never_chained_on(door: str) -> None:
+async def test_a_server_that_is_never_trusted_is_never_chained_on(
+    door: str, network: MemoryNetwork
+) -> None:
     """With ``trust="never"`` no answer is wrong, whatever the server does."""
-    fuzzer = ProgramFuzzer(random.Random(3), "stores nothing", door, True, "never")
+    fuzzer = ProgramFuzzer(
+        random.Random(3), "stores nothing", door, True, "never", network=network, client="httpx"
+    )
     stats = await fuzzer.run(8)
     assert (stats.wrong, stats.chained, stats.answers) == (0, 0, 8)
 

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from law.networks import MemoryNetwork
 from law.program_fuzzer import DOORS, ProgramFuzzer
 from law.record_fuzzer import WEIGHTED_ENGINES, RecordFuzzer, choose_actions
 
 
 @pytest.mark.parametrize("kind", [*WEIGHTED_ENGINES, "all"])
-async def test_every_place_says_the_same_about_each_request(kind: str, tmp_path: Path) -> None:
+async def test_every_place_says_the_same_about_each_request(
+    kind: str, tmp_path: Path, network: MemoryNetwork
+) -> None:
     """Over a random script, rows, replies, spans, logs, metrics, commands and API agree with the wire."""
     rng = random.Random(kind)
     kinds = list(WEIGHTED_ENGINES) if kind == "all" else [kind]
-    async with RecordFuzzer(rng, str(tmp_path / "store.db"), kinds=kinds) as fuzzer:
+    async with RecordFuzzer(
+        rng, str(tmp_path / "store.db"), kinds=kinds, network=network
+    ) as fuzzer:
         await fuzzer.run(choose_actions(rng, 8))
     assert not fuzzer.views.differences
     assert fuzzer.stats.requests > 25
@@ -30,10 +35,12 @@ async def test_every_place_says_the_same_about_each_request(kind: str, tmp_path:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("behavior", ["honest", "rejects what it stored", "caps the chain"])
 async def test_reports_of_chained_clients_and_proxies_agree_with_the_wire(
-    door: str, behavior: str
+    door: str, behavior: str, network: MemoryNetwork
 ) -> None:
     """Report and stored row of each request of a program have anchor and sizes of the body that was answered."""
-    fuzzer = ProgramFuzzer(random.Random(1), behavior, door, streaming=door == "proxy")
+    fuzzer = ProgramFuzzer(
+        random.Random(1), behavior, door, streaming=door == "proxy", network=network, client="httpx"
+    )
     await fuzzer.run(12, edits=True)
     assert not fuzzer.records.differences, fuzzer.records.first_difference
     assert fuzzer.records.requests > 6

@@ -36,9 +36,10 @@ def test_a_round_in_memory_finds_no_problem(door: str) -> None:
     assert result.counts["compared"] > 3 or "views" in door
 
 
-def test_a_round_over_sockets_finds_no_problem() -> None:
-    """The same rounds run over sockets."""
-    result = run_round(SOCKETS, "engine")
+@pytest.mark.parametrize("door", ["engine", "chain", "proxy"])
+def test_a_round_over_sockets_finds_no_problem(door: str) -> None:
+    """The same rounds run over sockets, programs also with the clients of the SDK."""
+    result = run_round(SOCKETS, door)
     assert not list_problems(result.counts), result.problem
     assert result.counts["transport sockets http"] + result.counts["transport sockets websocket"]
 
