@@ -321,7 +321,9 @@ class Engine(AsyncResource, ABC):
             OutputInvalid: The answer does not match ``output``, also after retries.
             OutputRefused: The model refused to answer, and ``output`` requests a value.
         """
-        return (await self.ask(turn, output=output, **options)).turn
+        options.setdefault("streaming", False)
+        async with self.stream(turn, output=output, **options) as stream:
+            return await stream.finish()
 
     async def ask(
         self,

@@ -7,10 +7,10 @@ time of a turn, and to import one of them takes longer than the first answer. An
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -23,7 +23,6 @@ from kedge.errors import EngineError
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-T = TypeVar("T")
 DEFAULT_MAX_RETRIES = 2
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 120.0
@@ -107,8 +106,8 @@ class HttpClient:
             EngineError: The server cannot be reached, or answered with an error.
         """
         url = self.errors.build_url(path)
-
-        async def request() -> RawResponse:
+        retries = self.max_retries if retry else 0
+        while True:
             try:
                 response = await self._session.request(
                     method,
@@ -122,22 +121,21 @@ class HttpClient:
             except self.read_errors as exc:
                 timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
                 error = self.errors.build_unreachable(exc, timed_out=timed_out)
-                if self._session.closed or isinstance(exc, aiohttp.InvalidURL):
-                    error.retryable = False
-                raise error from self.errors.find_cause(exc)
-            if response.status >= 300:
+                error.retryable = not (self._session.closed or isinstance(exc, aiohttp.InvalidURL))
+                error.__cause__ = self.errors.find_cause(exc)
+            else:
+                if response.status < 300:
+                    return RawResponse(
+                        response.content.iter_any(),
+                        response.release,  # which closes the connection if the body has not arrived completely
+                        self.errors,
+                        self.max_response_bytes,
+                        response.headers,
+                        read_errors=self.read_errors,
+                    )
                 text = await _read_text(response)
-                raise self.errors.build_error(response.status, text, response.headers)
-            return RawResponse(
-                response.content.iter_any(),
-                response.release,  # which closes the connection if the body has not arrived completely
-                self.errors,
-                self.max_response_bytes,
-                response.headers,
-                read_errors=self.read_errors,
-            )
-
-        return await send_with_retries(request, self.max_retries if retry else 0)
+                error = self.errors.build_error(response.status, text, response.headers)
+            retries = await wait_to_retry(error, retries, self.max_retries)
 
     async def open_socket(self, path: str, **options: Any) -> "ClientConnection":
         """Open a WebSocket; ``options`` are those of ``websockets``."""
@@ -159,20 +157,27 @@ class HttpClient:
         await self._session.close()
 
 
-async def send_with_retries(send: Callable[[], Awaitable[T]], retries: int) -> T:
-    """Send a request, and repeat it at most ``retries`` times if its error may be temporary."""
-    backoff = INITIAL_BACKOFF
-    while True:
-        try:
-            return await send()
-        except EngineError as error:
-            delay = error.retry_after
-            if not retries or not error.retryable or (delay or 0) > MAX_RETRY_AFTER:
-                raise
-        retries -= 1
-        # The random part keeps clients apart that failed at the same time.
-        await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
-        backoff = min(backoff * 2, MAX_BACKOFF)
+async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> int:
+    """Wait before a request is repeated.
+
+    Args:
+        error: Why it failed.
+        retries: How many times it may still be repeated.
+        max_retries: How many times it could be repeated at first.
+
+    Returns:
+        How many times it may be repeated after that.
+
+    Raises:
+        EngineError: The error, if it is not temporary, or the request must not be repeated again.
+    """
+    delay = error.retry_after
+    if not retries or not error.retryable or (delay or 0) > MAX_RETRY_AFTER:
+        raise error
+    backoff = min(INITIAL_BACKOFF * 2 ** (max_retries - retries), MAX_BACKOFF)
+    # The random part keeps clients apart that failed at the same time.
+    await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
+    return retries - 1
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:

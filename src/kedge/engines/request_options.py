@@ -167,11 +167,6 @@ PLANNED_PARAMS: Mapping[str, str] = {
 """Body members that follow from the plan, with the alternative to each."""
 
 _PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_FORMS: Mapping[type, Callable[[Any], str]] = {
-    str: _PARAM_ENCODER.encode,
-    bool: {True: "true", False: "false"}.__getitem__,
-}
-"""Types with a form that takes much less time than the encoding of an object."""
 
 
 def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:
@@ -200,29 +195,25 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
                 f"{hint}use extra_body={{{name!r}: …}} to send a body member of this name",
                 f"there is no option {name!r}",
             )
-    for name, value in (*members.items(), *extra.items()):
-        encode_param(name, value)
+    encode_params({**members, **extra})
 
 
-def encode_param(name: str, value: Any) -> bytes:
-    """Return a member of a body as JSON.
+def encode_params(members: Mapping[str, Any]) -> bytes:
+    """Return members of a body as JSON, without the braces of their object.
 
-    The standard library encodes it, because it rejects values that are not JSON; parameters are arbitrary objects
+    The standard library encodes them, because it rejects values that are not JSON; parameters are arbitrary objects
     of the caller.
 
     Raises:
-        InvalidSetting: The value is not JSON.
+        InvalidSetting: A value is not JSON.
     """
     try:
-        if type(name) is str and type(value) in _FORMS:
-            form = f"{_PARAM_ENCODER.encode(name)}:{_FORMS[type(value)](value)}"
-        else:
-            form = _PARAM_ENCODER.encode({name: value})[1:-1]
-        return form.encode()
+        return _PARAM_ENCODER.encode(members)[1:-1].encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSetting(
-            f"{name} cannot be sent as JSON: {error}; pass plain values"
-        ) from error
+        for name in members if len(members) > 1 else ():
+            encode_params({name: members[name]})  # which names the invalid one
+        message = f"{next(iter(members))} cannot be sent as JSON: {error}; pass plain values"
+        raise InvalidSetting(message) from error
 
 
 def check_planned_params(params: Mapping[str, Any]) -> None:
@@ -384,7 +375,7 @@ def encode_tool(tool: object) -> bytes:
 
 
 def _encode(tool: object) -> bytes:
-    return encode_param("tools", thaw(tool))[len(_PREFIX) :]
+    return encode_params({"tools": thaw(tool)})[len(_PREFIX) :]
 
 
 def convert_tool(

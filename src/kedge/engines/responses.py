@@ -94,19 +94,16 @@ class ResponsesSession(Session):
     Attributes:
         check: The decisions about the current request and its answer.
         is_live: Whether the request is sent over the connection that may remember responses.
+        object_id: The conversation object of the request, or an empty string.
         owned: The conversation object whose end was known when the request claimed it.
         is_at_end: Whether the answer is the end of its conversation object, if it has one.
     """
 
     check: MemoryCheck = field(init=False)
     is_live: bool = field(default=True, init=False)
+    object_id: str = field(default="", init=False)
     owned: str = field(default="", init=False)
     is_at_end: bool = field(default=True, init=False)
-
-    @property
-    def object_id(self) -> str:
-        """The conversation object of the request, or an empty string."""
-        return self.body.get("conversation", "")
 
     @property
     def summary(self) -> RequestSummary:
@@ -355,6 +352,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         session.check.describe(session.plan, session.body)
 
     def _assemble_body(self, session: ResponsesSession, conversation_id: str = "") -> None:
+        session.object_id = conversation_id
         session.body = build_request_body(
             session.plan,
             session.options,

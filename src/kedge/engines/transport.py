@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from kedge.engines.http_errors import parse_object
-from kedge.engines.request_options import encode_param, encode_tool
+from kedge.engines.request_options import encode_params, encode_tool
 from kedge.engines.response import EVENT_STREAM, RawResponse
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
@@ -134,13 +134,14 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
         InvalidSetting: A parameter is not JSON.
     """
     members: list[bytes] = []
+    params: dict[str, Any] = {}
     for name, value in body.items():
         if name in _ITEM_LISTS:
-            member = b'"%b":%b' % (name.encode(), encode(value))
+            members.append(b'"%b":%b' % (name.encode(), encode(value)))
         elif name == "tools" and type(value) is list:
             listed = map(encode_tool, cast("list[Any]", value))
-            member = b'"tools":[%b]' % b",".join(listed)
+            members.append(b'"tools":[%b]' % b",".join(listed))
         else:
-            member = encode_param(name, value)
-        members.append(member)
-    return b"{%b}" % b",".join(members)
+            params[name] = value
+    # The items, which are the longest part, come last.
+    return b"{%b}" % b",".join([encode_params(params), *members] if params else members)

@@ -145,6 +145,7 @@ _TABLE = (
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
 """Every metric by name."""
+_GAUGES = frozenset(metric.name for metric in _TABLE if metric.kind == "gauge")
 
 _lock = threading.Lock()
 _registry: dict[str, dict[Labels, list[float]]] = {}
@@ -161,7 +162,7 @@ def count(name: str, amount: float = 1, **labels: str) -> None:
     Raises:
         KeyError: The metric is not declared, or has other labels.
     """
-    _update(name, labels, amount)
+    measure(name, amount, **labels)
 
 
 def measure(name: str, value: float, **labels: str) -> None:
@@ -175,7 +176,17 @@ def measure(name: str, value: float, **labels: str) -> None:
     Raises:
         KeyError: The metric is not declared, or has other labels.
     """
-    _update(name, labels, value)
+    metric = METRICS[name]
+    key = tuple(labels.items())
+    with _lock:
+        try:
+            entry = _registry[name][key]
+        except KeyError:
+            entry = _add_series(metric, _registry.setdefault(name, {}), key)
+        entry[0] += 1
+        entry[1] = value if name in _GAUGES else entry[1] + value
+        if metric.buckets:
+            entry[2 + bisect_left(metric.buckets, value)] += 1
 
 
 def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:
@@ -206,20 +217,6 @@ def reset() -> None:
     """Clear all metrics; for tests."""
     with _lock:
         _registry.clear()
-
-
-def _update(name: str, labels: Mapping[str, str], value: float) -> None:
-    metric = METRICS[name]
-    key = tuple(labels.items())
-    with _lock:
-        try:
-            entry = _registry[name][key]
-        except KeyError:
-            entry = _add_series(metric, _registry.setdefault(name, {}), key)
-        entry[0] += 1
-        entry[1] = value if metric.kind == "gauge" else entry[1] + value
-        if metric.buckets:
-            entry[2 + bisect_left(metric.buckets, value)] += 1
 
 
 def _add_series(metric: Metric, series: dict[Labels, list[float]], labels: Labels) -> list[float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
-from kedge.engines.http_client import send_with_retries
+from kedge.engines.http_client import wait_to_retry
 from kedge.engines.response import RawResponse
 from kedge.engines.transport import Transport, report_failure
 from kedge.engines.websocket.connection import (
@@ -123,24 +123,27 @@ class SocketTransport(Transport):
         **_: Any,
     ) -> RawResponse:
         """Send a request that continues a response on its lane; the answer is always streamed."""
-        send = partial(self._send_in_time, content, parent_id)
         try:
-            reply = await send_with_retries(send, self.client.max_retries if retry else 0)
+            reply = await self._send_with_retries(content, parent_id, retry=retry)
         except EngineError as error:
             report_failure(tap, content, error)
             raise
         reply.tap, reply.request_body = tap, content
         return reply
 
-    async def _send_in_time(self, content: bytes, parent_id: str) -> RawResponse:
-        """Send a request, on another connection if the first has reached its maximum age."""
-        for _ in range(MAX_ROTATIONS):
+    async def _send_with_retries(
+        self, content: bytes, parent_id: str, *, retry: bool
+    ) -> RawResponse:
+        rotations, most = MAX_ROTATIONS, self.client.max_retries
+        retries = most if retry else 0
+        while True:
             try:
                 return await self._send(content, parent_id)
             except EngineError as error:
-                if error.code != CONNECTION_LIMIT_CODE:
-                    raise
-        return await self._send(content, parent_id)
+                if error.code == CONNECTION_LIMIT_CODE and rotations:
+                    rotations -= 1
+                else:
+                    retries = await wait_to_retry(error, retries, most)
 
     async def _send(self, content: bytes, parent_id: str) -> RawResponse:
         pool = self._pools.get()
