@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
-from kedge.server.item_forms import normalize_items
+from kedge.server.object_forms import normalize_items
 from kedge.server.prepare import prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings

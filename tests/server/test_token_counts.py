@@ -7,7 +7,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from kedge import tokens
-from kedge.server.item_forms import MIN_THREAD_CHARS
+from kedge.server.object_forms import MIN_THREAD_CHARS
 from kedge.testing import TestServer, serve
 from kedge.tokens import counter
 from server.gated_model import GatedModel

@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from kedge.errors import StoreError
 from kedge.server import errors
+from kedge.server.object_forms import UNFINISHED_STATUSES
 from kedge.server.prepare import prepare_claimed
 from kedge.server.request_log import log_failure
-from kedge.server.response_object import UNFINISHED_STATUSES
 from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, FollowedLog, SSEEncoder

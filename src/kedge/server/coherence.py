@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kedge.server import errors
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 
 
 class CallOutputType(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any, cast
 from kedge.errors import describe_extra
 from kedge.security.encryption import FernetCipher, can_encrypt
 from kedge.server.errors import ENCRYPTION_MISSING, INVALID_ENCRYPTED_CONTENT
-from kedge.server.item_forms import Item, count_items
+from kedge.server.object_forms import Item, count_items
 from kedge.text.json_text import decode, encode
 
 

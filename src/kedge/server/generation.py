@@ -19,14 +19,14 @@ from starlette.types import Receive
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
 from kedge.server.http import get_service, respond_encoded
-from kedge.server.item_forms import (
+from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
+from kedge.server.object_forms import (
     Item,
     measure_texts,
     new_unstored_key,
     normalize_items,
     precount,
 )
-from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
 from kedge.server.prepare import (
     EMPTY_HISTORY,

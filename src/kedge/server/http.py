@@ -29,7 +29,7 @@ from kedge.server.access import (
     read_bearer_token,
     read_header,
 )
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.server.prepare import precount_request
 from kedge.server.request_log import (
     RECORD_KEY,

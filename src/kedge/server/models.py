@@ -21,7 +21,7 @@ from kedge.practice import (
     answer,
 )
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
-from kedge.server.item_forms import count_text
+from kedge.server.object_forms import count_text
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 

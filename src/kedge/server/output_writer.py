@@ -10,16 +10,6 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
-from kedge.server.item_forms import (
-    build_output_text,
-    count_item,
-    count_items,
-    count_text,
-    make_call_id,
-    make_item_id,
-    measure_texts,
-    precount,
-)
 from kedge.server.models import (
     ItemAdded,
     ItemClosed,
@@ -29,6 +19,16 @@ from kedge.server.models import (
     ModelUsage,
     OutputEvent,
     OutputTruncated,
+)
+from kedge.server.object_forms import (
+    build_output_text,
+    count_item,
+    count_items,
+    count_text,
+    make_call_id,
+    make_item_id,
+    measure_texts,
+    precount,
 )
 
 StreamEvent = dict[str, Any]

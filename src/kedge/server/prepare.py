@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kedge.database.responses import slice_from_compaction
 from kedge.practice import PracticeRequest
-from kedge.server import errors, response_object
+from kedge.server import errors, object_forms
 from kedge.server.coherence import (
     check_encrypted_content,
     check_request,
@@ -22,7 +22,8 @@ from kedge.server.encrypted_content import (
     compact,
     find_newest_exchange,
 )
-from kedge.server.item_forms import (
+from kedge.server.models import Model, Prompt
+from kedge.server.object_forms import (
     Item,
     count_item,
     count_items,
@@ -33,7 +34,6 @@ from kedge.server.item_forms import (
     normalize_items,
     precount,
 )
-from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
     MIN_CACHED_TOKENS,
@@ -173,7 +173,7 @@ def _build_draft(
     seen = truncate_to_window(seen, body, model.window)
     return ResponseDraft(
         key=key,
-        request_fields=response_object.build_request_fields(
+        request_fields=object_forms.build_request_fields(
             make_response_id(key), int(service.clock()), body, store=store
         ),
         history=history,

@@ -19,12 +19,14 @@ from hashlib import blake2b
 from itertools import chain
 from json import dumps
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kedge.security.bounded_dict import BoundedDict
-from kedge.server.item_forms import Item
+
+if TYPE_CHECKING:
+    from kedge.server.object_forms import Item
 
 MIN_CACHED_TOKENS = 1024
 """The minimum number of tokens of a prompt that is cached automatically."""
@@ -162,7 +164,7 @@ def _hash_plain_settings(*values: str | None) -> bytes:
     return _hash_segment(EMPTY_DIGEST, dict(zip(_SETTINGS, values, strict=False)))
 
 
-def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
+def hash_items(digest: bytes, items: "Iterable[Item]") -> Iterator[bytes]:
     """Yield the digest after each item; reasoning is not part of later prompts and does not change it."""
     for item in items:
         if item.get("type") != "reasoning":
@@ -171,7 +173,7 @@ def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
 
 
 def iter_prefixes(
-    start: Prefix, history: Iterable[Prefix], items: Sequence[Item], counts: Iterable[int]
+    start: Prefix, history: Iterable[Prefix], items: "Sequence[Item]", counts: Iterable[int]
 ) -> Iterator[Prefix]:
     """Yield the prefixes of a prompt, longest first.
 

@@ -33,7 +33,7 @@ from kedge.server.access import (
     Credentials,
     Rejection,
 )
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.text.json_text import encode_escaped
 
 CHECK_SECONDS = 0.5

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.database.responses import slice_from_compaction
 from kedge.observe import count
-from kedge.server import errors, response_object
+from kedge.server import errors, object_forms
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
 from kedge.server.generation import Emit, Frames, Generation
-from kedge.server.item_forms import count_items
 from kedge.server.models import ModelUsage, OutputEvent
+from kedge.server.object_forms import count_items, join_response
 from kedge.server.output_writer import OutputWriter, StreamEvent
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest
-from kedge.server.response_object import join_response
 from kedge.server.sse import DONE_FRAME, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
@@ -100,9 +99,9 @@ class ResponseRun(Generation):
             background=self.is_background,
         )
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
-        self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
+        self._result_fields: Mapping[str, Any] = object_forms.IN_PROGRESS_FIELDS
         if first_event is not None:
-            self._state, self._result_fields = "in_progress", response_object.QUEUED_FIELDS
+            self._state, self._result_fields = "in_progress", object_forms.QUEUED_FIELDS
         self._response_json = b""
         self._encoder = SSEEncoder(first_event or 0)
         self._is_lost = False
@@ -111,7 +110,7 @@ class ResponseRun(Generation):
 
     def enqueue(self) -> Frames:
         """Store the response as queued and return the first frames of its stream."""
-        self._result_fields = response_object.QUEUED_FIELDS
+        self._result_fields = object_forms.QUEUED_FIELDS
         self.begin()
         return self._encode_states("created", "queued")
 
@@ -121,7 +120,7 @@ class ResponseRun(Generation):
         Until then the client cannot request the response, so a response that is not streamed is stored as in progress
         only if its model makes the server wait.
         """
-        if self._result_fields is response_object.QUEUED_FIELDS:
+        if self._result_fields is object_forms.QUEUED_FIELDS:
             await emit(await self.service.run(self._start_queued))
         elif self.is_streamed:
             if self._state == "unwritten":
@@ -131,7 +130,7 @@ class ResponseRun(Generation):
             await emit(await self._compact(self._draft.compacted))
 
     def _start_queued(self) -> Frames:
-        self._result_fields = response_object.IN_PROGRESS_FIELDS
+        self._result_fields = object_forms.IN_PROGRESS_FIELDS
         self.service.responses.mark_in_progress(self.node)
         return self._encode_states("in_progress")
 
@@ -166,7 +165,7 @@ class ResponseRun(Generation):
     @property
     def _failure_cause(self) -> errors.ApiError | str | None:
         """The reason why the response failed."""
-        return response_object.STOPPED_MESSAGE if self._stop_status else self.error
+        return object_forms.STOPPED_MESSAGE if self._stop_status else self.error
 
     def snapshot(self) -> bytes:
         """Return a response that has not been generated yet as JSON."""
@@ -219,16 +218,16 @@ class ResponseRun(Generation):
         """Store the response as in progress or queued, before its client receives the id."""
         if self._draft.store:
             barrier = has_compaction(self._draft.input)
-            queued = self._result_fields is response_object.QUEUED_FIELDS
+            queued = self._result_fields is object_forms.QUEUED_FIELDS
             self.service.responses.begin(self._entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
     async def _complete(self) -> None:
         draft, writer = self._draft, self._writer
-        self._result_fields = response_object.build_finished_fields(
+        self._result_fields = object_forms.build_finished_fields(
             reason=writer.incomplete_reason,
             now=int(self.service.clock()),
-            usage=response_object.build_usage(self._count_usage()),
+            usage=object_forms.build_usage(self._count_usage()),
         )
         if writer.reasoning_texts:
             self.service.remember_reasoning(writer.items, writer.reasoning_texts)
@@ -293,14 +292,14 @@ class ResponseRun(Generation):
         if not self.is_complete:
             output, self._result_fields = (
                 [],
-                response_object.build_failed_fields(self._failure_status, self._failure_cause),
+                object_forms.build_failed_fields(self._failure_status, self._failure_cause),
             )
         return list(map(self._encoder, build_last_events(self._build_response(output))))
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:
     """Return the events of a finished response whose request was repeated, with each item in one piece."""
-    started: dict[str, Any] = {**response, **response_object.IN_PROGRESS_FIELDS, "output": []}
+    started: dict[str, Any] = {**response, **object_forms.IN_PROGRESS_FIELDS, "output": []}
     events: list[StreamEvent] = [
         {"type": "response.created", "response": started},
         {"type": "response.in_progress", "response": started},

@@ -18,8 +18,8 @@ from kedge.server.encrypted_content import (
     parse_reasoning_payload,
 )
 from kedge.server.errors import MODEL_NOT_FOUND
-from kedge.server.item_forms import Item, NodeKeys
 from kedge.server.models import Model, PracticeModel
+from kedge.server.object_forms import Item, NodeKeys
 from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache

@@ -11,7 +11,7 @@ from typing import Any, cast
 from kedge.server import errors
 from kedge.server.errors import ErrorTemplate
 from kedge.server.generation import StatelessRequest, get_object
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.server.schema.items import NAME
 from kedge.server.schema.requests import (
     CREATE_RESPONSE,

@@ -19,7 +19,7 @@ from kedge.server.http import (
     paginate,
     with_body,
 )
-from kedge.server.item_forms import Item, normalize_items
+from kedge.server.object_forms import Item, normalize_items
 from kedge.server.schema.requests import (
     check_conversation_create,
     check_conversation_items,

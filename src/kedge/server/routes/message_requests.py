@@ -6,7 +6,7 @@ from typing import Any
 
 from kedge.server.encrypted_content import parse_reasoning_payload
 from kedge.server.generation import StatelessRequest, get_object
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes import message_schema as schema
 from kedge.server.schema.requests import RequestSchema, check_tool_choice

@@ -23,7 +23,6 @@ from kedge.server.generation import (
     respond_stateless,
 )
 from kedge.server.http import get_service, read_json, respond_json, validate
-from kedge.server.item_forms import count_items, count_json, count_text
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -33,6 +32,7 @@ from kedge.server.models import (
     OutputTruncated,
     PracticeModel,
 )
+from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.server import errors, response_object
+from kedge.server import errors, object_forms
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
@@ -24,14 +24,14 @@ from kedge.server.http import (
     validate,
     with_body,
 )
-from kedge.server.item_forms import (
+from kedge.server.models import ModelUsage
+from kedge.server.object_forms import (
     Item,
     count_items,
     make_item_id,
     make_response_id,
     new_unstored_key,
 )
-from kedge.server.models import ModelUsage
 from kedge.server.prepare import (
     ModelInput,
     ResponseDraft,
@@ -151,7 +151,7 @@ def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> Sto
         return None
     if found.body != encode(body):
         raise errors.IDEMPOTENCY_KEY_REUSED()
-    if found.status in response_object.UNFINISHED_STATUSES and not body.get("background"):
+    if found.status in object_forms.UNFINISHED_STATUSES and not body.get("background"):
         if service.claims is None or not service.claims.is_lost(found.node):
             raise errors.IDEMPOTENCY_KEY_IN_USE()
         service.claims.fail_lost()
@@ -208,7 +208,7 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/responses/{id}``."""
     found = _read_response(service, request)
-    if decode(found.encoded)["status"] in response_object.UNFINISHED_STATUSES:
+    if decode(found.encoded)["status"] in object_forms.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
     service.responses.delete(found.node)
     return {"id": request.path_params["id"], "object": "response", "deleted": True}
@@ -230,7 +230,7 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
     encoded, response = found.encoded, decode(found.encoded)
     if not response["background"]:
         raise errors.CANNOT_CANCEL_SYNCHRONOUS()
-    if response["status"] in response_object.UNFINISHED_STATUSES:  # another server generates it
+    if response["status"] in object_forms.UNFINISHED_STATUSES:  # another server generates it
         service.responses.cancel(found.node)
         encoded = service.responses.read(found.node)
         response = decode(encoded)
@@ -297,7 +297,7 @@ async def compact_context(request: Request) -> Response:
             "object": "response.compaction",
             "created_at": int(service.clock()),
             "output": [compaction],
-            "usage": response_object.build_usage(used),
+            "usage": object_forms.build_usage(used),
         }
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from re import compile as pattern
 from typing import Any, cast
 
-from kedge.server.item_forms import ID_PREFIXES
+from kedge.server.object_forms import ID_PREFIXES
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
 from kedge.server.schema.validators import (
     AnyJson,

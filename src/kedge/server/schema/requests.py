@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kedge.server import errors
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
 from kedge.server.schema.validators import (

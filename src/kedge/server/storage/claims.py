@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kedge.database.postgres import NOW
-from kedge.server.response_object import (
+from kedge.server.object_forms import (
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
     build_failed_fields,

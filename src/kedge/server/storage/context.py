@@ -19,7 +19,7 @@ from typing import overload
 
 from kedge.practice.context import CountedItems, message_count
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
-from kedge.server.item_forms import Item
+from kedge.server.object_forms import Item
 from kedge.server.prompt_cache import EMPTY_DIGEST, Prefix, hash_items
 
 

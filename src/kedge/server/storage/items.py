@@ -15,7 +15,7 @@ from kedge.database.responses import (
     lock_deletions,
     slice_from_compaction,
 )
-from kedge.server.item_forms import Item, NodeKeys, count_items, parse_item_key
+from kedge.server.object_forms import Item, NodeKeys, count_items, parse_item_key
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.text.json_text import decode, encode

@@ -25,14 +25,15 @@ from kedge.server.errors import (
     IDEMPOTENCY_KEY_IN_USE,
     ApiError,
 )
-from kedge.server.item_forms import Item, parse_response_key
-from kedge.server.response_object import (
+from kedge.server.object_forms import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
     UNFINISHED_STATUSES,
+    Item,
     build_failed_fields,
     join_response,
+    parse_response_key,
 )
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository

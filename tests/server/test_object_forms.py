@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from kedge.server.item_forms import (
+from kedge.server.object_forms import (
     NodeKeys,
     make_item_id,
     make_response_id,
