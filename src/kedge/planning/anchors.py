@@ -6,7 +6,7 @@ record show whether the response is still available on the server.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -169,8 +169,10 @@ def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bo
     return 0 < count <= covered and index.digest(count) == record.digest
 
 
-def select_matching(turn: Turn, records: Iterable[AnchorRecord]) -> list[AnchorRecord]:
+def select_matching(turn: Turn, records: Sequence[AnchorRecord]) -> list[AnchorRecord]:
     """Return the records of responses whose context is a prefix of the Turn."""
+    if not records:
+        return []
     index = get_prefix_index(turn)
     covered = index.count(len(turn) - turn.lead)
     return [record for record in records if matches_prefix(record, index, covered)]

@@ -25,7 +25,7 @@ from kedge.turns.constructors import (
     user,
 )
 from kedge.turns.diff import TurnDiff, diff
-from kedge.turns.frozen_json import FrozenMap
+from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.turns.ids import new_id
 from kedge.turns.json_codec import dump, dumps, load, loads
 from kedge.turns.parts import (
@@ -83,6 +83,7 @@ __all__ = [
     "reasoning",
     "snapshot_block_ids",
     "system",
+    "thaw",
     "tool_call",
     "tool_result",
     "user",

@@ -189,7 +189,14 @@ _SCALARS = frozenset({NoneType, bool, str, int, float})
 
 
 def thaw(value: Any) -> Any:
-    """Return plain dicts and lists, for ``json.dumps``; values that are not JSON are returned unchanged."""
+    """Return a value with plain dicts and lists, for ``json.dumps``.
+
+    Args:
+        value: A ``FrozenMap``, or any value with maps and tuples in it.
+
+    Returns:
+        A copy; values that are not JSON are the same.
+    """
     kind = type(cast("object", value))
     if kind in _SCALARS:
         return value
