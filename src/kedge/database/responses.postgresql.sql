@@ -1,5 +1,5 @@
 -- The tables of responses in PostgreSQL; see responses.py. A change here raises the numbers of both schemas: that of the
--- server and that of the store. The sequence is increased by NUMBERS_PER_RESERVATION in kedge.server.storage.
+-- server and that of the store.
 
 CREATE TABLE kedge_server_nodes (
     id BIGINT PRIMARY KEY,
@@ -57,4 +57,7 @@ CREATE TABLE kedge_server_events (
     PRIMARY KEY (node, first)
 );
 
-CREATE SEQUENCE kedge_server_numbers INCREMENT 64;
+-- The last number of a node that a server has reserved.
+CREATE TABLE kedge_server_numbers (last BIGINT NOT NULL);
+
+INSERT INTO kedge_server_numbers (last) VALUES (0);

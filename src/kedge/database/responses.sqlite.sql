@@ -39,3 +39,8 @@ CREATE TABLE kedge_server_conversations (
 CREATE INDEX kedge_server_conversations_node ON kedge_server_conversations (node) WHERE node IS NOT NULL;
 
 CREATE TABLE kedge_server_facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+
+-- The last number of a node that a server has reserved.
+CREATE TABLE kedge_server_numbers (last INTEGER NOT NULL);
+
+INSERT INTO kedge_server_numbers (last) VALUES (0);

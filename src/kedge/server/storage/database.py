@@ -9,9 +9,8 @@ import sqlite3
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -57,6 +56,7 @@ class ServerDatabase(ABC):
     claims: "ReplicaClaims | None" = None
     """The claims of this server and others on the same database; None if the database is not shared."""
     _numbers: Iterator[int] = iter(())
+    """Numbers for new nodes that this server has reserved."""
 
     @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
@@ -82,16 +82,13 @@ class ServerDatabase(ABC):
         """Raise a `StoreError` unless the database answers; the calling thread waits."""
 
     def next_number(self) -> int:
-        """Return the number for a new node; it is unique while the server runs."""
+        """Return the number for a new node, outside a transaction; no other server gets the same."""
         number = next(self._numbers, None)
         if number is None:
-            self._numbers = iter(self._reserve_numbers())
+            (last,) = self.execute(_RESERVE_NUMBERS, (NUMBERS_PER_RESERVATION,)).fetchone()
+            self._numbers = iter(range(last - NUMBERS_PER_RESERVATION + 1, last + 1))
             number = next(self._numbers)
         return number
-
-    @abstractmethod
-    def _reserve_numbers(self) -> Iterable[int]:
-        """Return numbers for new nodes, which no other server uses."""
 
     def used_bytes(self) -> int:
         """Return the size of the content, not that of the tables, which need not shrink with it."""
@@ -122,11 +119,13 @@ class ServerDatabase(ABC):
         return row[0]
 
 
+NUMBERS_PER_RESERVATION = 64
+_RESERVE_NUMBERS = "UPDATE kedge_server_numbers SET last = last + ? RETURNING last"
 _USED_BYTES = """
 SELECT coalesce(sum(length(input) + length(output) + coalesce(length(asked), 0) + coalesce(length(became), 0)), 0)
 FROM kedge_server_nodes
 """
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SCHEMA = Schema(
     "kedge_server_schema",
     SCHEMA_VERSION,
@@ -187,13 +186,6 @@ def parse_sqlite_address(db: str) -> str:
 
 STORE_WAIT_SECONDS = 10.0
 """The maximum time that a statement waits for others that write to a store."""
-NUMBERS_PER_RESERVATION = 64
-
-_RESERVE_NUMBERS = """
-INSERT INTO kedge_server_facts (name, value)
-VALUES ('numbers', (SELECT coalesce(max(id), 0) FROM kedge_server_nodes) + :count)
-ON CONFLICT (name) DO UPDATE SET value = value + :count RETURNING value
-"""
 
 
 class SQLiteServerDatabase(ServerDatabase):
@@ -269,15 +261,6 @@ class SQLiteServerDatabase(ServerDatabase):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
         self._locked.discard(id)
-
-    def _reserve_numbers(self) -> Iterable[int]:
-        """Return numbers for new nodes: all following ones, or a range if others may use the file."""
-        if not self.in_store:
-            (last,) = self.execute("SELECT coalesce(max(id), 0) FROM kedge_server_nodes").fetchone()
-            return count(last + 1)
-        values = {"count": NUMBERS_PER_RESERVATION}
-        (last,) = self.execute(_RESERVE_NUMBERS, values).fetchone()
-        return range(last - NUMBERS_PER_RESERVATION + 1, last + 1)
 
     def checkpoint(self) -> None:
         """Write the WAL to the file, so that deleted content is overwritten on disk."""

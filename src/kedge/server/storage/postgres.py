@@ -1,7 +1,6 @@
 """The server's database on PostgreSQL, for any number of servers.
 
-Node numbers are from a sequence, foreign keys prevent the deletion of a node that another server continues,
-and deletions are run one at a time.
+Foreign keys prevent the deletion of a node that another server continues, and deletions are run one at a time.
 
 A statement is a round trip, during which the event loop must not wait. So all statements of requests are
 run in one thread, in the order in which they were submitted: a server reads its own writes, and a response
@@ -14,7 +13,7 @@ import threading
 import time
 from asyncio import get_running_loop, shield
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from secrets import token_hex
@@ -39,8 +38,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("kedge.server")
 
-NUMBERS_PER_RESERVATION = 64
-"""The increment of the sequence ``kedge_server_numbers``."""
 MAX_FAILED = 10_000
 """The number of functions that are called again after an outage."""
 PURGE_LOCK = 5461730
@@ -190,11 +187,6 @@ class PostgresServerDatabase(ServerDatabase):
             return work() if row and row[0] else 0
 
         return self.transact(purge)
-
-    def _reserve_numbers(self) -> Iterable[int]:
-        row = self.execute("SELECT nextval('kedge_server_numbers')").fetchone()
-        first = row[0] if row else 0
-        return range(first, first + NUMBERS_PER_RESERVATION)
 
     def close(self) -> None:
         """Finish the submitted functions, release all claims, and close the connections."""
