@@ -49,7 +49,7 @@ async def test_a_valid_answer_is_returned_as_a_value() -> None:
     assert kinds(reply.turn) == ["user", "assistant"]
     assert (reply.node, reply.conversation, reply.refusal) == (0, "", "")
     assert reply.response_id == "resp_1"
-    sent = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
+    sent, _ = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
     assert sent["text"]["verbosity"] == "low"
     assert sent["text"]["format"]["name"] == "Sum"
 

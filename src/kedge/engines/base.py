@@ -133,12 +133,15 @@ class Request(msgspec.Struct, frozen=True):
         schema = None if output is None else to_output_schema(output)
         return cls(params=params, output=schema, **given)
 
-    def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of an engine and of this request, with the format of a typed answer."""
-        params = combine_params(defaults, thaw(self.params))
+    def resolve_params(self, defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the parameters of an engine and of this request, and the members of ``extra_body``.
+
+        The parameters have the format of a typed answer.
+        """
+        params, extra = combine_params(defaults, thaw(self.params))
         if self.output is not None:
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
-        return params
+        return params, extra
 
     def prompt_for_output(self, schema: OutputSchema[Any]) -> "Request":
         """Return the request with the schema of the answer as system text, not as a parameter."""

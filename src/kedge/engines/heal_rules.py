@@ -156,10 +156,7 @@ def classify_error(error: EngineError, summary: RequestSummary) -> ResendReason 
     """Return how to heal this rejection, or ``None`` if it cannot be healed."""
     if error.status is not None and error.status not in REJECTION_STATUSES:
         return None
-    for reason, applies in HEAL_RULES:
-        if applies(error, summary):
-            return reason
-    return None
+    return next((reason for reason, applies in HEAL_RULES if applies(error, summary)), None)
 
 
 def as_healable(error: EngineError, summary: RequestSummary) -> HealableError | None:

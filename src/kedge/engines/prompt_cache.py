@@ -218,19 +218,6 @@ class PromptHead:
     instructions: str
     tools: tuple[str, ...]
 
-    @classmethod
-    def of(
-        cls, model: str, instructions: str | None, tools: Sequence[Mapping[str, Any]]
-    ) -> "PromptHead":
-        """Create the head of a prompt.
-
-        Args:
-            model: The model.
-            instructions: The leading system text.
-            tools: The definitions of the tools.
-        """
-        return cls(model, instructions or "", tuple(map(format_tool, tools)))
-
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
         """Yield the changes since the previous request."""
         if self.model != before.model:

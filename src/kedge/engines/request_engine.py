@@ -10,6 +10,7 @@ reason, and only while the caller has seen no output, because output that a user
 and how to heal.
 """
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
@@ -30,7 +31,7 @@ from kedge.engines.request_metrics import (
     record_healing,
     record_mode_change,
 )
-from kedge.engines.request_options import SendOptions, check_params, split_extra_body
+from kedge.engines.request_options import SendOptions, check_params, format_tool
 from kedge.engines.response import RawResponse, ResponseReader
 from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import Transport
@@ -91,9 +92,9 @@ class Session:
     model: str
     params: Mapping[str, Any]
     extra: Mapping[str, Any]
+    members: dict[str, Any]
     requested_mode: Mode
     streaming: bool
-    members: dict[str, Any] = field(init=False)
     options: SendOptions = field(init=False)
     plan: RequestPlan = field(init=False)
     head: PromptHead = field(init=False)
@@ -104,9 +105,6 @@ class Session:
     running: AnchorRecord | None = field(default=None, init=False)
     notices: list[Event] = field(default_factory=list[Event], init=False)
     failure: HealableError | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.members = {**self.params, **self.extra}
 
     def build_settings(self, plan: RequestPlan) -> dict[str, Any]:
         """Return the members of a body that change how many tokens a server counts for its input."""
@@ -246,10 +244,10 @@ class RequestEngine(Engine, Generic[SessionT]):
         transport: Transport,
         scope: str,
         mode: Mode,
-        params: Mapping[str, Any] | None,
-        prompt_cache: bool,
-        cache_rules: CacheRules | None,
-        clock: Callable[[], float],
+        params: Mapping[str, Any] | None = None,
+        prompt_cache: bool = False,
+        cache_rules: CacheRules | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = transport.provider
         self.model = model
@@ -353,20 +351,22 @@ class RequestEngine(Engine, Generic[SessionT]):
 
     def _resolve(self, kind: type[SessionT], turn: Turn, request: Request) -> SessionT:
         """Return a session with everything that does not depend on evidence."""
-        params, extra = split_extra_body(request.resolve_params(self.params))
+        params, extra = request.resolve_params(self.params)
         return kind(
             turn,
             request,
             model=request.model or self.model,
             params=params,
             extra=extra,
+            members={**params, **extra},
             requested_mode=request.mode or get_state(turn).mode or self.mode,
             streaming=request.streaming or self.transport.always_streams,
         )
 
     def _plan_cache(self, session: SessionT, plan: RequestPlan) -> RequestPlan:
         """Return the plan with a prediction for the provider's prompt cache, if that is used."""
-        session.head = PromptHead.of(session.model, plan.instructions, session.request.tools)
+        tools = tuple(map(format_tool, session.request.tools))
+        session.head = PromptHead(session.model, plan.instructions or "", tools)
         if not self.prompt_cache:
             return plan
         rules = self._cache_rules(session.model, session.params)

@@ -183,7 +183,7 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
         UnsupportedParameter: A name is decided by the plan or is unknown.
         InvalidSetting: A value is not JSON.
     """
-    members, extra = split_extra_body(params)
+    members, extra = combine_params(params)
     for name in params:
         if name not in KNOWN_PARAMS and name != EXTRA_BODY:
             from difflib import get_close_matches
@@ -216,40 +216,25 @@ def encode_params(members: Mapping[str, Any]) -> bytes:
         raise InvalidSetting(message) from error
 
 
-def check_planned_params(params: Mapping[str, Any]) -> None:
-    """Reject parameters that the plan decides, also inside ``extra_body``."""
-    for members in (params, get_extra_body(params)):
-        for name in PLANNED_PARAMS.keys() & members.keys():
-            problem = f"the plan decides {name!r}, so that it cannot be set"
-            raise UnsupportedParameter(name, PLANNED_PARAMS[name], problem)
-
-
-def combine_params(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine the parameters of an engine and of a request; their ``extra_body`` become one."""
-    combined = {**base, **override}
-    if EXTRA_BODY in base and EXTRA_BODY in override:
-        combined[EXTRA_BODY] = {**get_extra_body(base), **get_extra_body(override)}
-    return combined
-
-
-def split_extra_body(params: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the parameters without ``extra_body``, and the members in it.
+def combine_params(*groups: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Combine the parameters of an engine and of a request; return them without ``extra_body``, and its members.
 
     Raises:
         UnsupportedParameter: A parameter or a member of ``extra_body`` is decided by the plan.
     """
-    check_planned_params(params)
-    return {name: params[name] for name in params if name != EXTRA_BODY}, get_extra_body(params)
-
-
-def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mapping given as ``extra_body``, or an empty one."""
-    extra = params.get(EXTRA_BODY)
-    if extra is None:
-        return {}
-    if not isinstance(extra, Mapping):
-        raise UnsupportedParameter(EXTRA_BODY, "pass a mapping from member names to values")
-    return cast("Mapping[str, Any]", extra)
+    params: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for group in groups:
+        members = {**group}
+        own = members.pop(EXTRA_BODY, None)
+        if not isinstance(own, Mapping | None):
+            raise UnsupportedParameter(EXTRA_BODY, "pass a mapping from member names to values")
+        params |= members
+        extra |= cast("Mapping[str, Any]", own or {})
+    for name in PLANNED_PARAMS.keys() & {*params, *extra}:
+        problem = f"the plan decides {name!r}, so that it cannot be set"
+        raise UnsupportedParameter(name, PLANNED_PARAMS[name], problem)
+    return params, extra
 
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

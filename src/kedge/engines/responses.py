@@ -44,7 +44,7 @@ from kedge.engines.responses_endpoints import (
     identify_server,
     stream_response,
 )
-from kedge.engines.stored_items import Audit, ConversationObjects, audit, audit_blocks, list_earlier
+from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks, list_earlier
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
@@ -693,9 +693,11 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
 
     async def _audit(self, session: ResponsesSession) -> Audit:
         """Audit a plan's anchor, and record whether the server lists what it stores."""
-        evidence = session.check.evidence
-        result = await audit(
-            self.transport, session.turn, session.plan, lists_items=evidence.audits
+        evidence, anchor = session.check.evidence, session.plan.anchor
+        if anchor is None:
+            return Audit(None, difference="there is no anchor; everything would be sent")
+        result = await audit_blocks(
+            self.transport, session.turn.body, anchor, lists_items=evidence.audits
         )
         evidence.audits = evidence.audits or result.checked > 0
         return result

@@ -25,7 +25,7 @@ from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.events.decoder import StreamDecoder
-from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, plan_request
+from kedge.planning import CachePlan, Mode, RequestPlan, plan_request
 from kedge.turns import ReasoningBlock, Turn
 
 if TYPE_CHECKING:
@@ -64,25 +64,13 @@ class StatelessEngine(RequestEngine):
         model: str,
         *,
         make_client: "Callable[[], AnyClient]",
-        scope: str,
         provider: str,
         mode: Mode = "stateless",
-        prompt_cache: bool = False,
-        cache_rules: CacheRules | None = None,
-        params: Mapping[str, Any] | None = None,
         advice: Advice | None = None,
-        clock: Callable[[], float] = time.time,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            model,
-            transport=Transport(make_client, provider, self.sdk),
-            scope=scope,
-            mode=mode,
-            params=params,
-            prompt_cache=prompt_cache,
-            cache_rules=cache_rules,
-            clock=clock,
-        )
+        transport = Transport(make_client, provider, self.sdk)
+        super().__init__(model, transport=transport, mode=mode, **settings)
         self._advice = advice or Advice()
         self._replay_reasoning = False
         """Whether reasoning that the provider did not encrypt is sent."""

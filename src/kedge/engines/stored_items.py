@@ -309,23 +309,6 @@ class Audit:
         return f"{self.response_id}: {self.difference}"
 
 
-async def audit(
-    transport: JsonSource, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
-) -> Audit:
-    """Compare the items that the server stores for the plan's anchor with the Turn.
-
-    Args:
-        transport: The connection to the server.
-        turn: The Turn that the plan was made for.
-        plan: A plan that is chained on an anchor.
-        lists_items: Whether this server is known to list stored items. Then, and after a first answer
-            within this audit, a response that is not found counts as a difference.
-    """
-    if plan.anchor is None:
-        return Audit(None, difference="there is no anchor; everything would be sent")
-    return await audit_blocks(transport, turn.body, plan.anchor, lists_items=lists_items)
-
-
 async def audit_blocks(
     transport: JsonSource,
     blocks: Sequence[Block],
@@ -340,7 +323,8 @@ async def audit_blocks(
         transport: The connection to the server.
         blocks: The conversation, without a leading system text that is sent with every request.
         anchor: The record of the response.
-        lists_items: As for `audit`.
+        lists_items: Whether this server is known to list stored items. Then, and after a first answer
+            within this audit, a response that is not found counts as a difference.
         normalize: Applied to the blocks of the server before they are compared.
     """
     local = [block for block in blocks if not isinstance(block, ReasoningBlock)]
