@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from typing import Any
 
 from anyio.lowlevel import checkpoint
@@ -198,10 +200,13 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(_purge_periodically(service))]
-        if service.claims is not None:
-            tasks.append(asyncio.create_task(_renew_claims(service.claims)))
-            tasks.append(asyncio.create_task(_watch_claims(service, service.claims, background)))
+        work = [_repeat(settings.purge_every, partial(_purge, service))]
+        if (claims := service.claims) is not None:
+            # In a separate thread, so that nothing delays it.
+            renew = partial(asyncio.to_thread, claims.renew)
+            watch = partial(_watch_claims, service, claims, background, count())
+            work += [_repeat(claims.lease_seconds / 3, renew), _repeat(WATCH_SECONDS, watch)]
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             yield
         finally:
@@ -228,45 +233,33 @@ def create_app(
     return app
 
 
-async def _purge_periodically(service: ServerState) -> None:
-    """Delete expired responses, at the start and then periodically, in small batches."""
+async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something now and then periodically.
+
+    If it fails, the log says why: the next time may find the database, or space on its disk.
+    """
     while True:
-        with _log_outage():
-            while await service.run(service.purge):
-                await checkpoint()
-        await asyncio.sleep(service.settings.purge_every)
+        try:
+            await work()
+        except StoreError as error:
+            log.warning("%s", error)
+        except Exception as error:  # noqa: BLE001 - otherwise responses would never expire again
+            log_failure("a periodic task of the server failed", error)
+        await asyncio.sleep(seconds)
 
 
-async def _renew_claims(claims: ReplicaClaims) -> None:
-    """Renew the claims of this server, in a separate thread so that nothing delays it."""
-    while True:
-        with _log_outage():
-            await asyncio.to_thread(claims.renew)
-        await asyncio.sleep(claims.lease_seconds / 3)
+async def _purge(service: ServerState) -> None:
+    """Delete expired responses in small batches."""
+    while await service.run(service.purge):
+        await checkpoint()
 
 
 async def _watch_claims(
-    service: ServerState, claims: ReplicaClaims, background: BackgroundJobs
+    service: ServerState, claims: ReplicaClaims, background: BackgroundJobs, rounds: Iterator[int]
 ) -> None:
     """Continue or fail unfinished responses of servers that are gone, and stop those that others cancelled."""
-    round = 0
-    while True:
-        with _log_outage():
-            await background.stop_lost(service, claims)
-            await service.run(claims.fail_lost)
-            await background.resume(service, claims)
-            if round % CLEANUP_ROUNDS == 0:
-                await service.run(claims.delete_old, service.settings.limits.stream_seconds)
-        round += 1
-        await asyncio.sleep(WATCH_SECONDS)
-
-
-@contextlib.contextmanager
-def _log_outage() -> Generator[None]:
-    """Log why a round failed, and continue: the next one may find the database, or space on its disk."""
-    try:
-        yield
-    except StoreError as error:
-        log.warning("%s", error)
-    except Exception as error:  # noqa: BLE001 - otherwise responses would never expire again
-        log_failure("a periodic task of the server failed", error)
+    await background.stop_lost(service, claims)
+    await service.run(claims.fail_lost)
+    await background.resume(service, claims)
+    if next(rounds) % CLEANUP_ROUNDS == 0:
+        await service.run(claims.delete_old, service.settings.limits.stream_seconds)

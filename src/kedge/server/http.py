@@ -173,9 +173,10 @@ def respond_json(value: object) -> Response:
     return respond_encoded(encode(value))
 
 
-def in_database(
-    work: Callable[[ServerState, Request], object],
-) -> Callable[[Request], Awaitable[Response]]:
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def in_database(work: Callable[[ServerState, Request], object]) -> Endpoint:
     """Make an endpoint from a function that reads or writes the database and returns a JSON value."""
 
     @wraps(work)
@@ -188,14 +189,10 @@ def in_database(
 
 def with_body(
     check: Callable[[object], object], *, empty: object = None
-) -> Callable[
-    [Callable[[ServerState, Request, Any], object]], Callable[[Request], Awaitable[Response]]
-]:
+) -> Callable[[Callable[[ServerState, Request, Any], object]], Endpoint]:
     """Make such an endpoint from a function that also gets the body of the request, once it is checked."""
 
-    def decorate(
-        work: Callable[[ServerState, Request, Any], object],
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def decorate(work: Callable[[ServerState, Request, Any], object]) -> Endpoint:
         @wraps(work)
         async def answer(request: Request) -> Response:
             service, body = get_service(request), await read_json(request, empty=empty)

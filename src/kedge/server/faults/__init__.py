@@ -9,6 +9,7 @@ docs/faults.md.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -23,11 +24,18 @@ from kedge.server.faults.effects import Body, Fault, FaultedRequest, StreamStep
 
 @dataclass(frozen=True, slots=True)
 class FaultArgument:
-    """The value of a fault or of an option: its placeholder in the docs, its parser, its default."""
+    """The value of a fault or of an option: its placeholder in the docs, what it must be, parser, bounds, default."""
 
     placeholder: str
+    expected: str
     parse: Callable[[str], Any]
+    minimum: float = 0
+    maximum: float = inf
     default: Any = None
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a parsed value is within the bounds."""
+        return isinstance(value, str) or self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +58,20 @@ class FaultKind:
     """Whether it is a fault of memory: while one is active, the server does not identify itself."""
 
 
-def _integer_parser(minimum: int, maximum: float, description: str) -> Callable[[str], int]:
-    def parse_integer(text: str) -> int:
-        if not text.isdecimal() or not minimum <= int(text) <= maximum:
-            raise ValueError(description)
-        return int(text)
-
-    return parse_integer
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 3600:
-        raise ValueError("a number of seconds up to 3600")
-    return seconds
-
-
 def _choice_argument(*choices: str, default: str | None = None) -> FaultArgument:
-    def parse_choice(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return text
-
-    return FaultArgument("|".join(choices), parse_choice, default)
+    values = {choice: choice for choice in choices}
+    placeholder, expected = "|".join(choices), f"one of {', '.join(choices)}"
+    return FaultArgument(placeholder, expected, values.__getitem__, default=default)
 
 
-COUNT_ARGUMENT = FaultArgument("N", _integer_parser(0, inf, "an integer, 0 or more"))
-STATUS_ARGUMENT = FaultArgument("CODE", _integer_parser(400, 599, "an HTTP status from 400 to 599"))
-SECONDS_ARGUMENT = FaultArgument("SECONDS", _parse_seconds)
-ONLY_OPTION: Mapping[str, FaultArgument] = {"only": FaultArgument("TYPE", str)}
+def _parse_integer(text: str) -> int:
+    return int(text) if text.isdecimal() else -1
+
+
+COUNT_ARGUMENT = FaultArgument("N", "an integer, 0 or more", _parse_integer)
+STATUS_ARGUMENT = FaultArgument("CODE", "an HTTP status from 400 to 599", _parse_integer, 400, 599)
+SECONDS_ARGUMENT = FaultArgument("SECONDS", "a number of seconds up to 3600", float, 0, 3600)
+ONLY_OPTION: Mapping[str, FaultArgument] = {"only": FaultArgument("TYPE", "a type", str)}
 
 KINDS: Mapping[str, FaultKind] = {
     "cut_after_events": FaultKind(
@@ -209,7 +199,7 @@ KINDS: Mapping[str, FaultKind] = {
 }
 """Every kind of fault, by name."""
 
-TIMES_ARGUMENT = FaultArgument("K", _integer_parser(1, inf, "an integer, 1 or more"))
+TIMES_ARGUMENT = FaultArgument("K", "an integer, 1 or more", _parse_integer, 1)
 
 
 def parse(spec: str) -> Fault:
@@ -251,10 +241,10 @@ def _parse_argument(spec: str, part: str, argument: FaultArgument | None) -> Any
         return None
     if not text:
         raise InvalidFault(f"{spec!r}: {name} needs a value: {name}={argument.placeholder}")
-    try:
-        return argument.parse(text)
-    except ValueError as problem:
-        raise InvalidFault(f"{spec!r}: {name} must be {problem}, not {text!r}") from None
+    with suppress(ValueError, KeyError):
+        if argument.accepts(value := argument.parse(text)):
+            return value
+    raise InvalidFault(f"{spec!r}: {name} must be {argument.expected}, not {text!r}")
 
 
 class Faults:

@@ -34,13 +34,12 @@ from kedge.server.models import (
 )
 from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
-from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
+from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes.message_errors import error_body
 from kedge.server.routes.message_requests import (
     API_VERSIONS,
-    Decrypt,
     MergedMessage,
     check_thinking_blocks,
     convert_tool,
@@ -53,6 +52,7 @@ from kedge.server.routes.message_requests import (
     parse_request,
 )
 from kedge.server.sse import encode_event
+from kedge.server.state import ServerState
 from kedge.text.json_text import encode
 from kedge.tokens.items import find_min_tokens
 
@@ -72,24 +72,32 @@ class _Segment:
     role: str = ""
 
 
-def check_breakpoints(body: Body) -> None:
-    """Reject too many breakpoints, and a longer lifetime after a shorter one."""
-    marked = [control for _, control in _list_breakpoints(body, _list_segments(body))]
+def find_breakpoints(body: Body, segments: Sequence[_Segment]) -> list[tuple[int, float]]:
+    """Return the index and the lifetime of each marked segment; ``cache_control`` of the request marks the last.
+
+    Raises:
+        ApiError: If there are too many breakpoints, or a longer lifetime follows a shorter one.
+    """
+    controls = [each.content.get("cache_control") for each in segments]
+    if body.get("cache_control"):
+        controls[-1] = controls[-1] or body["cache_control"]
+    marked = [(at, LIFETIMES[each.get("ttl") or "5m"]) for at, each in enumerate(controls) if each]
     if len(marked) > MAX_BREAKPOINTS:
         raise errors.TOO_MANY_BREAKPOINTS(count=len(marked))
-    lifetimes = [_get_lifetime(each) for each in marked]
+    lifetimes = [lifetime for _, lifetime in marked]
     if lifetimes != sorted(lifetimes, reverse=True):
         raise errors.BREAKPOINT_ORDER()
+    return marked
 
 
 def apply_breakpoints(
-    cache: PromptCache, body: Body, prepared: PreparedRequest, decrypt: Decrypt
+    service: ServerState,
+    body: Body,
+    prepared: PreparedRequest,
+    segments: Sequence[_Segment],
+    marked: Sequence[tuple[int, float]],
 ) -> PreparedRequest:
     """Return a prepared request with the tokens that its breakpoints read from the cache and write to it."""
-    segments = _list_segments(body)
-    marked = _list_breakpoints(body, segments)
-    if not marked:
-        return prepared
     tools = [convert_tool(tool) for tool in body.get("tools") or ()]
 
     def count_prefix(index: int) -> int:
@@ -103,13 +111,11 @@ def apply_breakpoints(
         rest = (
             MergedMessage(each.role, 0, [(0, 0, each.content)]) for each in segments[index + 1 :]
         )
-        after = count_items(item for each in rest for item in iter_items(each, decrypt))
+        after = count_items(i for each in rest for i in iter_items(each, service.cipher.decrypt))
         return prepared.usage.input - after
 
-    breakpoints = [
-        Breakpoint(index, count_prefix(index), _get_lifetime(control)) for index, control in marked
-    ]
-    cached, written = cache.read_breakpoints(
+    breakpoints = [Breakpoint(index, count_prefix(index), seconds) for index, seconds in marked]
+    cached, written = service.prompt_cache.read_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
     )
     usage = replace(prepared.usage, cached=cached, cache_write=written)
@@ -128,16 +134,6 @@ def _list_segments(body: Body) -> list[_Segment]:
     return segments
 
 
-def _list_breakpoints(
-    body: Body, segments: Sequence[_Segment]
-) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the index and the ``cache_control`` of each marked segment; that of the request marks the last."""
-    controls = [each.content.get("cache_control") for each in segments]
-    if body.get("cache_control"):
-        controls[-1] = controls[-1] or body["cache_control"]
-    return [(index, control) for index, control in enumerate(controls) if control]
-
-
 def _hash_segments(body: Body, segments: Sequence[_Segment]) -> Iterator[bytes]:
     digest = next(hash_items(EMPTY_DIGEST, [{"model": body["model"]}]))
     section = ""
@@ -149,10 +145,6 @@ def _hash_segments(body: Body, segments: Sequence[_Segment]) -> Iterator[bytes]:
             digest = next(hash_items(digest, [start]))
         digest = next(hash_items(digest, [{"role": each.role, **each.content}]))
         yield digest
-
-
-def _get_lifetime(control: Mapping[str, Any]) -> float:
-    return LIFETIMES[control.get("ttl") or "5m"]
 
 
 MessageEvent = dict[str, Any]
@@ -315,13 +307,15 @@ async def create(request: Request) -> Any:
     body: Any = await read_json(request)
     service = get_service(request)
     parsed = validate(request, parse_request, body, service.cipher.decrypt, version)
-    check_breakpoints(body)
+    segments = _list_segments(body)
+    marked = find_breakpoints(body, segments)
     if is_thinking_enabled(body):
         service.cipher.require("thinking")
     prepared = await prepare(service, parsed)
     if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)
-    prepared = apply_breakpoints(service.prompt_cache, body, prepared, service.cipher.decrypt)
+    if marked:
+        prepared = apply_breakpoints(service, body, prepared, segments, marked)
     build_run = partial(MessageRun, request, prepared, parsed, body)
     return await respond_stateless(request, prepared, build_run)
 
