@@ -87,7 +87,7 @@ async def edit_the_history(server: TestServer) -> None:
     async with open_engine(server) as engine:
         turn = await send_lines(engine, "It is 10:31.", "What time is it?")
         assert engine.plan(turn.append(user("?"))).anchor
-        edited = turn.replace(turn[0].id, user("It is 10:32."))
+        edited = turn.edit(turn[0].id, user("It is 10:32."))
         check_reason(engine.plan(edited), "the conversation before or in it was edited since")
 
 

@@ -481,7 +481,7 @@ async def test_edited_state_chains_on_the_unchanged_part(
     first = await chat.chat_with_state(None, "My name is Ada.")
     second = await chat.chat_with_state(first.state, "My ship is the Erebus.")
     three = second.turn.blocks[2]
-    edited = second.turn.replace(three.id, user("My ship is the Terror."))
+    edited = second.turn.edit(three.id, user("My ship is the Terror."))
     state = chat.write_state(second.state, edited)
     plan = chat.plan(state)
     assert plan.previous_response_id == first.response_id

@@ -111,7 +111,7 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
         case 0 if len(turn):
             return turn.remove(rng.choice(turn.blocks).id)
         case 1 if len(turn):
-            return turn.replace(rng.choice(turn.blocks).id, user("changed"))
+            return turn.edit(rng.choice(turn.blocks).id, user("changed"))
         case 2:  # the response of this block has no anchor
             source = Source(f"other_{number}", "x", 0)
             return turn.append(assistant("unrecorded", source=source))

@@ -227,7 +227,7 @@ async def test_an_edited_chat_state_says_that_it_was_edited(connected: Connect) 
     chat = Chat(connected())
     state = (await chat.chat_with_state(b"", user("My name is Ada."))).state
     turn = chat.read_state(state)
-    edited = chat.write_state(state, turn.replace(turn[0].id, user("My name is Bob.")))
+    edited = chat.write_state(state, turn.edit(turn[0].id, user("My name is Bob.")))
     reply = await chat.chat_with_state(edited, user("What is my name?"))
     assert [each.reason for each in reply.requests] == ["changed"]
 

@@ -480,12 +480,12 @@ async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchan
         (sent,) = reasoning_parts(server.requests[-1])
         assert sent["signature"] == reasoning_block.encrypted_content
         assert sent["thinking"] == "".join(reasoning_block.texts)
-        edited = turn.replace(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
+        edited = turn.edit(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
         plan = engine.plan(edited)
         assert len(plan.left_out) == 2
         await engine.run(edited)
         assert reasoning_parts(server.requests[-1]) == []
-        answer = turn.replace(turn.blocks[2].id, assistant("Six.")).append(user("Well?"))
+        answer = turn.edit(turn.blocks[2].id, assistant("Six.")).append(user("Well?"))
         await engine.run(answer)
         assert reasoning_parts(server.requests[-1]) == []
 

@@ -30,7 +30,7 @@ async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEng
 
 def forge_records(turn: Turn, index: int = 0) -> Turn:
     """Return the Turn with an edit and anchor records that claim that the server stored the edit."""
-    edited = turn.replace(turn.blocks[index].id, user("Something else"))
+    edited = turn.edit(turn.blocks[index].id, user("Something else"))
     state = get_state(turn)
     records = [
         structs.replace(record, digest=prefix_digest(edited, record.block_count))

@@ -482,7 +482,7 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
             assert engine.plan(turn).left_out == ()
             await engine.run(turn)
-            edited = turn.replace(turn.blocks[0].id, user("y"))
+            edited = turn.edit(turn.blocks[0].id, user("y"))
             assert engine.plan(edited).left_out == (turn.blocks[1],)
             await engine.run(edited)
     _, second, third = (body["messages"] for body in server.bodies)
@@ -668,7 +668,7 @@ async def test_what_only_one_server_has_is_not_sent_to_another() -> None:
     server = NativeServer()
     with serve_handler(server.handle) as url:
         turn = await run_native(url, streaming=False)
-        edited = turn.replace(turn.blocks[0].id, user("Another question"))
+        edited = turn.edit(turn.blocks[0].id, user("Another question"))
         await connect(f"chat:{url}#m").run(edited)
     assert server.bodies[1]["messages"][1] == plain
 

@@ -37,7 +37,7 @@ async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One", "Two")
         before = get_state(turn).conversation_id
-        edited = turn.replace(turn.blocks[0].id, user("Uno")).append(user("Three"))
+        edited = turn.edit(turn.blocks[0].id, user("Uno")).append(user("Three"))
         turn = await engine.run(edited)
     assert get_state(turn).conversation_id != before
     assert normalize_items(last_context(server)) == expected_context(turn)

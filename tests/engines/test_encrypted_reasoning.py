@@ -184,10 +184,10 @@ async def test_a_full_send_after_a_loss_has_the_reasoning() -> None:
         await send(engine, turn, "Three")
         assert server.reasoning() == ["sealed resp_1", "sealed resp_2"]
         server.known.clear()
-        edited = turn.replace(turn.blocks[3].id, user("Two, edited"))
+        edited = turn.edit(turn.blocks[3].id, user("Two, edited"))
         await send(engine, edited, "Three")
         assert server.reasoning() == ["sealed resp_1"]
-        edited = turn.replace(turn.blocks[0].id, user("One, edited"))
+        edited = turn.edit(turn.blocks[0].id, user("One, edited"))
         await send(engine, edited, "Three")
         assert server.reasoning() == []
 

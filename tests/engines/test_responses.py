@@ -88,7 +88,7 @@ async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
 ) -> None:
     """An older valid anchor is preferred to a full send."""
     turn = await send_lines(engine, "One", "Two", "Three")
-    edited = turn.replace(turn.blocks[4].id, user("Drei"))
+    edited = turn.edit(turn.blocks[4].id, user("Drei"))
     finished = await engine.run(edited.append(user("What did I say last?")))
     body = request_bodies(server)[-1]
     assert body["previous_response_id"] == turn.blocks[3].response_id
@@ -101,7 +101,7 @@ async def test_system_text_is_sent_with_every_request(
 ) -> None:
     """Leading system text may change without invalidating the anchor, and never accumulates."""
     turn = await engine.run(Turn([system("Be kind."), user("Hello")]))
-    changed = turn.replace(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
+    changed = turn.edit(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
     finished = await engine.run(changed)
     first, second = request_bodies(server)
     assert (first["instructions"], second["instructions"]) == ("Be kind.", "Be brief.")
@@ -180,7 +180,7 @@ async def test_encrypted_reasoning_is_replayed_directly_before_its_item(
     await engine.run(turn.append(user("Go on.")), mode="stateless")
     kinds = [item["type"] for item in request_bodies(server)[-1]["input"]]
     assert kinds == ["message", "reasoning", "message", "message"]
-    edited = turn.replace(turn.blocks[0].id, user("Think about lakes."))
+    edited = turn.edit(turn.blocks[0].id, user("Think about lakes."))
     await engine.run(edited.append(user("Go on.")), mode="stateless")
     kinds = [item["type"] for item in request_bodies(server)[-1]["input"]]
     assert kinds == ["message", "message", "message"]

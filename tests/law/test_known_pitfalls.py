@@ -59,7 +59,7 @@ async def test_01_edited_user_message_before_the_anchor_reaches_the_server(
 ) -> None:
     """The old text of an edited message is in no later context."""
     turn = await send_lines(engine, "My password is hunter2.", "Two")
-    turn = turn.replace(turn.blocks[0].id, user("My password is secret."))
+    turn = turn.edit(turn.blocks[0].id, user("My password is secret."))
     turn = await engine.run(turn.append(user("What did I say first?")))
     check_law(server, turn)
     assert not any("hunter2" in text for text in user_texts(server))
@@ -68,7 +68,7 @@ async def test_01_edited_user_message_before_the_anchor_reaches_the_server(
 async def test_02_edited_answer_is_sent(engine: ResponsesEngine, server: TestServer) -> None:
     """The model receives its answer as it was edited."""
     turn = await send_lines(engine, "One")
-    turn = turn.replace(turn.blocks[1].id, assistant("I said something else."))
+    turn = turn.edit(turn.blocks[1].id, assistant("I said something else."))
     turn = await engine.run(turn.append(user("Two")))
     check_law(server, turn)
     assert "I said something else." in str(server.requests[-1].context)
@@ -79,7 +79,7 @@ async def test_03_edit_near_the_end_uses_the_earlier_anchor(
 ) -> None:
     """Only blocks after the last unchanged response are sent again."""
     turn = await send_lines(engine, *(f"Line {n}" for n in range(6)))
-    turn = turn.replace(turn.blocks[-2].id, user("Line five")).append(user("Next"))
+    turn = turn.edit(turn.blocks[-2].id, user("Line five")).append(user("Next"))
     turn = await engine.run(turn)
     assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[9].response_id
     check_law(server, turn)

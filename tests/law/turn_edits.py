@@ -54,17 +54,15 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
     block = _pick_block(turn, rng)
     match block:
         case UserBlock():
-            return turn.replace(
-                block.id, replace(block, parts=user(f"Edited {rng.random()}").parts)
-            )
+            return turn.edit(block.id, replace(block, parts=user(f"Edited {rng.random()}").parts))
         case AssistantBlock():
             new_parts = assistant(f"Edited {rng.random()}").parts
-            return turn.replace(block.id, replace(block, parts=new_parts))
+            return turn.edit(block.id, replace(block, parts=new_parts))
         case ToolResultBlock():
             parts = user(f"Other result {rng.random()}").parts
-            return turn.replace(block.id, replace(block, parts=parts))
+            return turn.edit(block.id, replace(block, parts=parts))
         case ToolCallBlock():
-            return turn.replace(block.id, replace(block, arguments='{"edited": true}'))
+            return turn.edit(block.id, replace(block, arguments='{"edited": true}'))
         case _:
             return turn
 
@@ -90,7 +88,7 @@ def edit_member(turn: Turn, rng: random.Random) -> Turn:
             block = replace(block, extra={**block.extra, "item": item})
         case _:
             return turn
-    return turn.replace(block.id, block)
+    return turn.edit(block.id, block)
 
 
 def insert(turn: Turn, rng: random.Random) -> Turn:
@@ -138,7 +136,7 @@ def drop_tags(turn: Turn, rng: random.Random) -> Turn:
 def add_metadata(turn: Turn, rng: random.Random) -> Turn:
     """Add custom metadata to a block."""
     block = _pick_block(turn, rng)
-    return turn.replace(block.id, block.with_metadata(seen=True)) if block else turn
+    return turn.edit(block.id, block.with_metadata(seen=True)) if block else turn
 
 
 def json_round_trip(turn: Turn, rng: random.Random) -> Turn:

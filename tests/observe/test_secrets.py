@@ -90,7 +90,7 @@ async def run_conversation(address: str, key: str) -> None:
         question = user(f"Please call secretive with text={ARGUMENT}")
         turn = await stack.run(Turn([user(USER_TEXT), question]))
         turn = await stack.run(turn.append(user(f"Please call failing with text={ARGUMENT}")))
-        turn = turn.replace(turn.blocks[0].id, user(f"{USER_TEXT}, edited"))
+        turn = turn.edit(turn.blocks[0].id, user(f"{USER_TEXT}, edited"))
         async with stack.stream(turn.append(user("And? 1234567812345678"))) as stream:
             async for _ in stream:
                 pass

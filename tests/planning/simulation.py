@@ -275,7 +275,7 @@ class Simulation:
         edited = self._edit_block(block, c)
         if c % 2:
             edited = replace(edited, metadata={}, source=None)
-        return turn.replace(block.id, edited)
+        return turn.edit(block.id, edited)
 
     def _edit_block(self, block: Block, choice: int) -> Block:
         word = self.new_word()

@@ -128,12 +128,12 @@ def remove_last_call(turn: Turn) -> Turn:
 def edit_in_place(turn: Turn) -> Turn:
     """Change the model's text and leave the block's id and tags unchanged."""
     block = turn[2]
-    return turn.replace(block.id, assistant("edited", id=block.id, metadata=block.metadata))
+    return turn.edit(block.id, assistant("edited", id=block.id, metadata=block.metadata))
 
 
 def edit_before(turn: Turn) -> Turn:
     """Change the user's message before the response."""
-    return turn.replace(turn[1].id, user("redacted"))
+    return turn.edit(turn[1].id, user("redacted"))
 
 
 @pytest.mark.parametrize("change", [remove_last_call, edit_in_place, edit_before])
@@ -189,7 +189,7 @@ def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
 def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of invalid responses are rejected in a single pass over the Turn."""
     turn = make_exchanges(300)
-    edited = turn.replace(turn[0].id, user("edited"))
+    edited = turn.edit(turn[0].id, user("edited"))
     passes: list[Turn] = []
     group = module._group_by_response
     monkeypatch.setattr(
@@ -203,7 +203,7 @@ def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The result is logged at DEBUG and each rejected candidate at TRACE, with ids as fields."""
     turn = make_exchanges(2)
-    edited = turn.replace(turn[2].id, user("edited"))
+    edited = turn.edit(turn[2].id, user("edited"))
     with caplog.at_level(TRACE, "kedge.planning"):
         find_best_anchor(edited)
         find_best_anchor(Turn())

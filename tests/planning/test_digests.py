@@ -79,7 +79,7 @@ def apply_operation(turn: Turn, operation: Operation) -> Turn:
         case "insert":
             return turn.insert(position % (len(turn) + 1), block)
         case "replace" if here:
-            return turn.replace(here, block)
+            return turn.edit(here, block)
         case "remove" if here:
             return turn.remove(here)
         case "take":
@@ -214,7 +214,7 @@ def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> 
     longer = turn.append(user("d"))
     assert get_prefix_index(longer) is index
     assert len(blocks) == 4
-    edited = longer.replace(longer[1].id, assistant("x"))
+    edited = longer.edit(longer[1].id, assistant("x"))
     assert get_prefix_index(edited) is not index
     assert len(blocks) == 5  # the digests after the edit are new, the hashes of the blocks are not
     assert get_prefix_index(turn) is index

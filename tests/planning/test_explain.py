@@ -35,7 +35,7 @@ def test_a_chained_request() -> None:
 def test_an_edit_names_the_blocks_between_two_records() -> None:
     """The explanation of an edit names the range of blocks between two records that contains it."""
     turn = make_exchanges(3)
-    edited = turn.replace(turn[3].id, assistant("edited"))
+    edited = turn.edit(turn[3].id, assistant("edited"))
     texts = "because the conversation before or in it was edited since"
     assert make_plan(edited).explain().splitlines()[1:] == [
         f"Not used: R3, {texts} (somewhere in blocks 2 to 5).",
@@ -50,7 +50,7 @@ def test_blocks_are_numbered_by_their_positions_in_the_turn() -> None:
         turn = add_response(
             turn.append(user(name)), name, reasoning_block(name), message_block(name)
         )
-    edited = turn.replace(turn[6].id, assistant("edited"))
+    edited = turn.edit(turn[6].id, assistant("edited"))
     reported = make_plan(edited).explain()
     assert "Chained on R1" in reported
     assert "(somewhere in blocks 4 to 6)" in reported

@@ -58,7 +58,7 @@ def test_answers_of_another_server_are_not_sent_again() -> None:
     """The first request to another server is new there; then the newest rejected answer of it decides."""
     assert make_plan(ANSWERED, scope="there").reason == "new"
     both = add_response(ANSWERED, "R2", scope="there").append(user("c"))
-    edited = both.replace(both[0].id, user("edited"))
+    edited = both.edit(both[0].id, user("edited"))
     assert [each.reason for each in make_plan(edited).rejected] == ["scope", "changed"]
     assert make_plan(edited).fallback == "changed"
 

@@ -88,7 +88,7 @@ def test_empty_delta_is_sent_with_the_anchor() -> None:
 def test_edit_falls_back_to_an_older_anchor() -> None:
     """After an edit near the end, the plan chains on an older response instead of sending everything."""
     turn = make_exchanges(4)
-    edited = turn.replace(turn[5].id, assistant("edited"))  # the answer of R3
+    edited = turn.edit(turn[5].id, assistant("edited"))  # the answer of R3
     planned = make_plan(edited.append(user("next")))
     assert planned.previous_response_id == "R2"
     assert [(each.response_id, each.reason) for each in planned.rejected] == [
@@ -191,7 +191,7 @@ def test_leading_system_text_does_not_affect_the_anchor() -> None:
     planned = make_plan(instructed.append(user("next")))
     assert planned.previous_response_id == "R2"
     assert planned.instructions == "be brief"
-    reworded = instructed.replace(instructed[0].id, system("be kind"))
+    reworded = instructed.edit(instructed[0].id, system("be kind"))
     assert make_plan(reworded).previous_response_id == "R2"
     assert make_plan(reworded).instructions == "be kind"
     assert make_plan(turn.insert(1, system("from here on"))).is_full
@@ -248,7 +248,7 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
     planned = make_plan(turn, mode="conversation", now=NOW + 400 * DAY, max_depth=1)
     assert (planned.conversation_id, planned.delta_blocks) == ("c1", 1)
     assert planned.anchor is not None
-    edited = make_plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
+    edited = make_plan(turn.edit(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
     assert make_plan(turn, mode="conversation", scope="there").fallback is None
     moved = set_state(turn, structs.replace(get_state(turn), conversation_id="c2"))

@@ -92,7 +92,7 @@ def test_plan_of_another_turn_creates_no_anchor() -> None:
     """If the Turn was edited after planning, the blocks are appended but no anchor is recorded."""
     turn = make_exchanges(1).append(user("u"))
     planned = make_plan(turn)
-    other = turn.replace(turn[0].id, user("edited meanwhile"))
+    other = turn.edit(turn[0].id, user("edited meanwhile"))
     answered = record_response(
         other, [assistant("a")], response_id="R2", plan=planned, created_at=NOW
     )
@@ -164,7 +164,7 @@ def test_number_of_stale_records_is_limited() -> None:
 def test_undone_edit_restores_the_anchor() -> None:
     """A record that does not match after an edit matches again when the edit is undone."""
     turn = make_exchanges(2).append(user("u"))
-    edited = turn.replace(turn[0].id, user("edited"))
+    edited = turn.edit(turn[0].id, user("edited"))
     edited = add_response(edited, "R3")
-    restored = edited.replace(edited[0].id, user("question 1"))
+    restored = edited.edit(edited[0].id, user("question 1"))
     assert make_plan(restored.append(user("v"))).previous_response_id == "R2"

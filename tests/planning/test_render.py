@@ -80,9 +80,9 @@ def test_reasoning_is_not_sent_after_a_change(name: str) -> None:
     first = turn[1]
     assert isinstance(first, ReasoningBlock)
     changes = {
-        "prefix": lambda: turn.replace(turn[0].id, user("redacted")),
-        "own output": lambda: turn.replace(turn[2].id, replace(turn[2], arguments="[]")),  # pyright: ignore[reportCallIssue]
-        "own reasoning": lambda: turn.replace(first.id, replace(first, summary=("redacted",))),
+        "prefix": lambda: turn.edit(turn[0].id, user("redacted")),
+        "own output": lambda: turn.edit(turn[2].id, replace(turn[2], arguments="[]")),  # pyright: ignore[reportCallIssue]
+        "own reasoning": lambda: turn.edit(first.id, replace(first, summary=("redacted",))),
         "reasoning taken out": lambda: turn.remove(first.id),
     }
     items = render_full(changes[name]())

@@ -131,7 +131,7 @@ def test_digest_covers_every_rendered_member(api: str) -> None:
     rendered_members = 0
     for block in turn.blocks:
         for variant in [block, *vary(block)]:
-            edited = turn.replace(block.id, variant)
+            edited = turn.edit(block.id, variant)
             try:
                 request = repr(render(edited))
             except (UnsupportedBlock, Unsendable):

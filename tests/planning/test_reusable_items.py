@@ -45,7 +45,7 @@ def test_edit_before_a_compaction_invalidates_it() -> None:
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
-    edited = turn.replace(turn[0].id, user("redacted")).append(user("next"))
+    edited = turn.edit(turn[0].id, user("redacted")).append(user("next"))
     complete = ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
     assert item_types(render_full(edited)) == complete
     assert "Left out: 1 block of compaction." in make_plan(edited).explain()
@@ -84,7 +84,7 @@ def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
     assert "because a compaction has replaced it." in make_plan(turn).explain()
     answered = add_response(turn, "R3").append(user("next"))
     assert make_plan(answered).previous_response_id == "R3"
-    edited = answered.replace(answered[0].id, user("edited"))
+    edited = answered.edit(answered[0].id, user("edited"))
     assert item_types(make_plan(edited).input()) == ["compaction", "user", "assistant", "user"]
 
 
@@ -105,7 +105,7 @@ def test_untagged_compaction_is_recognized_by_its_record() -> None:
     )
     assert make_plan(untagged).previous_response_id == "R3"
     assert item_types(render_full(untagged)) == ["compaction", "assistant"]
-    edited = untagged.replace(untagged[2].id, user("redacted")).append(user("next"))
+    edited = untagged.edit(untagged[2].id, user("redacted")).append(user("next"))
     assert "compaction" not in item_types(render_full(edited))
     assert make_plan(edited).previous_response_id == "R1"
 

@@ -48,7 +48,7 @@ def test_applying_a_diff_gives_the_new_turn(
         turn = turn.remove(block.id)
     for _, block in changes.modified:
         if block.id in {each.id for each in turn}:
-            turn = turn.replace(block.id, block)
+            turn = turn.edit(block.id, block)
     placed: dict[str, Block] = {block.id: block for block in (*changes.added, *changes.moved)}
     for index, block in enumerate(new):
         if block.id in placed:
@@ -81,7 +81,7 @@ def test_single_moved_block() -> None:
 def test_metadata_is_ignored() -> None:
     """A block that an engine has tagged is not reported as changed."""
     old = Turn([user("a"), assistant("b")])
-    new = old.replace(old[1].id, old[1].with_source(Source("resp_1")))
+    new = old.edit(old[1].id, old[1].with_source(Source("resp_1")))
     assert not diff(old, new)
     assert diff(old, new) == TurnDiff()
 

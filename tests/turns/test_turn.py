@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 import strategies
 from kedge import turns
-from kedge.errors import InvalidTurn
+from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.planning.digests import prefix_digest
 from kedge.turns import (
     Block,
@@ -70,7 +70,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         old = self.id_at(pair, index)
         expected = [block if each.id == old else each for each in pair[1]]
         known = any(each.id == old for each in pair[1])
-        return self.attempt(pair, expected, lambda turn: turn.replace(old, block), known=known)
+        return self.attempt(pair, expected, lambda turn: turn.edit(old, block), known=known)
 
     @rule(target=pairs, pair=pairs, index=st.integers(0, 9))
     def remove(self, pair: Any, index: int) -> Any:
@@ -149,7 +149,7 @@ def test_cached_index_is_valid_after_append_and_system_changes() -> None:
         turn.append(user("d")),
         turn.insert(0, system("first")),
         turn.insert(1, system("second")),
-        turn.replace("s", system("other")),
+        turn.edit("s", system("other")),
         turn.remove("s"),
         turn.with_data(a=1),
     ):
@@ -159,13 +159,13 @@ def test_cached_index_is_valid_after_append_and_system_changes() -> None:
         0,
     )
     assert get_cached_index(turn.insert(1, user("d"))) == ("derived", 0)
-    assert get_cached_index(turn.replace(turn[1].id, user("b"))) == ("derived", 0)
-    assert get_cached_index(turn.replace(turn[2].id, user("b"))) == ("derived", 1)
+    assert get_cached_index(turn.edit(turn[1].id, user("b"))) == ("derived", 0)
+    assert get_cached_index(turn.edit(turn[2].id, user("b"))) == ("derived", 1)
     assert get_cached_index(turn.remove(turn[1].id)) == ("derived", 0)
     assert get_cached_index(turn.insert(2, user("d"))) == ("derived", 1)
     assert get_cached_index(turn.take(2)) == ("derived", 1)
     assert get_cached_index(turn.take(0)) == ("derived", 0)
-    assert get_cached_index(turn.replace("s", user("d"))) == ("derived", 0)
+    assert get_cached_index(turn.edit("s", user("d"))) == ("derived", 0)
 
 
 def test_forks_are_independent() -> None:
@@ -236,7 +236,7 @@ DUPLICATE_ID_CASES: list[tuple[Any, str]] = [
     (lambda turn: turn.append(user("x", id="a")), "a"),
     (lambda turn: turn.append(SAME, SAME), "same"),
     (lambda turn: turn.insert(0, user("x", id="b")), "b"),
-    (lambda turn: turn.replace("a", user("x", id="b")), "b"),
+    (lambda turn: turn.edit("a", user("x", id="b")), "b"),
     (lambda turn: turn.append(SAME).append(SAME), "same"),
     (lambda turn: turn.append(*turn.blocks), "a"),
 ]
@@ -269,7 +269,7 @@ def test_id_can_be_reused_after_removal() -> None:
     """The id of a replaced or removed block can be used again."""
     block = user("a", id="a")
     turn = Turn([block, user("b", id="b")])
-    assert turn.replace("a", user("other", id="a"))[0] == user("other")
+    assert turn.edit("a", user("other", id="a"))[0] == user("other")
     assert turn.remove("a").append(block).blocks[-1] is block
     assert turn.take(0).append(block).blocks == (block,)
 
@@ -304,8 +304,8 @@ INVALID_CALLS: list[tuple[Any, str]] = [
     ),
     (lambda turn: turn.append({"role": "user"}), "not dict; use kedge.turns.blocks_from_messages"),
     (lambda turn: turn.insert(0, None), "a Turn must have blocks, not NoneType"),
-    (lambda turn: turn.replace("a", "text"), "a Turn must have blocks, not str"),
-    (lambda turn: turn.replace("zz", user("b")), "no block with the id 'zz' in turn_1"),
+    (lambda turn: turn.edit("a", 5), "a Turn must have blocks, not int"),
+    (lambda turn: turn.edit("zz", user("b")), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.remove("zz"), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.index("zz"), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.take(-1), "cannot take -1 blocks"),
@@ -456,3 +456,11 @@ def test_has_prefix_compares_identical_blocks() -> None:
     assert not has_prefix(start, longer)
     assert has_prefix(Turn([*longer]), start)
     assert not has_prefix(Turn([user("a"), user("b")]), start)
+
+
+def test_a_text_edits_a_user_block() -> None:
+    """A text is a new user block, as in a conversation; other kinds of blocks need a block."""
+    turn = Turn([user("One", id="a"), assistant("Two", id="b")])
+    assert turn.edit("a", "Uno").blocks[0] == user("Uno")
+    with pytest.raises(InvalidSetting, match="a block of kind 'assistant'"):
+        turn.edit("b", "Due")

@@ -214,7 +214,7 @@ class Chat(AsyncResource):
             is_known = known.get(block.id) == block
             filtered = block if is_known else filters.apply(block, ("input",))
             if filtered is not block:
-                turn = turn.replace(block.id, filtered)
+                turn = turn.edit(block.id, filtered)
         if turn.leading:
             log.warning(UNSTORED_LEAD)
         return self._make_writer(start)(drop_changed_anchors(turn), frozenset())

@@ -606,7 +606,7 @@ class Conversation(LazyConversation):
 
         def change(turn: Turn) -> Turn:
             block = build_replacement(turn.blocks[turn.index(block_id)], new)
-            return turn.replace(block_id, *_filter_blocks(self.engine, [block]))
+            return turn.edit(block_id, *_filter_blocks(self.engine, [block]))
 
         return await self._change_turn(change)
 

@@ -67,7 +67,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
             level = block.metadata.get(LEVEL_KEY, 0)
             if level == self.level:
                 fresh = system(text, origin=PROMPT_NAME, id=block.id, metadata=metadata)
-                return turn if fresh == block else turn.replace(block.id, fresh)
+                return turn if fresh == block else turn.edit(block.id, fresh)
             if level > self.level:
                 outer = index + 1
         return turn.insert(outer, system(text, origin=PROMPT_NAME, metadata=metadata))

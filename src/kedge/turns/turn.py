@@ -36,6 +36,7 @@ from kedge.turns.blocks import (
     ReasoningBlock,
     SystemBlock,
 )
+from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY, FrozenMap, Immutable, check_text, freeze_map
 from kedge.turns.ids import new_id
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart
@@ -225,21 +226,22 @@ class Turn(Immutable):
         index = slice(op_index(index), None).indices(len(self))[0]
         return self._splice(index, index, *blocks)
 
-    def replace(self, block_id: str, block: Block) -> "Turn":
-        """Return the Turn with a block replaced.
+    def edit(self, block_id: str, new: Block | str) -> "Turn":
+        """Return the Turn with a block replaced; the blocks after it remain.
 
         Args:
             block_id: The id of the block to replace.
-            block: The new block.
+            new: The new block, or the text of a user block.
 
         Returns:
             The new Turn.
 
         Raises:
             InvalidTurn: If there is no such block, or another block has the id of the new one.
+            InvalidSetting: If ``new`` is a text and the block is not a user block.
         """
         index = self.index(block_id)
-        return self._splice(index, index + 1, block)
+        return self._splice(index, index + 1, build_replacement(self[index], new))
 
     def remove(self, *block_ids: str) -> "Turn":
         """Return the Turn without these blocks.

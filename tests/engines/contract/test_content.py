@@ -308,7 +308,7 @@ async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
     assert context is not None
     remembered = [item for item in context if item.get("type") == "reasoning"]
     assert len(remembered) == (0 if name == "chat" else 1)
-    edited = turn.replace(turn.blocks[0].id, user("Think about 6 * 8")).append(user("Well?"))
+    edited = turn.edit(turn.blocks[0].id, user("Think about 6 * 8")).append(user("Well?"))
     await engine.run(edited, **options)
     context = server.requests[-1].context
     assert context is not None

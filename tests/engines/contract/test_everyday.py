@@ -75,7 +75,7 @@ async def test_edited_chat_state_obeys_the_law(engine: Engine, server: TestServe
     state = (await chat.chat_with_state(None, "My ship is the Erebus.")).state
     answer = await chat.chat_with_state(state, "What is 2+3?")
     first, _, third, _ = answer.turn.blocks
-    turn = answer.turn.replace(first.id, user("My ship is the Terror.")).truncate(third.id)
+    turn = answer.turn.edit(first.id, user("My ship is the Terror.")).truncate(third.id)
     turn = turn.remove(third.id).insert(0, user("My captain is Crozier."), assistant("Noted."))
     state = chat.write_state(answer.state, turn)
     answer = await chat.chat_with_state(state, "What is my ship?")

@@ -40,7 +40,7 @@ async def test_prediction_and_count_agree(server: TestServer, name: str) -> None
             assert predicted(plan) == usage.cached_tokens > 2900
             assert plan.cache
             assert abs(plan.cache.input_tokens - usage.input_tokens) < 100
-        edited = turn.replace(turn.blocks[3].id, user("One, edited?")).append(user("Four?"))
+        edited = turn.edit(turn.blocks[3].id, user("One, edited?")).append(user("Four?"))
         turn, plan, usage = await send(engine, edited, tools=TOOLS)
         assert usage.cached_tokens > 2900
         assert 0 <= usage.cached_tokens - predicted(plan) <= 128
@@ -50,7 +50,7 @@ async def test_edit_at_the_start_invalidates_the_cache(server: TestServer, name:
     """The plan reports that the cache is lost, and how many tokens that costs."""
     async with open_engine(server, name, prompt_cache=True) as engine:
         turn, _, before = await send(engine, Turn([user(f"{name} {LONG}")]))
-        edited = turn.replace(turn.blocks[0].id, user(f"{name}! {LONG}")).append(user("Next?"))
+        edited = turn.edit(turn.blocks[0].id, user(f"{name}! {LONG}")).append(user("Next?"))
         _, plan, usage = await send(engine, edited)
         assert predicted(plan) == usage.cached_tokens == 0
         assert plan.cache
@@ -64,7 +64,7 @@ async def test_changed_settings_are_predicted_and_reported(server: TestServer, n
     async with open_engine(server, name, prompt_cache=True) as engine:
         start = [system("It is 2026-11-16 12:00."), user(f"Hints, {name}: {LONG}")]
         turn, _, _ = await send(engine, Turn(start), tools=TOOLS)
-        later = turn.replace(turn.blocks[0].id, system("It is 2026-11-16 12:01."))
+        later = turn.edit(turn.blocks[0].id, system("It is 2026-11-16 12:01."))
         later = later.append(user("Next?"))
         plan = engine.plan(later, tools=TOOLS[::-1])
         assert plan.cache

@@ -91,7 +91,7 @@ async def test_reasoning_is_resent_when_the_turn_returns_to_its_provider(
     ]
     assert sent == signatures
     check_law(server, turn)
-    edited = turn.replace(turn.blocks[0].id, user("Call add with 20 and 30")).append(user("Go on"))
+    edited = turn.edit(turn.blocks[0].id, user("Call add with 20 and 30")).append(user("Go on"))
     await run_to_answer(anthropic, edited)
     assert "signature" not in str(newest_body(server, "messages"))
 
@@ -122,7 +122,7 @@ async def test_law_holds_for_random_provider_sequences(
     for step in range(10):
         user_blocks = [block for block in turn if isinstance(block, UserBlock)]
         if user_blocks and rng.random() < 0.3:
-            turn = turn.replace(rng.choice(user_blocks).id, user(f"Edited at {step}"))
+            turn = turn.edit(rng.choice(user_blocks).id, user(f"Edited at {step}"))
         line = rng.choice(["What is 2+3?", "Call add with 2 and 3", "What did I say first?"])
         requested = turn.append(user(f"{line} ({step})"))
         finished = await run_to_answer(engines[rng.choice(list(ENGINES))], requested)
