@@ -84,11 +84,12 @@ class BatchContext:
     async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
         """Open a context; the rate limits are divided among ``share`` contexts."""
         store = await open_store(work.store_url)
-        requests, tokens = work.requests_per_minute, work.tokens_per_minute
-        pace = RateLimiter(
-            requests=_divide_limit(requests, share), tokens=_divide_limit(tokens, share)
+        # At least 1, because 0 means no limit.
+        requests, tokens = (
+            max(limit // share, 1) if limit else 0
+            for limit in (work.requests_per_minute, work.tokens_per_minute)
         )
-        return cls(work, store, pace)
+        return cls(work, store, RateLimiter(requests=requests, tokens=tokens))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -145,33 +146,22 @@ class BatchContext:
         return self._engines[model]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnResult:
-    """The answer to one turn, or its error; serializable as JSON, so that DBOS can store it as a step."""
-
-    answer: str = ""
-    error: str = ""
-    kind: str = ""
-    retryable: bool = False
-
-
-async def send_turn(context: BatchContext, line: BatchLine, number: int) -> TurnResult:
-    """Run one turn of a line; an error of Kedge becomes its result."""
+async def send_turn(context: BatchContext, line: BatchLine, number: int) -> dict[str, Any]:
+    """Run one turn of a line, and return its answer or its error as JSON values, which DBOS can store as a step."""
     try:
         conversation = await context.open_conversation(line)
-        return TurnResult(await context.send_prompt(conversation, line, number))
-    except KeyReused as error:
-        return TurnResult(error=CHANGED_LINE_ERROR, kind=type(error).__name__)
+        return {"answer": await context.send_prompt(conversation, line, number)}
     except KedgeError as error:
+        text = CHANGED_LINE_ERROR if isinstance(error, KeyReused) else str(error)
         retryable = bool(getattr(error, "retryable", False))
-        return TurnResult(error=str(error), kind=type(error).__name__, retryable=retryable)
+        return {"error": text, "kind": type(error).__name__, "retryable": retryable}
 
 
-TurnFunction = Callable[[int], Awaitable[TurnResult]]
+TurnFunction = Callable[[BatchContext, BatchLine, int], Awaitable[dict[str, Any]]]
 
 
 async def run_conversation(
-    context: BatchContext, line: BatchLine, turn_function: TurnFunction | None = None
+    context: BatchContext, line: BatchLine, turn_function: TurnFunction = send_turn
 ) -> LineResult:
     """Run the conversation of a line; an error ends the line, but not the batch.
 
@@ -183,44 +173,29 @@ async def run_conversation(
     """
     began = time.perf_counter()
     answers: list[str] = []
-    last = TurnResult()
+    failure: dict[str, Any] = {}
     for number in range(len(line.prompts)):
-        last = await (turn_function(number) if turn_function else send_turn(context, line, number))
-        if last.kind:
+        result = await turn_function(context, line, number)
+        if "answer" not in result:
+            failure = result
             break
-        answers.append(last.answer)
-    return await _build_result(context, line, answers, last, time.perf_counter() - began)
-
-
-async def _build_result(
-    context: BatchContext, line: BatchLine, answers: list[str], last: TurnResult, seconds: float
-) -> LineResult:
-    """Return the result of a line, with tokens and cost from the store."""
+        answers.append(result["answer"])
     name = context.conversation_id(line)
     try:
         rows = await context.store.responses(await context.store.conversation(name))
-    except (
-        KedgeError
-    ):  # it never started, or the store is not available: there is nothing to add up
+    except KedgeError:  # it never started, or the store is not available: nothing is added up
         rows = []
     costs = [row.cost for row in rows if row.cost is not None]
     return LineResult(
         id=line.id,
-        status="failed" if last.kind else "completed",
+        status="failed" if failure else "completed",
         answers=tuple(answers),
         conversation=name if rows else "",
         provider_response_id=rows[-1].provider_response_id if rows else "",
         model=line.model or context.work.model,
         **sum_tokens(rows),
         cost=sum(costs) if costs else None,
-        seconds=round(seconds, 3),
-        error=last.error,
-        kind=last.kind,
-        retryable=last.retryable,
+        seconds=round(time.perf_counter() - began, 3),
         fingerprint=context.work.fingerprint(line),
+        **failure,
     )
-
-
-def _divide_limit(limit: int, share: int) -> int:
-    """Return a share of a limit; at least 1, because 0 means no limit."""
-    return max(limit // share, 1) if limit else 0

@@ -9,19 +9,12 @@ it was already stored.
 
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import anyio
 from dbos import DBOS, DBOSConfig
 
-from kedge.batch.conversation_task import (
-    BatchContext,
-    BatchJob,
-    TurnResult,
-    run_conversation,
-    send_turn,
-)
+from kedge.batch.conversation_task import BatchContext, BatchJob, run_conversation, send_turn
 from kedge.batch.files import BatchLine
 
 APPLICATION_NAME = "kedge-batch"
@@ -45,19 +38,18 @@ async def _get_context() -> BatchContext:
 @DBOS.step(name="kedge.batch.turn")
 async def run_turn(line: dict[str, Any], number: int) -> dict[str, Any]:
     """Run one turn of a line."""
-    return asdict(await send_turn(await _get_context(), BatchLine.from_dict(line), number))
+    return await send_turn(await _get_context(), BatchLine.from_dict(line), number)
 
 
 @DBOS.workflow(name=WORKFLOW_NAME)
 async def run_line(line: dict[str, Any]) -> dict[str, Any]:
     """Run a line, turn by turn."""
 
-    async def turns(number: int) -> TurnResult:
-        return TurnResult(**await run_turn(line, number))
+    async def run_step(_: BatchContext, __: BatchLine, number: int) -> dict[str, Any]:
+        return await run_turn(line, number)
 
-    return (
-        await run_conversation(await _get_context(), BatchLine.from_dict(line), turns)
-    ).to_dict()
+    parsed = BatchLine.from_dict(line)
+    return (await run_conversation(await _get_context(), parsed, run_step)).to_dict()
 
 
 def main(executor: str) -> None:

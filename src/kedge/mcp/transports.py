@@ -13,15 +13,17 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePath
 from subprocess import PIPE
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import anyio
 import httpx2
-from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
+from anyio.abc import ByteReceiveStream, ObjectReceiveStream, ObjectSendStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
@@ -196,18 +198,13 @@ class HttpAddress:
         self, notes: ConnectionNotes, call_timeout: float | None
     ) -> AsyncGenerator[TransportStreams]:
         """Open a client whose responses are bounded; no limit of the client is shorter than that of a call."""
-
-        async def check_response(response: httpx2.Response) -> None:
-            _note_rejection(response, notes)
-            _limit_response(response)
-
         headers = {**self.headers, "accept-encoding": "identity"}
         # A server may be silent until it has the result of a call.
         read_timeout = (
             None if call_timeout is None else max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
         )
         limits = httpx2.Timeout(CONNECT_SECONDS, read=read_timeout)
-        hooks: dict[str, list[Callable[..., Any]]] = {"response": [check_response]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"response": [partial(_check_response, notes)]}
         received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks) as client,
@@ -284,22 +281,19 @@ async def _read_messages(
     notes: ConnectionNotes,
 ) -> None:
     """Pass on the messages on standard output; other lines are recorded and skipped."""
-    buffer, max_bytes = bytearray(), resolve_limit()
-    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
-        async for chunk in process.stdout or ():
-            searched = len(buffer)
-            buffer += chunk
-            while (end := buffer.find(b"\n", searched)) >= 0:
-                message = _parse_message(bytes(buffer[:end]), notes)
-                del buffer[: end + 1]
-                searched = 0
-                # After the receiver is closed, output is discarded, because a server that cannot write cannot exit.
+    max_bytes = resolve_limit()
+    lines = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
+    ends = (anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+    try:
+        with suppress(*ends):
+            while True:
+                message = _parse_message(await lines.receive_until(b"\n", max_bytes), notes)
+                # After the receiver is closed, output is discarded: a server that cannot write cannot exit.
                 with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                     if message:
                         await received.send(message)
-            if len(buffer) > max_bytes:
-                notes.problem = f"it sent a message of more than {max_bytes:,} bytes"
-                break
+    except anyio.DelimiterNotFound:
+        notes.problem = f"it sent a message of more than {max_bytes:,} bytes"
     with suppress(ProcessLookupError):
         if notes.problem:
             process.kill()
@@ -428,20 +422,18 @@ async def _forward_messages(
     notes.on_end()
 
 
-def _note_rejection(response: httpx2.Response, notes: ConnectionNotes) -> None:
-    """Record the status of a rejected request; 404 and 400 are the answers to an unknown session."""
-    if response.request.method != "POST":
-        return
-    status = response.status_code
-    notes.status = status if response.is_error else 0
-    if SESSION_HEADER in response.request.headers and status in SESSION_STATUSES:
-        notes.session_status = status
+async def _check_response(notes: ConnectionNotes, response: httpx2.Response) -> None:
+    """Record the status of a rejected request, and limit the size of a body; a stream has a limit for each event.
 
-
-def _limit_response(response: httpx2.Response) -> None:
-    """Limit the size of a response body; the events of a stream have a separate limit."""
+    404 and 400 are the answers to an unknown session.
+    """
+    status, request = response.status_code, response.request
+    if request.method == "POST":
+        notes.status = status if response.is_error else 0
+        if SESSION_HEADER in request.headers and status in SESSION_STATUSES:
+            notes.session_status = status
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise httpx2.DecodingError("the server compressed its response", request=response.request)
+        raise httpx2.DecodingError("the server compressed its response", request=request)
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         response.stream = _LimitedStream(response.stream)
 
