@@ -52,6 +52,29 @@ async def test_the_first_middleware_is_the_outermost() -> None:
     assert list(turn.blocks) == expected
 
 
+@pytest.mark.parametrize("has_leave", [False, True])
+async def test_enter_and_leave_may_be_async(has_leave: bool) -> None:
+    """An async ``enter`` changes the Turn that is sent, an async ``leave`` the final one; a plan skips ``enter``."""
+
+    class Stamp(BaseMiddleware):
+        name = "stamp"
+
+        async def enter(self, turn: Turn) -> Turn:
+            return turn.append(user("entered"))
+
+    class Both(Stamp):
+        async def leave(self, turn: Turn) -> Turn:
+            return turn.append(user("left"))
+
+    stack = with_middleware(
+        ScriptedEngine([assistant("hello")]), Both if has_leave else Stamp, repair()
+    )
+    turn = await stack.run(Turn([user("hi")]))
+    texts = ["hi", "entered", "hello", *(["left"] if has_leave else [])]
+    assert [block.text for block in turn.blocks] == texts
+    assert stack.plan(Turn([user("hi")])).full_blocks == 1
+
+
 async def test_no_middleware_is_the_engine_itself() -> None:
     """A stack without middleware returns the engine itself."""
     engine = ScriptedEngine()

@@ -330,21 +330,16 @@ class _ProbeSource:
             step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
             for step in ("connect", "read", "write", "pool")
         }
-        return await self._fetch(
-            type(request)(
-                method.upper(),
-                url.copy_merge_params(query) if query else url,
-                headers=[*headers, ("Accept-Encoding", "identity")],
-                extensions={"timeout": timeout},
-            )
+        probe = type(request)(
+            method.upper(),
+            url.copy_merge_params(query) if query else url,
+            headers=[*headers, ("Accept-Encoding", "identity")],
+            extensions={"timeout": timeout},
         )
-
-    async def _fetch(self, request: Any) -> dict[str, Any]:
         try:
-            response = await self._io.send(request)
+            response = await self._io.send(probe)
             try:
-                if response.status_code != 200:
-                    status = response.status_code
+                if (status := response.status_code) != 200:
                     raise RequestRefused(f"HTTP {status}", status=status)
                 limit, body = SizeLimit(resolve_limit()), bytearray()
                 chunks = self._io.open(response.stream)

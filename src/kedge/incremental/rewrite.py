@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import structs
 
@@ -177,15 +177,8 @@ def parse_request(content: bytes) -> ParsedRequest:
     return ParsedRequest(members, values, items, blocks, prefixes, obstacle)
 
 
-class _ReadInput(NamedTuple):
-    """The items of a recent request, with their blocks and digests."""
-
-    items: tuple[bytes, ...]
-    blocks: tuple[Block, ...]
-    prefixes: PrefixIndex
-
-
-_recent_inputs = BoundedDict[tuple[bytes, ...], _ReadInput](MAX_REPLAYS)
+_recent_inputs = BoundedDict[tuple[bytes, ...], ParsedRequest](MAX_REPLAYS)
+"""The items of recent requests, with their blocks and digests."""
 _recent_lock = threading.Lock()
 
 
@@ -197,7 +190,7 @@ def _read_items(items: tuple[bytes, ...], size: int) -> tuple[tuple[Block, ...],
     """
     key = items[:REPLAY_KEY_ITEMS]
     with _recent_lock:
-        recent = _recent_inputs.get(key, _ReadInput((), (), PrefixIndex()))
+        recent = _recent_inputs.get(key, ParsedRequest())
     known = len(recent.items)
     if items[:known] != recent.items:  # an edited history
         pairs = enumerate(zip(items, recent.items, strict=False))
@@ -206,7 +199,7 @@ def _read_items(items: tuple[bytes, ...], size: int) -> tuple[tuple[Block, ...],
     prefixes = extend_index(recent.prefixes, blocks, known)
     if MIN_REPLAY_BYTES < size <= MAX_REPLAY_BYTES:
         with _recent_lock:
-            _recent_inputs[key] = _ReadInput(items, blocks, prefixes)
+            _recent_inputs[key] = ParsedRequest(items=items, blocks=blocks, prefixes=prefixes)
     return blocks, prefixes
 
 
