@@ -126,22 +126,20 @@ import asyncio
 from kedge import Conversation
 
 async def main():
-    async with Conversation("openai:gpt-5.1", store="agent.db", id="bob", tools=[add]) as chat:
+    async with Conversation("openai:gpt-5.1", store="agent.db", id="ada", tools=[add]) as chat:
         print((await chat.send("What is 2+3?")).text, len(chat.turn))
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("program", [SYNC_LINES, ASYNC_LINES], ids=["sync", "async"])
-def test_three_lines_run_on_the_built_wheel(
-    wheel_site: WheelSite, program: str, tmp_path: Path
-) -> None:
-    """The first program of a user answers, and continues its conversation when it is run again."""
+def test_three_lines_run_on_the_built_wheel(wheel_site: WheelSite, tmp_path: Path) -> None:
+    """The first program of a user answers, and another one, which is async, continues its conversation."""
     wheel_site.work = tmp_path
     with serve() as server:
         variables = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
-        printed = [wheel_site.run("-c", ADD + program, **variables) for _ in range(2)]
+        programs = (ADD + SYNC_LINES, ADD + ASYNC_LINES)
+        printed = [wheel_site.run("-c", program, **variables) for program in programs]
     assert printed == ["2+3 = 5. 2\n", "2+3 = 5. 4\n"]
 
 

@@ -345,11 +345,11 @@ async def test_processes_share_one_new_id(store: Store, store_url: str) -> None:
         done.append((await anyio.run_process(command)).stdout.decode().strip())
 
     async with anyio.create_task_group() as tasks:
-        for number in range(3):
+        for number in range(2):
             tasks.start_soon(run, number)
-    assert sorted(done) == ["0+1 = 1.", "1+1 = 2.", "2+1 = 3."]
+    assert sorted(done) == ["0+1 = 1.", "1+1 = 2."]
     conversation = await Conversation.open("practice", store=store, id="one")
-    assert len(conversation.turn) == 6
+    assert len(conversation.turn) == 4
 
 
 async def test_queue_is_that_of_the_conversation(store: Store) -> None:

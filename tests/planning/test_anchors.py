@@ -16,7 +16,9 @@ from kedge.planning import (
 )
 from kedge.planning.anchors import (
     decode_token_counts,
+    has_hidden_context,
     is_expired,
+    limit_expiry,
     matches_prefix,
     unavailable_reason,
 )
@@ -112,6 +114,38 @@ def test_response_expires_with_a_margin_and_with_its_root(
 def test_unavailable_response_has_a_reason(facts: dict[str, object], reason: Reason | None) -> None:
     """A response that the server cannot continue from has a reason, independent of the Turn."""
     assert unavailable_reason(make_record(**facts), scope="here", now=20.0, max_depth=3) == reason
+
+
+@pytest.mark.parametrize(("created_at", "reason"), [(9.0, "lost"), (10.0, None)])
+def test_response_of_an_earlier_time_is_lost(created_at: float, reason: Reason | None) -> None:
+    """A response that was created before the server lost its data is not used."""
+    record = make_record(created_at=created_at)
+    assert unavailable_reason(record, scope="here", now=20.0, not_before=10.0) == reason
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "retention", "limited"),
+    [
+        (None, None, None),
+        (50.0, None, 50.0),
+        (None, 30.0, 40.0),
+        (50.0, 30.0, 40.0),
+        (20.0, 30.0, 20.0),
+    ],
+)
+def test_retention_limits_the_expiry(
+    expires_at: float | None, retention: float | None, limited: float | None
+) -> None:
+    """A response expires with its retention, unless the server drops it before."""
+    assert limit_expiry(10.0, expires_at, retention) == limited
+
+
+@pytest.mark.parametrize(
+    ("body", "hidden"), [({}, False), ({"prompt": None}, False), ({"prompt": {"id": "p"}}, True)]
+)
+def test_a_stored_prompt_hides_context(body: dict[str, object], hidden: bool) -> None:
+    """The messages of a stored prompt are known to the server only."""
+    assert has_hidden_context(body) is hidden
 
 
 def test_depth_is_unlimited_by_default() -> None:

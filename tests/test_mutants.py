@@ -1,0 +1,34 @@
+"""Tests of the list of mutants: it fits the source, and the runner tells caught ones from survivors."""
+
+import ast
+from pathlib import Path
+
+from mutants import ROOT, Mutant, read_mutants, run_mutant
+
+
+def test_every_mutant_changes_the_source_once() -> None:
+    """The old text of each mutant occurs exactly once, the changed source is valid, and its tests exist."""
+    mutants = list(read_mutants())
+    assert len(mutants) > 60
+    for mutant in mutants:
+        source = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert source.count(mutant.old) == 1, (
+            f"not once in the source, so change mutants.toml: {mutant}"
+        )
+        ast.parse(mutant.apply(source))
+        assert [name for name in mutant.tests if not (ROOT / name).exists()] == []
+
+
+def test_a_survivor_is_told_from_a_caught_mutant(tmp_path: Path) -> None:
+    """A mutant is caught by a failing test, and survives without one; the source is restored."""
+    (tmp_path / "src").mkdir()
+    source = tmp_path / "src" / "limits.py"
+    source.write_text("LIMIT = 3\nSPARE = 4\n")
+    (tmp_path / "test_limits.py").write_text(
+        "import limits\n\ndef test_limit():\n    assert limits.LIMIT == 3\n"
+    )
+    caught = Mutant("src/limits.py", "LIMIT = 3", "LIMIT = 5", ("test_limits.py",))
+    survivor = Mutant("src/limits.py", "SPARE = 4", "SPARE = 5", ("test_limits.py",))
+    assert run_mutant(tmp_path, caught) == "FAILED test_limits.py::test_limit"
+    assert run_mutant(tmp_path, survivor) == ""
+    assert source.read_text() == "LIMIT = 3\nSPARE = 4\n"
