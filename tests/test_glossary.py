@@ -6,7 +6,6 @@ concepts; docstrings, messages and docs are plain technical English. Exceptions 
 
 import ast
 import functools
-import gc
 import re
 import tokenize
 from collections import defaultdict
@@ -16,6 +15,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+
+import source_trees
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -96,21 +97,10 @@ BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
 
 
 @functools.cache
-def parse_modules() -> dict[Path, ast.Module]:
-    """Return the tree of every module, parsed by the first test that needs it and not by every worker."""
-    gc.disable()  # it would visit all the nodes again and again, now and during later tests
-    try:
-        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-@functools.cache
 def list_nodes(path: Path) -> list[ast.AST]:
     """Return the nodes that the tests check, of one module."""
     kinds = ast.ClassDef | Function | ast.ImportFrom | ast.Import | ast.Constant
-    return [node for node in ast.walk(parse_modules()[path]) if isinstance(node, kinds)]
+    return [node for node in source_trees.list_nodes()[path] if isinstance(node, kinds)]
 
 
 def module_name(path: Path) -> str:
@@ -254,7 +244,8 @@ def test_limits_are_named_max_or_min() -> None:
     """Constants for limits begin with ``MAX`` or ``MIN``."""
     names = {
         f"{module_name(path)}.{target.id}"
-        for path, tree in parse_modules().items()
+        for path, (tree, *_) in source_trees.list_nodes().items()
+        if isinstance(tree, ast.Module)
         for node in tree.body
         for target in assigned_names(node)
         if re.match(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(?:_|$)", target.id)

@@ -3,13 +3,14 @@
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from source_trees import SOURCE, list_nodes
+
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "kedge"
 
 EXCEPTIONS = {
     "mcp.client._transport": "mcp==2.3.0",  # the types of a transport have no public module
@@ -28,9 +29,9 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def list_own_names(tree: ast.AST) -> Iterator[str]:
+def list_own_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that a module defines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
@@ -46,9 +47,9 @@ def list_own_names(tree: ast.AST) -> Iterator[str]:
                 pass
 
 
-def list_used_names(tree: ast.AST) -> Iterator[str]:
+def list_used_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the private modules and names of other packages that a module may use."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Attribute(attr=name) if is_private(name):
                 yield name
@@ -65,17 +66,17 @@ def list_used_names(tree: ast.AST) -> Iterator[str]:
 
 def test_private_names_of_other_packages_are_not_used() -> None:
     """Every private name is defined in Kedge, or is an exception with a reason."""
-    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
-    own = {name for tree in trees for name in list_own_names(tree)}
-    used = {name for tree in trees for name in list_used_names(tree)}
+    modules = list_nodes().values()
+    own = {name for nodes in modules for name in list_own_names(nodes)}
+    used = {name for nodes in modules for name in list_used_names(nodes)}
     assert used - own - PUBLIC <= EXCEPTIONS.keys()
 
 
 def test_private_methods_of_other_packages_are_not_overridden() -> None:
     """The private methods of a class with bases of another package are not those of its bases."""
     overridden: list[str] = []
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in list_nodes().items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 overridden += _list_overridden(node, path)
     assert overridden == []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from source_trees import SOURCE, list_nodes
+
 ROOT = Path(__file__).parent.parent
 APPLICATIONS = {"backends", "cli", "proxy", "server", "web"}
 """Packages that are run and not imported; their options and routes are documented instead."""
@@ -138,11 +140,10 @@ FORCED_FIELDS = {
 
 def find_modules(matches: Callable[[ast.AST], bool]) -> set[str]:
     """Return the modules of the package with a matching node of their syntax tree."""
-    package = ROOT / "src" / "kedge"
     return {
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if any(map(matches, ast.walk(ast.parse(path.read_text()))))
+        path.relative_to(SOURCE).as_posix()
+        for path, nodes in list_nodes().items()
+        if any(map(matches, nodes))
     }
 
 

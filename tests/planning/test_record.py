@@ -8,6 +8,7 @@ from msgspec import structs
 from kedge.planning import (
     DEFAULT_RETENTION,
     covered_count,
+    find_running,
     get_state,
     prefix_digest,
     record_response,
@@ -111,6 +112,20 @@ def test_unfinished_response_is_not_the_previous_response(status: str) -> None:
         "R2",
         "lost" if status == "lost" else "incomplete",
     )
+
+
+def test_running_response_is_found_by_the_turn_that_it_answers() -> None:
+    """A response in the background answers the Turn as it was sent, and no longer one, or one of another provider."""
+    sent = Turn([user("u")])
+    turn = record_response(
+        sent, [], response_id="R1", plan=make_plan(sent), created_at=NOW, status="running"
+    )
+    found = find_running(turn)
+    assert found is not None
+    assert found.response_id == "R1"
+    assert find_running(turn, SCOPE) == found
+    assert find_running(turn, "elsewhere") is None
+    assert find_running(turn.append(user("more"))) is None
 
 
 def test_responses_without_retention_do_not_expire() -> None:
