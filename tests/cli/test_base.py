@@ -15,7 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
-from kedge.cli.base import command, find_hint, print_table, setting_option, wrap_text
+from kedge.cli.base import (
+    find_hint,
+    get_setting,
+    kedge_command,
+    print_table,
+    setting_option,
+    wrap_text,
+)
 from kedge.errors import CannotConnect, InvalidSetting, KedgeError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -217,8 +224,8 @@ def test_text_is_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sqlite_errors_are_not_internal_errors() -> None:
     """An untranslated SQLite error is reported with its message."""
 
-    @command()
-    def broken(as_json: bool) -> None:
+    @kedge_command()
+    def broken() -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     result = CliRunner().invoke(broken)
@@ -336,8 +343,8 @@ def test_unknown_command_has_a_suggestion() -> None:
 def make_failing_command(error: Exception) -> click.Command:
     """Return a command that fails with this error."""
 
-    @command("failing")
-    def click_command(as_json: bool) -> None:
+    @kedge_command("failing")
+    def click_command() -> None:
         raise error
 
     return click_command
@@ -420,11 +427,12 @@ def test_error_without_hint_is_one_line() -> None:
 def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A flag overrides the environment, which overrides the file, and each value is validated."""
 
-    @command("made")
+    @kedge_command("made")
     @setting_option("serve.port")
     @setting_option("trace")
-    def click_command(port: int, trace: bool, as_json: bool) -> None:
-        click.echo(f"{port} {trace} {click.get_current_context().meta[base.SOURCES_KEY]}")
+    def click_command(port: int, trace: bool) -> None:
+        sources = {name: get_setting(name).source for name in ("serve.port", "trace")}
+        click.echo(f"{port} {trace} {sources}")
 
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(click_command, arguments)

@@ -1,15 +1,17 @@
 """``kedge auth``: the named tokens of a store, with which users may use a server and its page."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json, echo_result, print_table
+from kedge.cli.base import Result, echo, kedge_command, print_table
 from kedge.cli.store_options import run_with_store, store_option
 from kedge.text.display import format_age, sanitize_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kedge.store import AccessToken
 
 SCOPES = ("server", "page", "api", "metrics")
@@ -53,10 +55,8 @@ def add(
     user: str | None,
     admin: bool,
     scopes: tuple[str, ...],
-    store: str,
-    as_json: bool,
     **limits: int | None,
-) -> None:
+) -> Result:
     """Add a token with NAME and print it. It is not stored, so it cannot be printed again."""
     if admin and user is not None:
         raise click.UsageError("--admin and --user exclude each other")
@@ -69,12 +69,12 @@ def add(
         lambda opened: TokenRegistry(opened).add(
             name, user="" if admin else user, scopes=scopes or DEFAULT_SCOPES, **limits
         ),
-        address=store,
         make=True,
     )
-    if as_json:
-        echo_json({**_token_to_json(token), "token": secret})
-        return
+    return Result({**_token_to_json(token), "token": secret}, partial(_print_secret, secret))
+
+
+def _print_secret(secret: str) -> None:
     echo(secret)
     echo(
         "This is shown once. Clients send it as a bearer token; the page asks for it. "
@@ -85,43 +85,42 @@ def add(
 
 @kedge_command("list", short_help="List the tokens, without their secrets.")
 @store_option
-def list_tokens(store: str, as_json: bool) -> None:
+def list_tokens() -> Result:
     """List the tokens: their users, scopes and limits per minute."""
     from kedge.store import TokenRegistry
 
-    tokens = run_with_store(
-        lambda opened: TokenRegistry(opened).list(), address=store, may_miss=True
+    tokens = run_with_store(lambda opened: TokenRegistry(opened).list(), may_miss=True)
+    if not tokens:
+        return Result([], "There are no tokens. Add one: kedge auth add NAME")
+    return Result([_token_to_json(token) for token in tokens], partial(_print_tokens, tokens))
+
+
+def _print_tokens(tokens: "Sequence[AccessToken]") -> None:
+    print_table(
+        ("name", "user", "scopes", "requests/min", "tokens/min", "added"),
+        [
+            (
+                token.name,
+                sanitize_text(token.namespace) or "(administrator)",
+                ", ".join(scope for scope in SCOPES if scope in token.scopes),
+                token.requests_per_minute or NO_LIMIT,
+                token.tokens_per_minute or NO_LIMIT,
+                format_age(token.created_at),
+            )
+            for token in tokens
+        ],
     )
-    if as_json:
-        echo_json([_token_to_json(token) for token in tokens])
-    elif not tokens:
-        echo("There are no tokens. Add one: kedge auth add NAME")
-    else:
-        print_table(
-            ("name", "user", "scopes", "requests/min", "tokens/min", "added"),
-            [
-                (
-                    token.name,
-                    sanitize_text(token.namespace) or "(administrator)",
-                    ", ".join(scope for scope in SCOPES if scope in token.scopes),
-                    token.requests_per_minute or NO_LIMIT,
-                    token.tokens_per_minute or NO_LIMIT,
-                    format_age(token.created_at),
-                )
-                for token in tokens
-            ],
-        )
 
 
 @kedge_command("revoke", short_help="Revoke a token and end its sessions.")
 @click.argument("name")
 @store_option
-def revoke(name: str, store: str, as_json: bool) -> None:
+def revoke(name: str) -> Result:
     """Revoke the token with NAME and end its sessions of the page. What its user stored stays."""
     from kedge.store import TokenRegistry
 
-    run_with_store(lambda opened: TokenRegistry(opened).revoke(name), address=store)
-    echo_result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked", as_json=as_json)
+    run_with_store(lambda opened: TokenRegistry(opened).revoke(name))
+    return Result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked")
 
 
 for each in (add, list_tokens, revoke):

@@ -1,6 +1,6 @@
 """Shared parts of all commands: ``--json``, ``-v``, settings as options, and one-line errors.
 
-A command is defined with ``@command()``. A ``KedgeError`` or an error of the operating system is printed as
+A command is defined with ``@kedge_command()``. A ``KedgeError`` or an error of the operating system is printed as
 one line with a hint, and the exit code is 1; a usage error has exit code 2, as in click. ``-v`` adds the
 traceback and log records. With ``--json`` results and errors are JSON. Characters that the output cannot
 encode are replaced.
@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar, cast
 
@@ -118,14 +119,29 @@ def echo_json(value: Any) -> None:
     echo(format_json(value, indent=indent, default=_encode_other))
 
 
-def echo_result(value: Any, text: str | Callable[[], object], *, as_json: bool) -> None:
-    """Print the result of a command: as JSON with ``--json``, else as a text or by a function."""
-    if as_json:
-        echo_json(value)
-    elif isinstance(text, str):
-        echo(text)
-    else:
-        text()
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a command: printed as JSON with ``--json``, else as a text or by a function."""
+
+    value: Any
+    text: str | Callable[[], object]
+    exit_code: int = 0
+
+    def show(self) -> None:
+        """Print the result, and end the command if its exit code is not 0."""
+        if is_json():
+            echo_json(self.value)
+        elif isinstance(self.text, str):
+            echo(self.text)
+        else:
+            self.text()
+        if self.exit_code:
+            raise click.exceptions.Exit(self.exit_code)
+
+
+def get_setting(name: str) -> SettingValue:
+    """Return the value of a setting that is an option of the running command."""
+    return click.get_current_context().meta[SETTINGS_KEY][name]
 
 
 def _encode_other(value: object) -> Any:
@@ -229,7 +245,9 @@ def _truncate_row(row: list[str], plain: list[str], widths: list[int], max_width
 F = TypeVar("F", bound=Callable[..., Any])
 
 VERBOSE_KEY = "kedge.verbose"
-SOURCES_KEY = "kedge.flags"
+JSON_KEY = "kedge.json"
+SETTINGS_KEY = "kedge.settings"
+"""The member of ``Context.meta`` with the values of the settings that are options of the command."""
 ADVICE_KEY = "kedge.advice"
 """The member of ``Context.meta`` with advice that follows the hint of any error of the command."""
 _LOG_LEVELS = ("", "warning", "info", "debug", "trace")
@@ -261,8 +279,7 @@ class CommandError(click.ClickException):
 
 def echo_note(text: str) -> None:
     """Print a note for people on standard error; with ``--json`` there are none."""
-    ctx = click.get_current_context(silent=True)
-    if not (ctx and ctx.params.get("as_json")):
+    if not is_json():
         echo(wrap_text(f"Note: {text}", err=True), err=True)
 
 
@@ -301,13 +318,15 @@ class Command(click.Command):
     log_level: str = ""
     tolerant: bool = False
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command and print its result."""
         _open_missing_streams()
         make_output_tolerant()
         try:
             self._report_variables(ctx, is_logged=self._configure_logging(ctx))
             result = super().invoke(ctx)
+            if isinstance(result, Result):
+                result.show()
             sys.stdout.flush()  # a full disk is reported here, not by the interpreter
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -318,7 +337,6 @@ class Command(click.Command):
             if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
                 discard_output()
             raise _command_error(ctx, error) from error
-        return result
 
     def _configure_logging(self, ctx: click.Context) -> bool:
         """Show log records as ``-v``, the settings or the command's default require; return whether any are."""
@@ -359,10 +377,10 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def command(
+def kedge_command(
     name: str | None = None, *, log_level: str = "", tolerant: bool = False, **attributes: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator that makes a command of a function; the function also receives ``as_json``."""
+    """Return a decorator that makes a command of a function, which may return a `Result` to print."""
 
     def wrap(function: Callable[..., Any]) -> Command:
         function = click.option(
@@ -375,7 +393,13 @@ def command(
             help="Show tracebacks and warnings; repeat for more.",
         )(function)
         function = click.option(
-            "--json", "as_json", is_flag=True, is_eager=True, help="Print JSON."
+            "--json",
+            "as_json",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_set_json,
+            help="Print JSON.",
         )(function)
         created = click.command(name, cls=Command, **attributes)(function)
         created.log_level, created.tolerant = log_level, tolerant
@@ -383,6 +407,17 @@ def command(
         return created
 
     return wrap
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    ctx.meta[JSON_KEY] = value
+    return value
+
+
+def is_json(ctx: click.Context | None = None) -> bool:
+    """Return whether the command has ``--json``."""
+    ctx = ctx or click.get_current_context(silent=True)
+    return bool(ctx and ctx.meta.get(JSON_KEY))
 
 
 def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
@@ -396,7 +431,7 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
 
     def find(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         found = find_setting(ctx, name, value)
-        ctx.meta.setdefault(SOURCES_KEY, {})[name] = found.source
+        ctx.meta.setdefault(SETTINGS_KEY, {})[name] = found
         return found.value
 
     default = f"default: {known.default_text}; " if known.default_text else ""
@@ -451,6 +486,5 @@ def find_setting(ctx: click.Context, name: str, flag: Any = None) -> SettingValu
 
 
 def _command_error(ctx: click.Context, error: Exception, advice: str = "") -> CommandError:
-    as_json = bool(ctx.params.get("as_json"))
     verbose, advice = bool(ctx.meta.get(VERBOSE_KEY)), advice or ctx.meta.get(ADVICE_KEY, "")
-    return CommandError(error, as_json=as_json, verbose=verbose, advice=advice)
+    return CommandError(error, as_json=is_json(ctx), verbose=verbose, advice=advice)

@@ -11,11 +11,9 @@ import click
 
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_result, setting_option, wrap_text
+from kedge.cli.base import Result, dim, echo, kedge_command, setting_option, wrap_text
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
-from kedge.cli.store_options import store_option, store_practice_responses
-from kedge.config.paths import store_url
+from kedge.cli.store_options import find_store_url, store_option, store_practice_responses
 from kedge.text.display import pluralize, sanitize_text
 from kedge.tools import Toolbox
 
@@ -63,13 +61,11 @@ def command(
     *,
     prompts: str,
     out: str,
-    store: str,
     runner: str,
     workers: int,
     mcp_servers: tuple[str, ...],
-    as_json: bool,
     **options: Any,
-) -> None:
+) -> Result:
     """Run the prompts of a JSONL file and append a result for each line to --out.
 
     Run the same command again to resume: finished lines are skipped, and stored answers are not
@@ -86,7 +82,7 @@ def command(
                 prompts, out, store_url=url, runner=lines, watch=watch, **options
             )
 
-    url = store_url(store)
+    url = find_store_url(create=True)
     messages: dict[str, str] = {}
     with store_practice_responses(url), _show_progress() as show:
 
@@ -96,9 +92,11 @@ def command(
             show(progress)
 
         summary = anyio.run(work, watch)
-    echo_result(asdict(summary), lambda: _print_summary(summary, messages), as_json=as_json)
-    if summary.failed:
-        raise click.exceptions.Exit(1)
+    return Result(
+        asdict(summary),
+        lambda: _print_summary(summary, messages),
+        exit_code=int(summary.failed > 0),
+    )
 
 
 def _create_runner(name: str, workers: int, boxes: Sequence[Toolbox]) -> Runner:

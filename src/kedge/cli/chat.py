@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from kedge.cli.base import SOURCES_KEY, setting_option
-from kedge.cli.base import command as kedge_command
+from kedge.cli.base import get_setting, kedge_command, setting_option
 from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import MODEL_HELP, DurationParam, complete_names, store_option
 
@@ -58,9 +57,7 @@ from kedge.cli.store_options import MODEL_HELP, DurationParam, complete_names, s
 @setting_option("mode")
 @setting_option("trace")
 @store_option
-@click.pass_context
 def command(
-    ctx: click.Context,
     message: str | None,
     conversation: str | None,
     no_save: bool,
@@ -84,7 +81,7 @@ def command(
         raise click.BadParameter("the message is empty", param_hint="MESSAGE")
     if conversation is not None and not conversation.strip():
         raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
-    is_model_given = ctx.meta[SOURCES_KEY]["model"] == "flag"
+    is_model_given = get_setting("model").source == "flag"
     if is_model_given and not options["model"].strip():
         raise click.BadParameter("it is empty; name a model, or omit it", param_hint="--model")
     run_chat(

@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 
 from kedge.cli import INTERRUPTED_EXIT_CODE
-from kedge.cli.base import echo, echo_note, wrap_text
+from kedge.cli.base import echo, echo_note, is_json, wrap_text
 from kedge.cli.chat_input import attach_file, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
@@ -64,7 +64,6 @@ class ChatOptions:
     is_model_given: bool = False
     name: str = ""
     ttl: float | None = None
-    store: str = ""
     system: str = ""
     tools: tuple[str, ...] = ()
     mcp_servers: tuple[str, ...] = ()
@@ -72,13 +71,12 @@ class ChatOptions:
     approve: bool = False
     mode: str = ""
     trace: bool = False
-    as_json: bool = False
     save: bool = True
 
     @property
     def is_typed(self) -> bool:
         """Whether a person types the messages on a terminal."""
-        return sys.stdin.isatty() and not self.as_json and not self.message
+        return sys.stdin.isatty() and not is_json() and not self.message
 
     @property
     def is_saved(self) -> bool:
@@ -127,7 +125,7 @@ def _read_input(
 ) -> Iterable[str]:
     if options.message:
         return [options.message]
-    show_lines = not (options.as_json or options.schema_file)
+    show_lines = not (is_json() or options.schema_file)
     commands = tuple(SLASH_COMMANDS)
     return read_messages(
         runner, show_lines=show_lines, completions=commands, remember=session.is_saved
@@ -176,7 +174,7 @@ async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Stor
     """Open the user's store or one in memory; return it and whether the conversation is stored."""
     if options.is_saved:
         try:
-            opened = use_store(options.store, make=True, connects=True)
+            opened = use_store(make=True, connects=True)
             return await stack.enter_async_context(opened), True
         except (OSError, StoreError) as error:
             if options.name:
@@ -238,7 +236,7 @@ class ChatSession:
         if chat_options.schema_file:
             self.send_options["output"] = load_schema_file(chat_options.schema_file)
         self.output: ChatOutput = create_output(
-            as_json=chat_options.as_json, is_typed=bool(chat_options.schema_file)
+            as_json=is_json(), is_typed=bool(chat_options.schema_file)
         )
         self.failed = False
         self.is_saved = False
@@ -390,7 +388,7 @@ class ChatSession:
     async def _move_to_store(self) -> None:
         """Copy a conversation in memory to the user's store and continue there."""
         old, lines = self.conversation, await self.conversation.export()
-        opened = use_store(self.chat_options.store, make=True, connects=True)
+        opened = use_store(make=True, connects=True)
         self.store = await self._stack.enter_async_context(opened)
         (row,) = await self.store.import_(lines)
         self.conversation = await Conversation.open(

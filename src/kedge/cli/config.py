@@ -8,38 +8,41 @@ import click
 
 from kedge.cli.base import (
     CommandError,
+    Result,
     dim,
     echo,
-    echo_json,
-    echo_result,
     get_config,
+    kedge_command,
     print_table,
 )
-from kedge.cli.base import command as kedge_command
 from kedge.config import Config, SettingValue, config_path
 
 
 @kedge_command("config", tolerant=True)
-def command(as_json: bool) -> None:
+def command() -> Result:
     """Show the settings in effect and where each came from.
 
     An option overrides the environment, the environment overrides the file, the file overrides the default. A file
     with a mistake is ignored, and the mistake is reported.
     """
     try:
-        _print_config(get_config(), as_json=as_json)
+        config = get_config()
     except CommandError:
-        _print_config(Config(config_path(), {}, os.environ), as_json=as_json)
+        describe_config(Config(config_path(), {}, os.environ)).show()
         raise
+    return describe_config(config)
 
 
-def _print_config(config: Config, *, as_json: bool) -> None:
-    values, unknown = list(config), config.unknown_variables
-    if as_json:
-        settings = {value.setting.name: _value_to_json(value) for value in values}
-        facts = {"file": str(config.path), "exists": config.path.exists(), "settings": settings}
-        echo_json({**facts, "unknown_variables": unknown})
-        return
+def describe_config(config: Config) -> Result:
+    """Return the settings in effect."""
+    settings = {value.setting.name: _value_to_json(value) for value in config}
+    facts = {"file": str(config.path), "exists": config.path.exists(), "settings": settings}
+    value = {**facts, "unknown_variables": config.unknown_variables}
+    return Result(value, lambda: _print_config(config))
+
+
+def _print_config(config: Config) -> None:
+    unknown = config.unknown_variables
     state = "" if config.path.exists() else " (does not exist; defaults apply)"
     echo(f"{dim('file')}  {config.path}{dim(state)}")
     echo()
@@ -47,7 +50,7 @@ def _print_config(config: Config, *, as_json: bool) -> None:
         ("setting", "value", "from", "variable"),
         [
             (v.setting.name, _format_value(v), _format_source(v, config.path), dim(v.setting.env))
-            for v in values
+            for v in config
         ],
     )
     if unknown:
@@ -79,14 +82,14 @@ SHELLS = ("bash", "zsh", "fish")
 
 @kedge_command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion_command(shell: str, as_json: bool) -> None:
+def completion_command(shell: str) -> Result:
     """Print the completion script for a shell.
 
     To install it: kedge completion bash >> ~/.bashrc, kedge completion zsh >> ~/.zshrc, or
     kedge completion fish > ~/.config/fish/completions/kedge.fish
     """
     script = build_script(shell)
-    echo_result({"shell": shell, "script": script}, script, as_json=as_json)
+    return Result({"shell": shell, "script": script}, script)
 
 
 def build_script(shell: str) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, print_table
+from kedge.cli.base import Result, dim, kedge_command, print_table
 from kedge.cli.store_options import (
+    at_option,
     conversation_argument,
     find_conversation,
     find_node,
@@ -33,6 +33,7 @@ ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
 """The filters and orders of `kedge.store.summaries`, which is imported when the command runs."""
 
 
+NO_MATCHES = "No conversations match; --status all lists all."
 NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conversation NAME"
 
 
@@ -58,7 +59,7 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
     help="Newest or oldest change, most turns, tokens or cost first, or by title.",
 )
 @page_options(50)
-def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
+def command(archived: bool, **filters: Any) -> Result:
     """List the conversations in the store, the most recently changed first."""
     if archived and filters["show"] == "active":
         filters["show"] = "all"
@@ -73,13 +74,10 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
         shapes = [shape_overview(each, overview_status(each, now)) for each in found]
         return [each.model_dump(mode="json") for each in shapes], has_any
 
-    rows, has_any = run_with_store(work, address=store, may_miss=True)
-    if as_json:
-        echo_json(rows)
-    elif rows:
-        _print_rows(rows)
-    else:
-        echo("No conversations match; --status all lists all." if has_any else NO_CONVERSATIONS)
+    rows, has_any = run_with_store(work, may_miss=True)
+    if rows:
+        return Result(rows, lambda: _print_rows(rows))
+    return Result(rows, NO_MATCHES if has_any else NO_CONVERSATIONS)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -124,7 +122,7 @@ ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
 )
 @page_options(20)
 @store_option
-def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters: Any) -> None:
+def search_command(words: tuple[str, ...], **filters: Any) -> Result:
     """Find the blocks that contain all WORDS.
 
     "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
@@ -136,58 +134,52 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
         names = {hit.conversation for hit in hits}
         return hits, {name: (await opened.conversation(name)).title for name in names}
 
-    hits, titles = run_with_store(work, address=store, may_miss=True)
-    if as_json:
-        echo_json([{**structs.asdict(hit), "title": titles[hit.conversation]} for hit in hits])
-    elif hits:
-        rows = [
-            (
-                sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
-                hit.node,
-                hit.kind,
-                sanitize_text(hit.excerpt),
-            )
-            for hit in hits
-        ]
-        print_table(("conversation", "node", "kind", "text"), rows)
-    else:
-        echo("No matches.")
+    hits, titles = run_with_store(work, may_miss=True)
+    values = [{**structs.asdict(hit), "title": titles[hit.conversation]} for hit in hits]
+    return Result(values, (lambda: _print_hits(hits, titles)) if hits else "No matches.")
 
 
-def _update(
-    name: str, store: str, change: "Callable[[ConversationRow], dict[str, Any]]"
-) -> "ConversationRow":
+def _print_hits(hits: "list[Hit]", titles: dict[str, str]) -> None:
+    rows = [
+        (
+            sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
+            hit.node,
+            hit.kind,
+            sanitize_text(hit.excerpt),
+        )
+        for hit in hits
+    ]
+    print_table(("conversation", "node", "kind", "text"), rows)
+
+
+def _update(name: str, change: "Callable[[ConversationRow], dict[str, Any]]") -> "ConversationRow":
     """Change the row of a conversation, and return the new row."""
 
     async def work(opened: "Store") -> "ConversationRow":
-        row = await find_conversation(opened, name)
-        return await opened.update_with(row, change)
+        return await opened.update_with(await find_conversation(opened, name), change)
 
-    return run_with_store(work, address=store)
-
-
-def _print_row(row: "ConversationRow", text: str, *, as_json: bool, **further: Any) -> None:
-    """Print a conversation in its JSON form with further members, or a text."""
-    if as_json:
-        from kedge.web.shapes import shape_conversation
-
-        echo_json({**shape_conversation(row).model_dump(mode="json"), **further})
-    else:
-        echo(text)
+    return run_with_store(work)
 
 
-def _print_change(row: "ConversationRow", text: str, *, as_json: bool) -> None:
-    _print_row(row, f"{sanitize_text(row.title or row.id)}: {text}", as_json=as_json)
+def _to_result(row: "ConversationRow", text: str, **further: Any) -> Result:
+    """Return a conversation in its JSON form with further members, or a text."""
+    from kedge.web.shapes import shape_conversation
+
+    return Result({**shape_conversation(row).model_dump(mode="json"), **further}, text)
+
+
+def _to_change(row: "ConversationRow", text: str) -> Result:
+    return _to_result(row, f"{sanitize_text(row.title or row.id)}: {text}")
 
 
 @kedge_command("rename")
 @conversation_argument
 @click.argument("title")
 @store_option
-def rename_command(conversation: str, title: str, store: str, as_json: bool) -> None:
+def rename_command(conversation: str, title: str) -> Result:
     """Change the title of CONVERSATION to TITLE."""
-    row = _update(conversation, store, lambda _: {"title": title})
-    _print_change(row, f"renamed, was {sanitize_text(conversation)}", as_json=as_json)
+    row = _update(conversation, lambda _: {"title": title})
+    return _to_change(row, f"renamed, was {sanitize_text(conversation)}")
 
 
 @kedge_command("tag")
@@ -195,31 +187,28 @@ def rename_command(conversation: str, title: str, store: str, as_json: bool) -> 
 @click.argument("tags", nargs=-1, required=True)
 @click.option("--remove", is_flag=True, help="Remove the tags instead.")
 @store_option
-def tag_command(
-    conversation: str, tags: tuple[str, ...], remove: bool, store: str, as_json: bool
-) -> None:
+def tag_command(conversation: str, tags: tuple[str, ...], remove: bool) -> Result:
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
     def change(row: "ConversationRow") -> dict[str, Any]:
         others = [tag for tag in row.tags if tag not in tags]
         return {"tags": others if remove else [*others, *tags]}
 
-    row = _update(conversation, store, change)
-    listed = ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags)
-    _print_change(row, listed or "no tags", as_json=as_json)
+    row = _update(conversation, change)
+    return _to_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
 
 
 @kedge_command("archive")
 @conversation_argument
 @click.option("--restore", is_flag=True, help="Restore it from the archive.")
 @store_option
-def archive_command(conversation: str, restore: bool, store: str, as_json: bool) -> None:
+def archive_command(conversation: str, restore: bool) -> Result:
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
-    row = _update(conversation, store, lambda _: {"archived": not restore})
-    _print_change(row, "restored" if restore else "archived", as_json=as_json)
+    row = _update(conversation, lambda _: {"archived": not restore})
+    return _to_change(row, "restored" if restore else "archived")
 
 
-def _move_head(name: str, store: str, *, back: bool, as_json: bool) -> None:
+def _move_head(name: str, *, back: bool) -> Result:
     async def work(opened: "Store") -> "tuple[ConversationRow, Node]":
         from kedge.conversation.navigation import find_redo_target, find_undo_target
 
@@ -229,33 +218,33 @@ def _move_head(name: str, store: str, *, back: bool, as_json: bool) -> None:
         await opened.move_head(row, node, head=row.head)
         return await opened.conversation(row.id), node
 
-    row, node = run_with_store(work, address=store)
+    row, node = run_with_store(work)
     position = f"node {node.id}, {pluralize(node.length, 'block')}"
-    _print_change(row, f"{'back' if back else 'forward'} at {position}", as_json=as_json)
+    return _to_change(row, f"{'back' if back else 'forward'} at {position}")
 
 
 @kedge_command("undo")
 @conversation_argument
 @store_option
-def undo_command(conversation: str, store: str, as_json: bool) -> None:
+def undo_command(conversation: str) -> Result:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
-    _move_head(conversation, store, back=True, as_json=as_json)
+    return _move_head(conversation, back=True)
 
 
 @kedge_command("redo")
 @conversation_argument
 @store_option
-def redo_command(conversation: str, store: str, as_json: bool) -> None:
+def redo_command(conversation: str) -> Result:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
-    _move_head(conversation, store, back=False, as_json=as_json)
+    return _move_head(conversation, back=False)
 
 
 @kedge_command("fork")
 @conversation_argument
-@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@at_option
 @click.option("--title", default="", help="The title of the fork.  [default: the same title]")
 @store_option
-def fork_command(conversation: str, at: str, title: str, store: str, as_json: bool) -> None:
+def fork_command(conversation: str, at: str, title: str) -> Result:
     """Create a conversation that continues from any position of another; both share the history before it."""
 
     async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
@@ -263,7 +252,6 @@ def fork_command(conversation: str, at: str, title: str, store: str, as_json: bo
         node = await find_node(opened, row, at)
         return row, await opened.fork(row, node.id, title or row.title), node.id
 
-    row, forked, node = run_with_store(work, address=store)
+    row, forked, node = run_with_store(work)
     text = f"{forked.id} continues from node {node} of {sanitize_text(row.title or row.id)}"
-    more = f"{text}\nkedge chat --conversation {forked.id}"
-    _print_row(forked, more, as_json=as_json, node=node)
+    return _to_result(forked, f"{text}\nkedge chat --conversation {forked.id}", node=node)

@@ -12,7 +12,6 @@ import re
 import shutil
 import sqlite3
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -25,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 import kedge
-from kedge.cli.base import CommandError, dim, echo, echo_json, get_config, wrap_text
-from kedge.cli.base import command as kedge_command
+from kedge.cli.base import CommandError, Result, dim, echo, get_config, kedge_command, wrap_text
 from kedge.config import (
     SETTINGS,
     Config,
@@ -406,7 +404,7 @@ STATE_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗",
     type=click.FloatRange(0.1),
     help="Seconds to wait for a provider.  [default: 10; KEDGE_TIMEOUT]",
 )
-def command(online: bool, timeout: float | None, as_json: bool) -> None:
+def command(online: bool, timeout: float | None) -> Result:
     """Check versions, keys, databases and the configuration.
 
     With --online, also check that the providers can be reached with the keys that are set.
@@ -415,17 +413,15 @@ def command(online: bool, timeout: float | None, as_json: bool) -> None:
     checks = [*check_versions(), *found, *check_keys(os.environ), *check_databases(config)]
     if online:
         checks += check_providers(os.environ, config["model"], timeout or config["timeout"])
-    wrong = [check for check in checks if check.state == "wrong"]
-    if as_json:
-        echo_json({"ok": not wrong, "checks": [asdict(check) for check in checks]})
-    else:
-        _print_checks(checks)
-        _print_summary(wrong, online)
-    if wrong:
-        sys.exit(1)
+    problems = sum(check.state == "wrong" for check in checks)
+    return Result(
+        {"ok": not problems, "checks": [asdict(check) for check in checks]},
+        lambda: _print_checks(checks, problems, online=online),
+        exit_code=int(problems > 0),
+    )
 
 
-def _print_checks(checks: list[Check]) -> None:
+def _print_checks(checks: list[Check], problems: int, *, online: bool) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         mark, color = STATE_MARKS[check.state]
@@ -434,10 +430,7 @@ def _print_checks(checks: list[Check]) -> None:
         echo(f"{click.style(mark, fg=color)}{text.removeprefix(mark)}")
         if check.advice:
             echo(dim(wrap_text(f"{indent}{check.advice}", indent=indent)))
-
-
-def _print_summary(wrong: list[Check], online: bool) -> None:
     echo()
-    echo(f"{pluralize(len(wrong), 'problem')} found." if wrong else "No problems found.")
+    echo(f"{pluralize(problems, 'problem')} found." if problems else "No problems found.")
     if not online:
         echo(dim("Providers were not contacted; use --online."))

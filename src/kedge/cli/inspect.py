@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from kedge.chat.state import ChatState, decode_state
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, print_table, wrap_text
+from kedge.cli.base import Result, dim, echo, kedge_command, print_table, wrap_text
 from kedge.cli.store_options import (
+    at_option,
     configured_model,
     conversation_argument,
     find_conversation,
@@ -198,13 +198,11 @@ def _is_file_name(name: str) -> bool:
 
 @kedge_command("inspect")
 @conversation_argument
-@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@at_option
 @click.option("--say", "text", default="", help="Plan as if this message were sent.")
 @model_option
 @store_option
-def command(
-    conversation: str, at: str, text: str, model: str | None, store: str, as_json: bool
-) -> None:
+def command(conversation: str, at: str, text: str, model: str | None) -> Result:
     """List every block with its response, origin and tokens, then the plan of the next request.
 
     CONVERSATION may also be a file: a Turn as JSON, or the bytes of a chat state. Its name ends in .json or
@@ -228,17 +226,11 @@ def command(
     if _is_file_name(conversation) and Path(conversation).is_file():
         found = run_sync(inspect_file(Path(conversation), configured_model(model), text))
     else:
-        found = run_with_store(work, address=store, connects=True)
-    if as_json:
-        echo_json(found.to_json())
-        return
-    _print_blocks(found)
-    echo()
-    echo(wrap_text(found.plan.explain()))
-    echo(dim(wrap_text(_format_savings(found))))
+        found = run_with_store(work, connects=True)
+    return Result(found.to_json(), lambda: _print_inspection(found))
 
 
-def _print_blocks(found: Inspection) -> None:
+def _print_inspection(found: Inspection) -> None:
     rows: list[tuple[Any, ...]] = []
     for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):
         mark = "→" if block.id in found.sent_ids else "·"
@@ -258,6 +250,9 @@ def _print_blocks(found: Inspection) -> None:
     )
     echo()
     print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
+    echo()
+    echo(wrap_text(found.plan.explain()))
+    echo(dim(wrap_text(_format_savings(found))))
 
 
 def _format_savings(found: Inspection) -> str:

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json, echo_note, echo_result
+from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.confirmations import model_references, require_confirmed
 from kedge.cli.store_options import (
     DurationParam,
     complete_names,
+    conversations_argument,
     find_conversation,
     find_conversations,
+    find_store_url,
     model_option,
     resolve_model,
     run_with_store,
     store_option,
     store_practice_responses,
 )
-from kedge.config import mask_url, store_file, store_url
+from kedge.config import mask_url, store_file
 from kedge.errors import InvalidTurn, KedgeError
 from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
 
@@ -38,9 +39,7 @@ Json = dict[str, Any]
 
 
 @kedge_command("export")
-@click.argument(
-    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
-)
+@conversations_argument
 @click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
 @click.option(
     "--proxied",
@@ -49,15 +48,15 @@ Json = dict[str, Any]
 )
 @store_option
 def export_command(
-    conversations: tuple[str, ...], out: Path | None, proxied: bool, store: str, as_json: bool
-) -> None:
+    conversations: tuple[str, ...], out: Path | None, proxied: bool
+) -> Result | None:
     """Write conversations (default: all) as JSON lines, with trees, anchors and statistics.
 
     'kedge import' restores them. With --json and --out a summary is printed.
     """
     if proxied and conversations:
         raise click.UsageError("--proxied exports requests, which belong to no conversation")
-    if as_json and out is None:
+    if is_json() and out is None:
         raise click.UsageError(
             "the output is JSON already; --json prints a summary of a file, so it needs --out"
         )
@@ -68,19 +67,17 @@ def export_command(
         rows = await find_conversations(opened, conversations)
         return [await opened.export(row) for row in rows]
 
-    written = run_with_store(work, address=store)
+    written = run_with_store(work)
     if out is None:
-        click.echo(
-            escape_json("".join(written)).encode(), nl=False
-        )  # UTF-8, so that it can be imported
-        return
+        # UTF-8, so that it can be imported
+        click.echo(escape_json("".join(written)).encode(), nl=False)
+        return None
     _write_file(out, "".join(written).encode())
     lines = sum(text.count("\n") for text in written)
     kind = "request" if proxied else "conversation"
-    if as_json:
-        echo_json({"file": str(out), f"{kind}s": len(written), "lines": lines})
-    else:
-        echo(f"{pluralize(len(written), kind)}, {pluralize(lines, 'line')} in {out}", err=True)
+    text = f"{pluralize(len(written), kind)}, {pluralize(lines, 'line')} in {out}"
+    value = {"file": str(out), f"{kind}s": len(written), "lines": lines}
+    return Result(value, lambda: echo(text, err=True))
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -111,7 +108,7 @@ def _write_file(path: Path, content: bytes) -> None:
     "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 )
 @store_option
-def import_command(file: Path, store: str, as_json: bool) -> None:
+def import_command(file: Path) -> Result:
     """Import the conversations of FILE ('-' for standard input), all or none.
 
     FILE is a file that 'kedge export' wrote, or has messages of the Chat Completions API: a JSON list, an object
@@ -128,14 +125,10 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
             return await opened.import_(lines)
         return await opened.create_all(chats)
 
-    rows = run_with_store(work, address=store, make=True)
-    if as_json:
-        echo_json([{"id": row.id, "title": row.title} for row in rows])
-        return
-    for row in rows:
-        echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
-    if not rows:
-        echo("Nothing was imported: there are no conversations in the input.")
+    rows = run_with_store(work, make=True)
+    lines = [f"{row.id}  {sanitize_text(row.title)}".rstrip() for row in rows]
+    text = "\n".join(lines) or "Nothing was imported: there are no conversations in the input."
+    return Result([{"id": row.id, "title": row.title} for row in rows], text)
 
 
 def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
@@ -173,13 +166,8 @@ def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @store_option
 def delete_command(
-    conversation: str | None,
-    older_than: float | None,
-    tag: str | None,
-    yes: bool,
-    store: str,
-    as_json: bool,
-) -> None:
+    conversation: str | None, older_than: float | None, tag: str | None, yes: bool
+) -> Result:
     """Delete a conversation: its rows, and the blocks that no other conversation uses.
 
     With --older-than, delete all that did not change for a time, archived ones included. The practice
@@ -189,26 +177,25 @@ def delete_command(
     if (conversation is None) == (older_than is None):
         raise click.UsageError("give either a CONVERSATION or --older-than")
     if older_than is not None:
-        _delete_older(older_than, tag, yes=yes, store=store, as_json=as_json)
-        return
+        return _delete_older(older_than, tag, yes=yes)
     if tag is not None:
         raise click.UsageError("--tag is used with --older-than")
-    _delete_one(conversation or "", yes=yes, store=store, as_json=as_json)
+    return _delete_one(conversation or "", yes=yes)
 
 
-def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> None:
-    row = run_with_store(lambda opened: find_conversation(opened, conversation), address=store)
+def _delete_one(conversation: str, *, yes: bool) -> Result:
+    row = run_with_store(lambda opened: find_conversation(opened, conversation))
     name = sanitize_text(row.title or row.id)
     if not yes:
         _confirm(f"Delete {name} permanently?")
 
     async def work(opened: "Store") -> Json:
         await opened.delete(row)
-        return await _delete_unused(opened, store)
+        return await _delete_unused(opened)
 
-    objects = run_with_store(work, address=store)
+    objects = run_with_store(work)
     text = f"{name} deleted; 'kedge gc' reclaims its space"
-    echo_result({"id": row.id, "deleted": True, **objects}, text, as_json=as_json)
+    return Result({"id": row.id, "deleted": True, **objects}, text)
 
 
 def _confirm(question: str) -> None:
@@ -224,25 +211,23 @@ def _confirm(question: str) -> None:
         raise click.Abort
 
 
-def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
+def _delete_older(age: float, tag: str | None, *, yes: bool) -> Result:
     if not yes:
-        found = run_with_store(lambda opened: opened.list_older(age, tag=tag), address=store)
-        count = pluralize(len(found), "conversation")
-        _confirm(f"Delete {count} permanently?")
+        found = run_with_store(lambda opened: opened.list_older(age, tag=tag))
+        _confirm(f"Delete {pluralize(len(found), 'conversation')} permanently?")
 
     async def work(opened: "Store") -> tuple[list[str], Json]:
-        deleted = await opened.delete_older(age, tag=tag)
-        return deleted, await _delete_unused(opened, store)
+        return await opened.delete_older(age, tag=tag), await _delete_unused(opened)
 
-    deleted, objects = run_with_store(work, address=store)
+    deleted, objects = run_with_store(work)
     text = f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space"
-    echo_result({"deleted": deleted, **objects}, text, as_json=as_json)
+    return Result({"deleted": deleted, **objects}, text)
 
 
 @kedge_command("gc")
 @click.option("--dry-run", is_flag=True, help="List what is unused; delete nothing.")
 @store_option
-def gc_command(dry_run: bool, store: str, as_json: bool) -> None:
+def gc_command(dry_run: bool) -> Result:
     """Delete expired conversations permanently, and reclaim the space of deleted data.
 
     Conversations expire if they were created with a time to live (kedge chat --ttl). Branches that were
@@ -250,45 +235,43 @@ def gc_command(dry_run: bool, store: str, as_json: bool) -> None:
     continues are deleted at their providers; those that could not be deleted are named, and tried again next time.
     """
     if dry_run:
-        _list_unused(store, as_json=as_json)
-        return
+        return _list_unused()
 
     async def work(opened: "Store") -> tuple[int, Json]:
         swept = await opened.gc()  # deletes expired conversations, too
-        return swept, await _delete_unused(opened, store)
+        return swept, await _delete_unused(opened)
 
-    file = store_file(store_url(store, create=False))
+    file = store_file(find_store_url())
     before = file.stat().st_size if file and file.exists() else 0
-    swept, objects = run_with_store(work, address=store)
+    swept, objects = run_with_store(work)
     freed = max(before - file.stat().st_size, 0) if file else None
     space = "" if freed is None else f", {format_size(freed)} reclaimed"
     text = f"{pluralize(swept, 'block')} removed{space}"
-    echo_result({"blocks": swept, "freed_bytes": freed, **objects}, text, as_json=as_json)
+    return Result({"blocks": swept, "freed_bytes": freed, **objects}, text)
 
 
-def _list_unused(store: str, *, as_json: bool) -> None:
+def _list_unused() -> Result:
     """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
 
     async def work(opened: "Store") -> "tuple[list[str], list[UnusedObject]]":
         return await opened.list_expired(), await opened.list_unused_objects()
 
-    expired, objects = run_with_store(work, address=store)
+    expired, objects = run_with_store(work)
     lines = [
         f"{pluralize(len(expired), 'expired conversation')}",
         *(f"  {name}" for name in expired),
         f"{pluralize(len(objects), 'unused conversation object')}",
         *(f"  {each.id}  {each.scope}" for each in objects),
     ]
-    text = sanitize_text("\n".join(lines))
     form = {"conversations": expired, "objects": [_shape_object(each) for each in objects]}
-    echo_result(form, text, as_json=as_json)
+    return Result(form, sanitize_text("\n".join(lines)))
 
 
-async def _delete_unused(store: "Store", address: str) -> Json:
+async def _delete_unused(store: "Store") -> Json:
     """Delete what providers hold for no stored conversation; return the result as JSON."""
     unused = await store.list_unused_objects()
     problems: dict[UnusedObject, str] = {}
-    with store_practice_responses(store_url(address, create=False)):
+    with store_practice_responses(find_store_url()):
         for scope in dict.fromkeys(each.scope for each in unused):
             problems |= await _delete_objects(store, [e for e in unused if e.scope == scope])
     deleted = [_shape_object(each) for each, problem in problems.items() if not problem]
@@ -336,15 +319,11 @@ AuditReport = dict[str, Any]
 
 
 @kedge_command("verify")
-@click.argument(
-    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
-)
+@conversations_argument
 @click.option("--server", is_flag=True, help="Also compare with what the provider holds.")
 @model_option
 @store_option
-def verify_command(
-    conversations: tuple[str, ...], server: bool, model: str | None, store: str, as_json: bool
-) -> None:
+def verify_command(conversations: tuple[str, ...], server: bool, model: str | None) -> Result:
     """Recompute every digest of the complete store and report damage.
 
     With --server, also fetch what the provider holds for the anchor of each CONVERSATION (default: all)
@@ -357,13 +336,11 @@ def verify_command(
         damage = await opened.verify()
         return damage, [await _audit(opened, row, model) for row in rows if server]
 
-    damage, audits = run_with_store(work, address=store, connects=server)
+    damage, audits = run_with_store(work, connects=server)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
     found = [{"where": each.where, "problem": each.problem} for each in damage]
     report = {"ok": not wrong, "damage": found, "audits": audits}
-    echo_result(report, lambda: _print_report(damage, audits), as_json=as_json)
-    if wrong:
-        sys.exit(1)
+    return Result(report, lambda: _print_report(damage, audits), exit_code=int(wrong))
 
 
 async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> AuditReport:

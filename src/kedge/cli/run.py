@@ -11,8 +11,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from kedge.cli.base import ADVICE_KEY, dim, echo, echo_result, get_config
-from kedge.cli.base import command as kedge_command
+from kedge.cli.base import ADVICE_KEY, Result, dim, echo, get_config, kedge_command
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.cli.store_options import store_option, use_store
@@ -135,25 +134,12 @@ def _workflow_options(function: F) -> F:
 @click.option("--schema", metavar="FILE", help="A JSON schema that the answer must match.")
 @click.option("--rubric", help="The rubric for a model as judge.")
 @click.option("--judge-model", help="The model that judges.  [default: --model]")
-def refine(
-    *,
-    file: str | None,
-    model: str | None,
-    task: str | None,
-    rounds: int | None,
-    function: str | None,
-    schema: str | None,
-    rubric: str | None,
-    judge_model: str | None,
-    **options: Any,
-) -> None:
+def refine(**options: Any) -> Result:
     """Ask a model, judge its answer, and ask again with the critique until it passes.
 
     FILE is a TOML file (docs/workflows.md); options override it.
     """
-    judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
-    spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
-    _run_workflow("refine", spec, **options)
+    return _run_workflow("refine", **options)
 
 
 @kedge_command("debate", short_help="Let models debate, and a judge decide.")
@@ -170,33 +156,12 @@ def refine(
 @click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
 @click.option("--rubric", help="The rubric for a model as judge.")
 @click.option("--judge-model", help="The model that judges.  [default: --model]")
-def debate(
-    *,
-    file: str | None,
-    model: str | None,
-    question: str | None,
-    rounds: int | None,
-    sides: tuple[str, ...],
-    function: str | None,
-    rubric: str | None,
-    judge_model: str | None,
-    **options: Any,
-) -> None:
+def debate(**options: Any) -> Result:
     """Let two or more models debate, each in its own conversation, until a judge decides.
 
     FILE is a TOML file (docs/workflows.md); options override it.
     """
-    judge = _drop_none(function=function, rubric=rubric, model=judge_model)
-    tables = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
-    spec = _build_spec(
-        file,
-        model=model,
-        question=question,
-        rounds=rounds,
-        sides=tables or None,
-        judge=judge or None,
-    )
-    _run_workflow("debate", spec, **options)
+    return _run_workflow("debate", **options)
 
 
 @kedge_command("steps", short_help="Run prompts one after another.")
@@ -208,22 +173,12 @@ def debate(
     metavar="NAME=TEXT",
     help="A value for {NAME} in the prompts. Repeatable.",
 )
-def steps(
-    *,
-    file: str | None,
-    model: str | None,
-    inputs: tuple[str, ...],
-    **options: Any,
-) -> None:
+def steps(**options: Any) -> Result:
     """Run a pipeline of prompts in one conversation; prompts can use earlier results.
 
     FILE is a TOML file with the prompts (docs/workflows.md); options override it.
     """
-    spec = _build_spec(file, model=model)
-    if inputs:
-        parsed = dict(_parse_input(each) for each in inputs)
-        spec["inputs"] = {**spec.get("inputs", {}), **parsed}
-    _run_workflow("steps", spec, **options)
+    return _run_workflow("steps", **options)
 
 
 for each in (refine, debate, steps):
@@ -237,13 +192,27 @@ def _parse_input(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _drop_none(**members: Any) -> dict[str, Any]:
-    return {name: value for name, value in members.items() if value is not None}
+_JUDGE_OPTIONS = {
+    **{name: name for name in ("function", "schema", "rubric")},
+    "judge_model": "model",
+}
+"""The options about the judge, and their members of its table."""
 
 
-def _build_spec(file: str | None, **members: Any) -> WorkflowSpec:
+def _build_spec(file: str | None, options: Mapping[str, Any]) -> WorkflowSpec:
     """Read the spec file; options override it."""
-    return {**(read_spec(file) if file else {}), **_drop_none(**members)}
+    spec = read_spec(file) if file else {}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    judge = {key: given.pop(name) for name, key in _JUDGE_OPTIONS.items() if name in given}
+    if judge:
+        given["judge"] = judge
+    if sides := given.get("sides"):
+        given["sides"] = [
+            dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides
+        ]
+    if inputs := given.get("inputs"):
+        given["inputs"] = {**spec.get("inputs", {}), **dict(map(_parse_input, inputs))}
+    return {**spec, **given}
 
 
 async def _load_spec(store: Store, kind: WorkflowKind, workflow: str) -> WorkflowSpec:
@@ -281,14 +250,14 @@ def _as_table(value: object) -> dict[str, Any]:
 
 def _run_workflow(
     kind: WorkflowKind,
-    spec: WorkflowSpec,
     *,
+    file: str | None,
     resume: str,
     name: str,
-    store: str,
     mcp_servers: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    **members: Any,
+) -> Result:
+    spec = _build_spec(file, members)
     if resume and (name or spec):
         raise InvalidWorkflow(
             "--resume takes everything from the store; give no file and no other options"
@@ -306,7 +275,7 @@ def _run_workflow(
 
         async def work() -> WorkflowResult:
             async with (
-                use_store(store, make=True, connects=True) as opened,
+                use_store(make=True, connects=True) as opened,
                 AsyncExitStack() as stack,
             ):
                 known = await _load_spec(opened, kind, resume) if resume else spec
@@ -322,7 +291,7 @@ def _run_workflow(
             if ADVICE_KEY in meta:
                 echo(dim(meta[ADVICE_KEY]), err=True)
             raise
-    echo_result(_result_to_json(result), lambda: _print_result(result), as_json=as_json)
+    return Result(_result_to_json(result), lambda: _print_result(result))
 
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:

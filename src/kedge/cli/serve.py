@@ -6,28 +6,29 @@ import ipaddress
 import json
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from kedge.cli.base import SOURCES_KEY, echo, setting_option
-from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, get_setting, is_json, kedge_command, setting_option
 from kedge.cli.store_options import (
     MODEL_HELP,
+    find_store_url,
     resolve_model,
+    run_with_store,
     store_option,
     store_practice_responses,
     use_store,
 )
-from kedge.config import data_dir, mask_url, store_file, store_url
+from kedge.config import data_dir, mask_url, store_url
 from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from mcp.server.lowlevel import Server
@@ -35,17 +36,11 @@ if TYPE_CHECKING:
     from kedge.memory.evidence import Trust
     from kedge.server.access import AccessPolicy
     from kedge.server.settings import Settings
+    from kedge.server.uvicorn_server import UvicornServer
     from kedge.store import Store, TokenRegistry
 
 DAY = 86_400
 MEGABYTE = 1_000_000
-
-
-class _TokenSettings(NamedTuple):
-    """The store with named tokens, and whether it has any."""
-
-    store: str
-    required: bool
 
 
 def default_db() -> "Path":
@@ -87,30 +82,38 @@ def is_loopback(host: str) -> bool:
 def command(
     host: str,
     port: int,
+    page: bool,
+    keep_bodies: bool,
+    faults: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Serve the Responses API and a web page. The built-in model needs no key and no network."""
+    requires_token = has_named_tokens()
+    settings = _build_settings(host, faults, requires_token=requires_token, **options)
+    run(settings, host, port, requires_token, keep_bodies=keep_bodies if page else None)
+
+
+def _build_settings(
+    host: str,
+    faults: tuple[str, ...],
+    *,
+    requires_token: bool,
     db: str,
     token: str,
     retention_days: float,
-    zero_data_retention: bool,
     model: str,
     models: str,
     pace: float,
     unknown_parameters: "Literal['ignore', 'reject', '']",
-    page: bool,
-    store: str,
-    keep_bodies: bool,
     max_body_mb: float,
-    trusted_proxies: str,
-    faults: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Serve the Responses API and a web page. The built-in model needs no key and no network."""
+    **options: Any,
+) -> "Settings":
     from kedge.server.access import LOOPBACK_NAMES
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
 
-    local = is_loopback(host)
-    token_store = find_token_store(store)
-    if not local and not token and not token_store:
+    local, is_protected = is_loopback(host), bool(token or requires_token)
+    if not local and not is_protected:
         raise click.UsageError(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_SERVER_TOKEN, add one with 'kedge auth add', or serve on 127.0.0.1"
@@ -119,34 +122,24 @@ def command(
         raise click.UsageError(
             f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
-    model_settings = load_model_settings(model, models, pace)
-    settings = Settings(
+    return Settings(
         db=db or str(default_db()),
         token=token or None,
         retention=retention_days * DAY,
-        zero_data_retention=zero_data_retention,
-        **model_settings,
+        **load_model_settings(model, models, pace),
         limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
-        hosts=LOOPBACK_NAMES if local and not token and not token_store else None,
+        hosts=LOOPBACK_NAMES if local and not is_protected else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
-        trusted_proxies=trusted_proxies,
+        **options,
     )
-    tokens = _TokenSettings(store, bool(token_store))
-    run(settings, host, port, tokens, as_json=as_json, page=page, keep_bodies=keep_bodies)
 
 
-def find_token_store(address: str) -> str:
-    """Return the address of the store if it has named tokens, else an empty text."""
-    from kedge.cli.store_options import run_with_store
+def has_named_tokens() -> bool:
+    """Return whether the store has named tokens."""
     from kedge.store import TokenRegistry
 
-    url = store_url(address, create=False)
-    file = store_file(url)
-    if file and not file.exists():
-        return ""
-    tokens = run_with_store(lambda store: TokenRegistry(store).list(), address=address)
-    return url if tokens else ""
+    return bool(run_with_store(lambda store: TokenRegistry(store).list(), may_miss=True))
 
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
@@ -156,11 +149,7 @@ def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
     if models:
         found = load_models(models)
         first = found.default or next(iter(found.models))
-        return {
-            "model": found.models[first],
-            "models": found.models,
-            "default": found.default,
-        }
+        return {"model": found.models[first], "models": found.models, "default": found.default}
     return {"model": open_model(model, pace=pace)}
 
 
@@ -168,13 +157,11 @@ def run(
     settings: "Settings",
     host: str,
     port: int,
-    tokens: _TokenSettings,
+    requires_token: bool,
     *,
-    as_json: bool,
-    page: bool,
-    keep_bodies: bool,
+    keep_bodies: bool | None,
 ) -> None:
-    """Serve until a signal arrives, with or without the page.
+    """Serve until a signal arrives, with the page unless ``keep_bodies`` is None.
 
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
@@ -192,66 +179,55 @@ def run(
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
             facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
             line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"
-            if page:
-                facts |= {"page": f"{url}/", "store": mask_url(store_url(tokens.store))}
+            if keep_bodies is not None:
+                facts |= {"page": f"{url}/", "store": mask_url(find_store_url())}
                 line += f"\nThe page is at {url}/"
-            _announce(facts, line, as_json=as_json)
+            _announce(facts, line)
 
-        if page:
-            work = _serve_page(settings, listener, announce, tokens, keep_bodies=keep_bodies)
-        else:
-            work = _serve_api(settings, listener, announce, tokens)
-        asyncio.run(work)
+        async def serve() -> None:
+            async with AsyncExitStack() as stack:
+                if keep_bodies is None:
+                    registry = await _open_tokens(stack, required=requires_token)
+                    server = _create_server(settings, registry, announce)
+                else:
+                    from kedge.web.app import PageSettings, open_page_server
+
+                    store = find_store_url(create=True)
+                    stack.enter_context(store_practice_responses(store))
+                    page = PageSettings(store, keep_bodies, requires_token)
+                    opening = open_page_server(settings, page, local_url(listener), announce)
+                    server = await stack.enter_async_context(opening)
+                await server.serve(sockets=[listener])
+
+        asyncio.run(serve())
 
 
-async def _serve_api(
-    settings: "Settings",
-    listener: "socket.socket",
-    announce: "Callable[[], None]",
-    tokens: _TokenSettings,
-) -> None:
+def _create_server(
+    settings: "Settings", callers: "TokenRegistry | None", announce: "Callable[[], None]"
+) -> "UvicornServer":
+    """Return a server without a page."""
     from kedge.server.app import create_app
     from kedge.server.uvicorn_server import UvicornServer
 
-    async with _open_tokens(tokens) as callers:
-        app = create_app(replace(settings, callers=callers))
-        if callers is not None:
-            app.state.health.add(callers.check_database)
-        await UvicornServer(app, on_started=announce).serve(sockets=[listener])
+    app = create_app(replace(settings, callers=callers))
+    if callers is not None:
+        app.state.health.add(callers.check_database)
+    return UvicornServer(app, on_started=announce)
 
 
-async def _serve_page(
-    settings: "Settings",
-    listener: "socket.socket",
-    announce: "Callable[[], None]",
-    tokens: _TokenSettings,
-    *,
-    keep_bodies: bool,
-) -> None:
-    from kedge.web.app import PageSettings, open_page_server
-
-    store = store_url(tokens.store)
-    page = PageSettings(store, keep_bodies=keep_bodies, requires_token=tokens.required)
-    with store_practice_responses(store):
-        async with open_page_server(settings, page, local_url(listener), announce) as server:
-            await server.serve(sockets=[listener])
-
-
-@asynccontextmanager
-async def _open_tokens(tokens: _TokenSettings) -> "AsyncGenerator[TokenRegistry | None]":
+async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> "TokenRegistry | None":
     """Open the named tokens of a store; None if there is none, and none can be created."""
     from kedge.errors import StoreError
     from kedge.store import TokenRegistry, open_store
 
     try:
-        store = await open_store(store_url(tokens.store))
+        store = await open_store(find_store_url(create=True))
     except (OSError, StoreError):
-        if tokens.required:
+        if required:
             raise
-        yield None
-        return
-    async with store:
-        yield TokenRegistry(store, required=tokens.required)
+        return None
+    stack.push_async_exit(store)
+    return TokenRegistry(store, required=required)
 
 
 def bound_url(listener: "socket.socket") -> str:
@@ -266,9 +242,9 @@ def local_url(listener: "socket.socket") -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def _announce(facts: dict[str, str], line: str, *, as_json: bool) -> None:
+def _announce(facts: dict[str, str], line: str) -> None:
     """Print where a server listens, and exclude the objects that were created at its start from garbage collection."""
-    echo(json.dumps(facts) if as_json else line)
+    echo(json.dumps(facts) if is_json() else line)
     sys.stdout.flush()
     gc.collect()
     gc.freeze()
@@ -305,7 +281,6 @@ def proxy_command(
     trust: "Trust",
     keep_bodies: bool,
     allow_remote: bool,
-    as_json: bool,
 ) -> None:
     """Forward requests to a Responses server, sending only what is new.
 
@@ -339,7 +314,7 @@ def proxy_command(
         base_url = f"{bound_url(listener)}/v1"
         facts = {"base_url": base_url, "upstream": mask_url(upstream)}
         line = f"Forwarding {base_url} to {facts['upstream']}"
-        _announce(facts, line, as_json=as_json)
+        _announce(facts, line)
         serving = run_uvicorn(
             app,
             listener,
@@ -386,17 +361,8 @@ def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":
 @setting_option("mcp.host")
 @setting_option("mcp.port")
 @setting_option("mcp.token")
-@click.pass_context
 def mcp_command(
-    ctx: click.Context,
-    model: str,
-    store: str,
-    allow_write: bool,
-    http: bool,
-    host: str,
-    port: int,
-    token: str,
-    as_json: bool,
+    model: str, allow_write: bool, http: bool, host: str, port: int, token: str
 ) -> None:
     """Serve the conversations as an MCP server: search, list and show; with --allow-write ask and fork.
 
@@ -411,33 +377,31 @@ def mcp_command(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_MCP_TOKEN, or serve on 127.0.0.1"
         )
-    requested = model if ctx.meta[SOURCES_KEY]["model"] == "flag" else None
+    requested = model if get_setting("model").source == "flag" else None
 
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio
         from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 
-        async with use_store(store, make=allow_write, connects=allow_write) as opened:
+        async with use_store(make=allow_write, connects=allow_write) as opened:
             choose = partial(resolve_model, opened, requested=requested, may_ask=False)
             tools = StoreTools(opened, choose if allow_write else None)
             server = create_mcp_server(tools.to_toolbox())
             if http:
                 policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
-                await _serve_http(server, policy, host, port, as_json=as_json)
+                await _serve_http(server, policy, host, port)
             else:
                 await serve_stdio(server)
 
     asyncio.run(serve())
 
 
-async def _serve_http(
-    server: "Server[Any]", policy: "AccessPolicy", host: str, port: int, *, as_json: bool
-) -> None:
+async def _serve_http(server: "Server[Any]", policy: "AccessPolicy", host: str, port: int) -> None:
     from kedge.mcp.server import create_http_app
     from kedge.server.uvicorn_server import bind
 
     with bind(host, port) as listener:
         url = f"{bound_url(listener)}/mcp"
-        _announce({"url": url}, f"Serving {url}", as_json=as_json)
+        _announce({"url": url}, f"Serving {url}")
         app = create_http_app(server, policy)
         await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, wrap_text
+from kedge.cli.base import Result, dim, echo, echo_json, is_json, kedge_command, wrap_text
 from kedge.cli.store_options import (
+    at_option,
     conversation_argument,
     find_conversation,
     find_node,
@@ -36,30 +36,21 @@ HEADINGS = {
 
 @kedge_command("show")
 @conversation_argument
-@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@at_option
 @click.option("--last", type=click.IntRange(1), help="Only this number of blocks at the end.")
 @click.option("--full", is_flag=True, help="Show reasoning, tool calls and their results in full.")
 @click.option("--follow", is_flag=True, help="Print new blocks as they are stored, until Ctrl-C.")
 @store_option
 def command(
-    conversation: str,
-    at: str,
-    last: int | None,
-    full: bool,
-    follow: bool,
-    store: str,
-    as_json: bool,
-) -> None:
+    conversation: str, at: str, last: int | None, full: bool, follow: bool
+) -> Result | None:
     """Print a conversation; CONVERSATION is an id, its beginning, or a title."""
     if follow:
         if at != "head":
             raise click.UsageError("--follow shows the head; it cannot be used with --at")
         with suppress(KeyboardInterrupt):
-            run_with_store(
-                lambda opened: _follow(opened, conversation, last, full=full, as_json=as_json),
-                address=store,
-            )
-        return
+            run_with_store(lambda opened: _follow(opened, conversation, last, full=full))
+        return None
 
     async def work(opened: "Store") -> "tuple[ConversationRow, Node, Sequence[Block]]":
         row = await find_conversation(opened, conversation)
@@ -68,28 +59,27 @@ def command(
             return row, node, (await opened.load(row, node.id)).blocks
         return row, node, await opened.last_blocks(row, last, node.id)
 
-    row, node, blocks = run_with_store(work, address=store)
-    if as_json:
-        echo_json(_blocks_to_json(row, node, blocks))
-        return
-    count = pluralize(node.length, "block")
-    shown = f"{count}, the last {len(blocks)} of them" if len(blocks) < node.length else count
-    echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {shown}"))
-    print_blocks(blocks, full=full)
+    row, node, blocks = run_with_store(work)
+
+    def show() -> None:
+        count = pluralize(node.length, "block")
+        shown = f"{count}, the last {len(blocks)} of them" if len(blocks) < node.length else count
+        echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {shown}"))
+        print_blocks(blocks, full=full)
+
+    facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
+    return Result({**facts, "blocks": _dump_blocks(blocks)}, show)
 
 
 FOLLOW_SECONDS = 0.5
 """Seconds between reads of a followed conversation."""
 
 
-async def _follow(
-    store: "Store", name: str, last: int | None, *, full: bool, as_json: bool
-) -> None:
+async def _follow(store: "Store", name: str, last: int | None, *, full: bool) -> None:
     """Print the (last) blocks of a conversation, then new ones, until the process is interrupted."""
     from anyio import sleep
 
-    from kedge.turns import dump_block
-
+    as_json = is_json()
     row, head, shown = await find_conversation(store, name), -1, list[str]()
     while True:
         if row.head != head:
@@ -102,8 +92,8 @@ async def _follow(
             common = next((i for i, (new, old) in pairs if new != old), min(len(ids), len(shown)))
             if common < len(shown) and not as_json:
                 echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
-            for block in blocks[common:] if as_json else ():
-                echo_json(dump_block(block))
+            for block in _dump_blocks(blocks[common:]) if as_json else ():
+                echo_json(block)
             if not as_json:
                 print_blocks(blocks[common:], full=full)
             sys.stdout.flush()
@@ -112,13 +102,10 @@ async def _follow(
         row = await store.conversation(row.id)
 
 
-def _blocks_to_json(
-    row: "ConversationRow", node: "Node", blocks: "Sequence[Block]"
-) -> dict[str, Any]:
+def _dump_blocks(blocks: "Sequence[Block]") -> list[dict[str, Any]]:
     from kedge.turns import dump_block
 
-    facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
-    return {**facts, "blocks": [dump_block(block) for block in blocks]}
+    return [dump_block(block) for block in blocks]
 
 
 def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
@@ -183,7 +170,7 @@ LINE_WIDTH = 100
 @click.argument("left")
 @click.argument("right", default="head")
 @store_option
-def diff_command(conversation: str, left: str, right: str, store: str, as_json: bool) -> None:
+def diff_command(conversation: str, left: str, right: str) -> Result:
     """Compare two positions in a tree: two branches, or two positions on one branch.
 
     LEFT and RIGHT are node numbers, response ids, 'head' (the default of RIGHT), or other conversations of the same
@@ -195,13 +182,19 @@ def diff_command(conversation: str, left: str, right: str, store: str, as_json: 
         both = [await _resolve_node(opened, row, left), await _resolve_node(opened, row, right)]
         return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
 
-    one, other, found = run_with_store(work, address=store)
-    if as_json:
-        echo_json(_differences_to_json(one, other, found))
-        return
-    echo(dim(f"nodes {one.id} and {other.id} share {pluralize(found.shared, 'block')}"))
-    _print_blocks("-", "red", found.left)
-    _print_blocks("+", "green", found.right)
+    one, other, found = run_with_store(work)
+
+    def show() -> None:
+        echo(dim(f"nodes {one.id} and {other.id} share {pluralize(found.shared, 'block')}"))
+        _print_blocks("-", "red", found.left)
+        _print_blocks("+", "green", found.right)
+
+    value = {
+        "left": {"node": one.id, "blocks": _dump_blocks(found.left)},
+        "right": {"node": other.id, "blocks": _dump_blocks(found.right)},
+        "shared": found.shared,
+    }
+    return Result(value, show)
 
 
 async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
@@ -221,13 +214,3 @@ def _print_blocks(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"
         echo(click.style(line, fg=color))
-
-
-def _differences_to_json(left: "Node", right: "Node", found: "Differences") -> dict[str, Any]:
-    from kedge.turns import dump_block
-
-    return {
-        "left": {"node": left.id, "blocks": [dump_block(block) for block in found.left]},
-        "right": {"node": right.id, "blocks": [dump_block(block) for block in found.right]},
-        "shared": found.shared,
-    }

@@ -16,8 +16,7 @@ from kedge.analytics import (
     analyze,
     analyze_over_time,
 )
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo_result
+from kedge.cli.base import Result, kedge_command
 from kedge.cli.store_options import (
     find_conversation,
     run_with_store,
@@ -197,9 +196,7 @@ def command(
     provider: str,
     conversation: str | None,
     buckets: int,
-    store: str,
-    as_json: bool,
-) -> None:
+) -> Result:
     """Show chains, fallbacks, tokens, cost and latency over a time range."""
 
     async def work(opened: Store) -> tuple[Analytics, tuple[Bucket, ...]]:
@@ -212,6 +209,6 @@ def command(
         found = await analyze(opened, selection)
         return found, await analyze_over_time(opened, selection, buckets=buckets)
 
-    found, pieces = run_with_store(work, address=store, may_miss=True)
+    found, pieces = run_with_store(work, may_miss=True)
     values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}
-    echo_result(values, lambda: print_stats(found, pieces), as_json=as_json)
+    return Result(values, lambda: print_stats(found, pieces))

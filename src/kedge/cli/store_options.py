@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kedge.cli.base import echo_note, get_config, setting_option
+from kedge.cli.base import echo_note, get_config, get_setting, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.config import load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
@@ -42,8 +42,13 @@ MODEL_HELP = "A model string. A stored conversation continues with its own model
 
 
 def store_option(function: F) -> F:
-    """Add ``--store``."""
-    return setting_option("store", metavar="FILE|ADDRESS")(function)
+    """Add ``--store``, whose value `use_store` and the functions below read."""
+    return setting_option("store", metavar="FILE|ADDRESS", expose_value=False)(function)
+
+
+def find_store_url(*, create: bool = False) -> str:
+    """Return the address of the command's store; its folder is created if ``create`` is set."""
+    return store_url(str(get_setting("store").value), create=create)
 
 
 if TYPE_CHECKING:
@@ -125,9 +130,8 @@ def page_options(limit: int) -> Callable[[F], F]:
 def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return titles and ids as completions; none if the store cannot be read."""
     try:
-        rows = run_with_store(
-            lambda store: store.conversations(limit=MAX_COMPLETIONS), address=load_config()["store"]
-        )
+        url = store_url(load_config()["store"], create=False)
+        rows = run_with_store(lambda store: store.conversations(limit=MAX_COMPLETIONS), url)
     except KedgeError:
         return []
     names = [name for row in rows for name in (row.title, row.id) if name]
@@ -137,6 +141,18 @@ def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> li
 def conversation_argument(function: F) -> F:
     """Add the argument ``CONVERSATION``: an id, its beginning, or a title."""
     return click.argument("conversation", shell_complete=complete_names)(function)
+
+
+def at_option(function: F) -> F:
+    """Add ``--at``."""
+    text = "A node number or a response id.  [default: the head]"
+    return click.option("--at", default="head", help=text)(function)
+
+
+def conversations_argument(function: F) -> F:
+    """Add the argument ``CONVERSATION``, which may be given several times or not at all."""
+    options: dict[str, Any] = {"nargs": -1, "metavar": "[CONVERSATION]..."}
+    return click.argument("conversations", shell_complete=complete_names, **options)(function)
 
 
 def model_option(function: F) -> F:
@@ -192,19 +208,19 @@ def configured_model(requested: str | None = None) -> str:
 
 @asynccontextmanager
 async def use_store(
-    address: str, *, make: bool = False, connects: bool = False, may_miss: bool = False
+    url: str = "", *, make: bool = False, connects: bool = False, may_miss: bool = False
 ) -> "AsyncGenerator[Store]":
     """Open the store.
 
     Args:
-        address: A file, a URL, or empty for the default file.
+        url: The address of the store, instead of the command's.
         make: Whether the store may be created.
         connects: Whether models are connected within this block.
         may_miss: Whether a store that does not exist is an empty one, which is not created.
     """
     from kedge.store import open_store
 
-    url = store_url(address, create=make)
+    url = url or find_store_url(create=make)
     file = store_file(url)
     if file and not make and not file.exists():
         if not may_miss:
@@ -226,19 +242,12 @@ def store_practice_responses(address: str) -> AbstractContextManager[None]:
     return store_practice_memory(address, report=echo_note)
 
 
-def run_with_store(
-    work: "Callable[[Store], Awaitable[T]]",
-    *,
-    address: str | None = None,
-    **options: bool,
-) -> T:
+def run_with_store(work: "Callable[[Store], Awaitable[T]]", url: str = "", **options: bool) -> T:
     """Open the store with the options of `use_store`, and run an async function on it."""
     import anyio
 
-    store_address: str = get_config()["store"] if address is None else address
-
     async def run() -> T:
-        async with use_store(store_address, **options) as store:
+        async with use_store(url, **options) as store:
             return await work(store)
 
     return anyio.run(run)  # in this thread, which has the context of click

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo_result
+from kedge.cli.base import Result, dim, kedge_command
 from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
@@ -147,7 +146,7 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
     help="Maximum number of nodes, of which the newest are shown.  [default: all]",
 )
 @store_option
-def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
+def command(conversation: str, limit: int) -> Result:
     """Show the tree of a conversation: the line to its head, the newest node first.
 
     Other branches and forks are lanes beside it, drawn where they leave it. Marks show which responses
@@ -157,10 +156,8 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
     async def work(opened: Any) -> AnnotatedTree:
         return await load_tree(opened, await find_conversation(opened, conversation))
 
-    tree = run_with_store(work, address=store)
-    now = time.time()
-    text = "\n".join(render_tree(tree, now, limit))
-    echo_result(tree.to_json(now, limit), text, as_json=as_json)
+    tree, now = run_with_store(work), time.time()
+    return Result(tree.to_json(now, limit), "\n".join(render_tree(tree, now, limit)))
 
 
 def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
