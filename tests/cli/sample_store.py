@@ -9,7 +9,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
-from kedge.cli.confirmations import model_references, remember
+from kedge.cli.store_options import model_references, remember
 from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.conversation.recorded_model import MODEL_KEY

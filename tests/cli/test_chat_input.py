@@ -19,7 +19,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from kedge.cli import group
-from kedge.cli.chat_input import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
+from kedge.cli.chat import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
 
 TIMEOUT = 300
 ESCAPES = r"(?:\x1b\[[?\d;]*[A-Za-z])*"

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
-from kedge.cli import chat_markdown
-from kedge.cli.chat_markdown import MarkdownOutput, split_settled
+from kedge.cli.chat_output import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 
@@ -92,7 +91,7 @@ def test_text_with_very_much_syntax_is_not_parsed(monkeypatch: pytest.MonkeyPatc
         parsed.append(estimate_markdown_work(text))
         return Markdown(text)
 
-    monkeypatch.setattr(chat_markdown, "Markdown", parse)
+    monkeypatch.setattr("rich.markdown.Markdown", parse)
     output, screen = make_output()
     for _ in range(50):
         output.show_event(TextDelta(delta="![" * 200))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kedge.cli.config import command
+from kedge.cli.doctor import config_command as command
 from kedge.config import SETTINGS
 
 TOKEN = "planted-token-0123456789abcdef"

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import COMMANDS
-from kedge.cli.config import COMPLETE_VARIABLE, SHELLS, completion_command
+from kedge.cli.doctor import COMPLETE_VARIABLE, SHELLS, completion_command
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from cli.sample_store import run_command, run_json, serve_sample_store
 from kedge.chat import Chat
 from kedge.cli import group
-from kedge.cli.confirmations import confirmations_file, remember, require_confirmed
 from kedge.cli.inspect import inspect_file
-from kedge.cli.store_options import complete_names
+from kedge.cli.store_options import complete_names, confirmations_file, remember, require_confirmed
 from kedge.config import store_url
 from kedge.errors import KedgeError, StoreFull
 from kedge.event_loops import run_sync

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.sample_store import run_command, run_json
-from kedge.cli.confirmations import model_references, remember
+from kedge.cli.store_options import model_references, remember
 from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kedge.cli.tree import AnnotatedTree, describe_mark, draw_graph, render_tree
+from kedge.cli.show import AnnotatedTree, describe_mark, draw_graph, render_tree
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import StoredTree
 from kedge.turns import assistant

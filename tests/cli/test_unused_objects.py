@@ -6,7 +6,7 @@ import pytest
 
 from cli.sample_store import run_command, run_json
 from engines.runs import has_object
-from kedge.cli.confirmations import confirmations_file
+from kedge.cli.store_options import confirmations_file
 from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import TestServer, serve

@@ -8,7 +8,7 @@ from conversation.conftest import Connect
 from kedge import Conversation, Turn, user
 from kedge.analytics import analyze
 from kedge.chat import Chat, ChatReply
-from kedge.cli.tree import load_tree
+from kedge.cli.show import load_tree
 from kedge.engines import Reply
 from kedge.prices import sum_costs
 from kedge.store import RequestRecord, Store

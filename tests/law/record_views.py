@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from kedge import Conversation, connect
 from kedge.analytics import analyze
-from kedge.cli.tree import load_tree, render_tree
+from kedge.cli.show import load_tree, render_tree
 from kedge.engines import Reply
 from kedge.engines.transport import encode_body
 from kedge.errors import EngineError

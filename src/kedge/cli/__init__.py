@@ -61,8 +61,8 @@ INTERRUPTED_EXIT_CODE = 130
 """The exit code after Ctrl-C, as in a shell."""
 
 _MODULES = {
-    "completion": "config",
-    "diff": "show",
+    **dict.fromkeys(("completion", "config"), "doctor"),
+    **dict.fromkeys(("diff", "tree"), "show"),
     **dict.fromkeys(("delete", "export", "gc", "import", "verify"), "maintenance"),
     **dict.fromkeys(("mcp", "proxy"), "serve"),
     **dict.fromkeys(

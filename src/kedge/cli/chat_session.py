@@ -20,7 +20,7 @@ import click
 
 from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo, echo_note, is_json, wrap_text
-from kedge.cli.chat_input import attach_file, read_messages
+from kedge.cli.chat import attach_file, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
     create_output,
@@ -33,11 +33,12 @@ from kedge.cli.chat_tools import (
     load_tool,
     open_mcp_servers,
 )
-from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
     IN_MEMORY,
     lookup_conversation,
     model_data,
+    model_references,
+    remember,
     resolve_model,
     use_store,
 )
@@ -345,7 +346,7 @@ class ChatSession:
 
     async def tree(self, _: str) -> str:
         """Return the tree in the form of ``kedge tree``."""
-        from kedge.cli.tree import load_tree, render_tree
+        from kedge.cli.show import load_tree, render_tree
 
         tree = await load_tree(self.store, self.conversation.row)
         return "\n".join(render_tree(tree, self.store.clock()))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
-from kedge.cli.confirmations import model_references, require_confirmed
 from kedge.cli.store_options import (
     DurationParam,
     complete_names,
@@ -19,6 +18,8 @@ from kedge.cli.store_options import (
     find_conversations,
     find_store_url,
     model_option,
+    model_references,
+    require_confirmed,
     resolve_model,
     run_with_store,
     store_option,

@@ -13,8 +13,13 @@ from msgspec import structs
 
 from kedge.cli.base import ADVICE_KEY, Result, dim, echo, get_config, kedge_command
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
-from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.cli.store_options import store_option, use_store
+from kedge.cli.store_options import (
+    model_references,
+    remember,
+    require_confirmed,
+    store_option,
+    use_store,
+)
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store

@@ -1,8 +1,11 @@
-"""``kedge show`` and ``kedge diff``: print a conversation up to any position, or compare two positions."""
+"""``kedge show``, ``diff`` and ``tree``: print a conversation, the difference of two positions, or its tree."""
 
 import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -17,14 +20,36 @@ from kedge.cli.store_options import (
     store_option,
 )
 from kedge.errors import NotInStore
-from kedge.text.display import pluralize, sanitize_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kedge.store import ConversationRow, Differences, Node, Store
-    from kedge.turns import Block, Part
-
+from kedge.store import ConversationRow, Differences, Node, Store
+from kedge.store.tree import (
+    ALL_NODES,
+    GraphNode,
+    StoredTree,
+    compute_layout,
+    find_marks,
+    list_tree_conversations,
+    load_last_blocks,
+    read_tree,
+)
+from kedge.text.display import (
+    HEALING_TEXTS,
+    LOST_TEXTS,
+    format_size,
+    pluralize,
+    sanitize_text,
+    shorten_id,
+)
+from kedge.turns import (
+    Block,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    dump_block,
+)
+from kedge.turns.text_format import describe, describe_attachment
 
 FOLD_WIDTH = 100
 HEADINGS = {
@@ -52,7 +77,7 @@ def command(
             run_with_store(lambda opened: _follow(opened, conversation, last, full=full))
         return None
 
-    async def work(opened: "Store") -> "tuple[ConversationRow, Node, Sequence[Block]]":
+    async def work(opened: Store) -> tuple[ConversationRow, Node, Sequence[Block]]:
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
         if last is None:
@@ -68,14 +93,14 @@ def command(
         print_blocks(blocks, full=full)
 
     facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
-    return Result({**facts, "blocks": _dump_blocks(blocks)}, show)
+    return Result({**facts, "blocks": _dump(blocks)}, show)
 
 
 FOLLOW_SECONDS = 0.5
 """Seconds between reads of a followed conversation."""
 
 
-async def _follow(store: "Store", name: str, last: int | None, *, full: bool) -> None:
+async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> None:
     """Print the (last) blocks of a conversation, then new ones, until the process is interrupted."""
     from anyio import sleep
 
@@ -92,8 +117,8 @@ async def _follow(store: "Store", name: str, last: int | None, *, full: bool) ->
             common = next((i for i, (new, old) in pairs if new != old), min(len(ids), len(shown)))
             if common < len(shown) and not as_json:
                 echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
-            for block in _dump_blocks(blocks[common:]) if as_json else ():
-                echo_json(block)
+            for block in blocks[common:] if as_json else ():
+                echo_json(dump_block(block))
             if not as_json:
                 print_blocks(blocks[common:], full=full)
             sys.stdout.flush()
@@ -102,13 +127,11 @@ async def _follow(store: "Store", name: str, last: int | None, *, full: bool) ->
         row = await store.conversation(row.id)
 
 
-def _dump_blocks(blocks: "Sequence[Block]") -> list[dict[str, Any]]:
-    from kedge.turns import dump_block
-
+def _dump(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return [dump_block(block) for block in blocks]
 
 
-def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
+def print_blocks(blocks: Sequence[Block], *, full: bool) -> None:
     """Print blocks as a chat; blocks that are not messages are folded into one line."""
     from kedge.turns.text_format import describe
 
@@ -130,15 +153,12 @@ def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
             echo(dim(f"[{block.kind.replace('_', ' ')}: {describe(block, FOLD_WIDTH)}]"))
 
 
-def _format_origin(block: "Block") -> str:
+def _format_origin(block: Block) -> str:
     return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
 
 
-def _describe_attachments(block: "Block") -> list[str]:
+def _describe_attachments(block: Block) -> list[str]:
     """Return a line for each image, file and other part that is no text."""
-    from kedge.turns import RefusalPart, TextPart
-    from kedge.turns.text_format import describe_attachment
-
     parts: Sequence[Part] = getattr(block, "parts", ())
     return [
         f"[{describe_attachment(part)}]"
@@ -147,8 +167,7 @@ def _describe_attachments(block: "Block") -> list[str]:
     ]
 
 
-def _full_text(block: "Block") -> str:
-    from kedge.turns import ReasoningBlock, ToolCallBlock, ToolResultBlock
+def _full_text(block: Block) -> str:
     from kedge.turns.text_format import describe
 
     match block:
@@ -177,7 +196,7 @@ def diff_command(conversation: str, left: str, right: str) -> Result:
     tree. Lines with - are only in LEFT, lines with + only in RIGHT.
     """
 
-    async def work(opened: "Store") -> "tuple[Node, Node, Differences]":
+    async def work(opened: Store) -> tuple[Node, Node, Differences]:
         row = await find_conversation(opened, conversation)
         both = [await _resolve_node(opened, row, left), await _resolve_node(opened, row, right)]
         return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
@@ -190,14 +209,14 @@ def diff_command(conversation: str, left: str, right: str) -> Result:
         _print_blocks("+", "green", found.right)
 
     value = {
-        "left": {"node": one.id, "blocks": _dump_blocks(found.left)},
-        "right": {"node": other.id, "blocks": _dump_blocks(found.right)},
+        "left": {"node": one.id, "blocks": _dump(found.left)},
+        "right": {"node": other.id, "blocks": _dump(found.right)},
         "shared": found.shared,
     }
     return Result(value, show)
 
 
-async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
+async def _resolve_node(store: Store, row: ConversationRow, at: str) -> Node:
     """Return a node of this tree; the name of a conversation means its head."""
     try:
         return await find_node(store, row, at)
@@ -208,9 +227,176 @@ async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Nod
         return await store.node(row, other.head)
 
 
-def _print_blocks(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
+def _print_blocks(sign: str, color: str, blocks: tuple[Block, ...]) -> None:
     from kedge.turns.text_format import describe
 
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"
         echo(click.style(line, fg=color))
+
+
+EXCERPT_LENGTH = 60
+MAX_LANE_WIDTH = 15
+"""The number of aligned columns of lanes; wider rows are not aligned."""
+NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
+MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
+_MARK_NAMES = {"full": "sent in full"}
+"""The names of marks that differ from those in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedTree:
+    """A tree with the conversations on it and the last block that each node added."""
+
+    tree: StoredTree
+    conversations: Sequence[ConversationRow]
+    blocks: Mapping[int, Block]
+
+    def heads(self, number: int) -> list[str]:
+        """Return labels of the conversations with their head here; ``head`` for the selected one."""
+        selected = self.tree.row.id
+        names = [
+            "head" if row.id == selected else f"head of {sanitize_text(row.title or row.id)}"
+            for row in self.conversations
+            if row.head == number
+        ]
+        return sorted(names)
+
+    def marks(self, node: Node, now: float) -> list[str]:
+        """Return the marks of a node; a reason follows a colon, see `describe_mark`."""
+        marks = find_marks(node, self.tree.responses.get(node.id), now)
+        if "healed" in marks:
+            marks.pop("full", None)  # healing sends the request in full
+        names = [(_MARK_NAMES.get(mark, mark), reason) for mark, reason in marks.items()]
+        return [f"{name}: {reason}" if reason else name for name, reason in names]
+
+    def excerpt(self, number: int) -> str:
+        """Return the beginning of the last block that this node added."""
+        last = self.blocks.get(number)
+        return describe(last, EXCERPT_LENGTH) if last else ""
+
+    def to_json(self, now: float, limit: int = 0) -> dict[str, Any]:
+        """Return the tree as JSON values, the oldest node first; with a limit the newest nodes only."""
+        nodes = sorted(self.tree.nodes, key=lambda each: each.id)
+        return {
+            "conversation": self.tree.row.id,
+            "head": self.tree.row.head,
+            "conversations": {row.id: row.head for row in self.conversations},
+            "nodes": [self._node_to_json(node, now) for node in nodes[-limit:]],
+        }
+
+    def _node_to_json(self, node: Node, now: float) -> dict[str, Any]:
+        from kedge.web.shapes import shape_node
+
+        response = self.tree.responses.get(node.id)
+        marks = find_marks(node, response, now)
+        shape = shape_node(
+            node, response, parent=node.parent, label=self.excerpt(node.id), marks=list(marks)
+        )
+        return {
+            **shape.model_dump(mode="json"),
+            "kept": node.kept,
+            "length": node.length,
+            "heads": [row.id for row in self.conversations if row.head == node.id],
+        }
+
+
+async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
+    """Read a tree of any size in three queries."""
+    return AnnotatedTree(
+        await read_tree(store, row),
+        await list_tree_conversations(store, row),
+        await load_last_blocks(store, row),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLine:
+    """One line of the graph: its lanes, and its node, if it has one."""
+
+    lanes: str
+    node: Node | None = None
+
+
+def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
+    """Yield the lines of a graph, beginning with the newest node on the line to the head.
+
+    In a layout a side branch is complete before its parent line continues. Read from its end, only the
+    lanes left of a node are in use, and a side branch joins its line below its first node.
+
+    Args:
+        tree: The tree.
+        limit: The maximum number of nodes, of which the newest are drawn; 0 for all.
+    """
+    nodes = {node.id: node for node in tree.nodes}
+    layout = compute_layout(
+        (GraphNode(node.id, node.parent) for node in tree.nodes), tree.row.head, ALL_NODES
+    )
+    joins = {edge.end for edge in layout.edges if edge.lane != edge.to_lane}
+    newest = set(sorted(nodes, reverse=True)[: limit or None])
+    for index, row in reversed(tuple(enumerate(layout.rows))):
+        node = nodes[row.node.id]
+        if node.id not in newest:
+            continue
+        yield GraphLine("│ " * row.lane + NODE_SIGNS.get(node.kind, "●"), node)
+        if index in joins and node.parent in newest:
+            yield GraphLine("│ " * (row.lane - 1) + "├─┘")
+
+
+@kedge_command("tree")
+@conversation_argument
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    help="Maximum number of nodes, of which the newest are shown.  [default: all]",
+)
+@store_option
+def tree_command(conversation: str, limit: int) -> Result:
+    """Show the tree of a conversation: the line to its head, the newest node first.
+
+    Other branches and forks are lanes beside it, drawn where they leave it. Marks show which responses
+    expired, were lost or failed, and where history was compacted or edited.
+    """
+
+    async def work(opened: Any) -> AnnotatedTree:
+        return await load_tree(opened, await find_conversation(opened, conversation))
+
+    tree, now = run_with_store(work), time.time()
+    return Result(tree.to_json(now, limit), "\n".join(render_tree(tree, now, limit)))
+
+
+def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
+    """Return the graph as lines."""
+    lines = list(draw_graph(tree.tree, limit))
+    width = max((len(line.lanes) for line in lines if len(line.lanes) <= MAX_LANE_WIDTH), default=0)
+    return [
+        line.lanes
+        if line.node is None
+        else f"{line.lanes:<{width}}  {_format_node(tree, line.node, now)}"
+        for line in lines
+    ]
+
+
+def describe_mark(mark: str) -> str:
+    """Return a mark with its reason as a sentence, if there is one for it."""
+    name, _, reason = mark.partition(": ")
+    if name == "healed":
+        return HEALING_TEXTS.get(reason, mark)
+    return f"lost: {LOST_TEXTS.get(reason, reason)}" if name == "lost" and reason else mark
+
+
+def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
+    response = tree.tree.responses.get(node.id)
+    parts = [dim(str(node.id)), node.kind]
+    if response and response.provider_response_id:
+        parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
+    if response and response.sent_bytes:
+        parts.append(dim(f"{format_size(response.sent_bytes)} sent"))
+    for mark in tree.marks(node, now):
+        color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
+        parts.append(click.style(f"[{sanitize_text(describe_mark(mark))}]", fg=color))
+    parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(node.id)]
+    if excerpt := tree.excerpt(node.id):
+        parts.append(excerpt)
+    return " ".join(parts)

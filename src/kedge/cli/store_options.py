@@ -4,19 +4,22 @@ A conversation is named by its id, a short form of its id, or its title. Command
 create a store.
 """
 
+import json
 import re
+import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kedge.cli.base import echo_note, get_config, get_setting, setting_option
-from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.config import load_config, mask_url, store_file, store_url
-from kedge.errors import KedgeError, NotInStore
+from kedge.config import data_dir, load_config, mask_url, store_file, store_url
+from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
+from kedge.text.display import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Node, Store
@@ -314,3 +317,67 @@ async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
         return await store.find_node(row, at)
     except NotInStore as error:
         raise NotInStore(f"{error}; 'kedge tree' lists them") from None
+
+
+def confirmations_file() -> Path:
+    """Return the path of the list of confirmed references."""
+    return data_dir() / "confirmed"
+
+
+def model_references(*models: str) -> list[str]:
+    """Return the addresses in model strings; known providers have none."""
+    from kedge.providers import names_address
+
+    named = (model for model in models if names_address(model))
+    return [f"model at {model.rpartition('#')[0] or model}" for model in named]
+
+
+def remember(references: Iterable[str]) -> None:
+    """Add references to the list; a list that cannot be written is not an error."""
+    new = set(references) - _load()
+    if not new:
+        return
+    path = confirmations_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        with path.open("a", encoding="utf-8") as file:
+            # The first line break ends a line that was cut off.
+            file.write("".join(f"\n{json.dumps(each)}" for each in sorted(new)) + "\n")
+
+
+def require_confirmed(
+    references: Iterable[str], source: str, advice: str, *, may_ask: bool = True
+) -> None:
+    """Check that every reference is confirmed; ask on a terminal.
+
+    Args:
+        references: The addresses, functions and files that stored data refers to.
+        source: The conversation or workflow that refers to them.
+        advice: How to confirm them without a terminal.
+        may_ask: Whether the user may be asked for confirmation; not while serving.
+
+    Raises:
+        UnconfirmedReference: If one of them is not confirmed.
+    """
+    missing = sorted(set(references) - _load())
+    if not missing:
+        return
+    shown = ", ".join(sanitize_text(mask_url(each)) for each in missing)
+    message = f"{sanitize_text(source)} names what was not used on this machine before: {shown}"
+    if may_ask and sys.stdin.isatty() and click.confirm(f"{message}\nUse it?", err=True):
+        remember(missing)
+        return
+    raise UnconfirmedReference(f"{message}; {advice}")
+
+
+def _load() -> set[str]:
+    """Return the list; a line that is damaged, such as by a full disk, does not affect the others."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for line in confirmations_file().read_bytes().split(b"\n"):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(line)
+                if isinstance(value, str):
+                    found.add(value)
+    return found
