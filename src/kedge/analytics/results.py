@@ -1,5 +1,6 @@
 """The selection and the results of analytics: frozen values that `asdict` converts to JSON."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from kedge.errors import InvalidSetting
@@ -117,6 +118,17 @@ class Chains:
     mean: float | None = None
     longest: int = 0
     lengths: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def bins(self) -> tuple[Count, ...]:
+        """The number of chains by ranges of lengths: 1, 2 to 3, 4 to 7 and so on; empty ranges are omitted."""
+        sums = Counter[int]()
+        for length, count in self.lengths:
+            sums[length.bit_length()] += count
+        return tuple(
+            Count(f"{1 << bits - 1} to {(1 << bits) - 1}" if bits > 1 else "1", count)
+            for bits, count in sorted(sums.items())
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar, cast
@@ -198,15 +198,34 @@ def dim(text: str) -> str:
 
 
 def print_table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], *, width: int = 0
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    width: int = 0,
+    right: Container[str] = (),
 ) -> None:
-    """Print columns; on a terminal the last one is truncated to the width."""
+    """Print columns; on a terminal the last one is truncated to the width.
+
+    Args:
+        headers: The names of the columns.
+        rows: The cells, which may be styled.
+        width: The width of the terminal, instead of the actual one.
+        right: The names of the columns that are aligned on the right; no cell of these is styled.
+    """
     listed = [[_format_cell(cell) for cell in row] for row in rows]
     plain = [[click.unstyle(cell) for cell in row] for row in listed]
     widths = [
         max(len(header), *(len(row[i]) for row in plain)) if plain else len(header)
         for i, header in enumerate(headers)
     ]
+    if right:
+        pairs = list(zip(headers, widths, strict=True))
+        for row in (*listed, *plain):
+            row[:] = [
+                cell.rjust(size) if name in right else cell
+                for cell, (name, size) in zip(row, pairs, strict=True)
+            ]
+        headers = [name.rjust(size) if name in right else name for name, size in pairs]
     echo(dim(_format_row(headers, headers, widths)))
     room = width or _terminal_width()
     for row, bare in zip(listed, plain, strict=True):
@@ -446,6 +465,11 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
         help=text,
         **attributes,
     )
+
+
+def default_option(name: str, default: Any, kind: Any, text: str, *names: str) -> Callable[[F], F]:
+    """Return an option whose default is shown in its help; ``names`` are its other names."""
+    return click.option(name, *names, default=default, show_default=True, type=kind, help=text)
 
 
 def _param_type(setting: Setting) -> Any:

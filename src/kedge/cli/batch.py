@@ -11,7 +11,15 @@ import click
 
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
-from kedge.cli.base import Result, dim, echo, kedge_command, setting_option, wrap_text
+from kedge.cli.base import (
+    Result,
+    default_option,
+    dim,
+    echo,
+    kedge_command,
+    setting_option,
+    wrap_text,
+)
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import find_store_url, store_option, store_practice_responses
 from kedge.text.display import pluralize, sanitize_text
@@ -26,36 +34,21 @@ from kedge.tools import Toolbox
 @setting_option("model", help="The model of lines that name none: a model string.")
 @store_option
 @click.option("--name", default="", help="A name for the batch.  [default: derived from --out]")
-@click.option(
-    "--concurrency",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Maximum number of parallel conversations.",
-)
+@default_option("--concurrency", 8, click.IntRange(1), "Maximum number of parallel conversations.")
 @click.option(
     "--requests-per-minute", default=0, type=click.IntRange(0), help="Rate limit.  [default: none]"
 )
 @click.option(
     "--tokens-per-minute", default=0, type=click.IntRange(0), help="Rate limit.  [default: none]"
 )
-@click.option(
-    "--attempts", default=4, show_default=True, type=click.IntRange(1), help="Attempts per request."
-)
-@click.option(
+@default_option("--attempts", 4, click.IntRange(1), "Attempts per request.")
+@default_option(
     "--runner",
-    default="asyncio",
-    show_default=True,
-    type=click.Choice(["asyncio", "dbos"]),
-    help="Where lines run: in this process, or in workers (extra dbos).",
+    "asyncio",
+    click.Choice(["asyncio", "dbos"]),
+    "Where lines run: in this process, or in workers (extra dbos).",
 )
-@click.option(
-    "--workers",
-    default=2,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Worker processes (dbos).",
-)
+@default_option("--workers", 2, click.IntRange(1), "Worker processes (dbos).")
 @mcp_option
 def command(
     *,

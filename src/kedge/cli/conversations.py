@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from kedge.cli.base import Result, dim, kedge_command, print_table
+from kedge.cli.base import Result, default_option, dim, kedge_command, print_table
 from kedge.cli.store_options import (
     at_option,
     conversation_argument,
@@ -41,22 +41,16 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
 @store_option
 @click.option("--tag", help="Only conversations with this tag.")
 @click.option("--model", help="Only conversations in which this model answered.")
-@click.option(
-    "--status",
-    "show",
-    type=click.Choice(STATUSES),
-    default="active",
-    show_default=True,
-    help="Only conversations with this status.",
+@default_option(
+    "--status", "active", click.Choice(STATUSES), "Only conversations with this status.", "show"
 )
 @click.option("--archived", is_flag=True, help="Include archived conversations.")
 @time_options
-@click.option(
+@default_option(
     "--order",
-    type=click.Choice(ORDERS),
-    default="newest",
-    show_default=True,
-    help="Newest or oldest change, most turns, tokens or cost first, or by title.",
+    "newest",
+    click.Choice(ORDERS),
+    "Newest or oldest change, most turns, tokens or cost first, or by title.",
 )
 @page_options(50)
 def command(archived: bool, **filters: Any) -> Result:
@@ -113,12 +107,11 @@ ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
 @click.option("--role", type=click.Choice(ROLES), help="Only blocks of this kind.")
 @click.option("--tag", help="Only conversations with this tag.")
 @time_options
-@click.option(
+@default_option(
     "--order",
-    type=click.Choice(("newest", "rank")),
-    default="newest",
-    show_default=True,
-    help="Newest first, or the best matches first.",
+    "newest",
+    click.Choice(("newest", "rank")),
+    "Newest first, or the best matches first.",
 )
 @page_options(20)
 @store_option

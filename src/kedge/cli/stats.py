@@ -4,19 +4,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from kedge.analytics import (
     Analytics,
     Bucket,
+    Cost,
+    Count,
     ModelStats,
     Selection,
     analyze,
     analyze_over_time,
 )
-from kedge.cli.base import Result, kedge_command
+from kedge.cli.base import Result, default_option, dim, echo, kedge_command, print_table
 from kedge.cli.store_options import (
     find_conversation,
     run_with_store,
@@ -36,29 +35,26 @@ from kedge.text.display import (
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24
-TABLE_WIDTH = 10_000
-"""The maximum width of a table: names of models are not truncated, a terminal wraps long lines."""
+MODEL_HEADERS = ("provider", "model", "requests", "answered", "median", "95 %", "tokens", "cost")
 
 
 def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
     """Print all statistics and charts."""
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=TABLE_WIDTH)
     if not stats.requests.total:
-        console.print("No requests in this range.")
+        echo("No requests in this range.")
         return
-    console.print(_build_overview(stats))
+    _print_rows(_list_figures(stats))
     if len(buckets) > 1:
-        console.print(_build_timeline(buckets))
+        echo()
+        _print_rows(_list_timelines(buckets))
     for title, counts in (
         ("Fallbacks by reason", stats.requests.fallbacks),
         ("Healed by reason", stats.requests.healed),
+        ("Chains by length", stats.chains.bins),
     ):
         if counts:
-            console.print(_build_bars(title, [(each.name, each.count) for each in counts]))
-    lengths = _bin_lengths(stats.chains.lengths)
-    if lengths:
-        console.print(_build_bars("Chains by length", lengths))
-    console.print(_build_models(stats.models))
+            _print_bars(title, counts)
+    print_table(MODEL_HEADERS, map(_list_cells, stats.models), right=MODEL_HEADERS[2:])
 
 
 def render_sparkline(values: Iterable[float]) -> str:
@@ -73,20 +69,25 @@ def render_sparkline(values: Iterable[float]) -> str:
     )
 
 
-def _build_overview(stats: Analytics) -> Table:
-    table = Table.grid(padding=(0, 2))
+def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        echo(f"{dim(name.ljust(width))}  {value}")
+
+
+def _list_figures(stats: Analytics) -> list[tuple[str, str]]:
     requests, chains, branching = stats.requests, stats.chains, stats.branching
     statuses = ", ".join(f"{each.count} {sanitize_text(each.name)}" for each in requests.statuses)
+    conversations = pluralize(requests.conversations, "conversation")
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
-    cache, saved = stats.cache, format_cost(stats.cache.saved)
+    cache, latency = stats.cache, stats.latency
+    saved = f"{format_cost(cache.saved)} saved"
     points, forks = pluralize(branching.points, "point"), pluralize(branching.forks, "fork")
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
-    rows = (
-        (
-            "requests",
-            f"{requests.total} in {pluralize(requests.conversations, 'conversation')} ({statuses})",
-        ),
+    slowest = f"95 % {format_duration(latency.p95)}"
+    return [
+        ("requests", f"{requests.total} in {conversations} ({statuses})"),
         ("answered", _format_share(requests.success_rate)),
         ("chained", f"{chained}, {requests.full} in full"),
         ("rejected", f"{requests.rejections}; {requests.forgotten} answered without context"),
@@ -96,83 +97,57 @@ def _build_overview(stats: Analytics) -> Table:
         ("branches", f"{branching.branches} at {points}, {forks}"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
         ("tokens", f"{cached}, {stats.tokens.output} out"),
-        ("cache", f"{cache.cached} cached of {cache.predicted} predicted, {saved} saved"),
-        ("cost", _format_cost(stats.cost.dollars, stats.cost.unpriced)),
-        (
-            "latency",
-            f"median {format_duration(stats.latency.median)}, 95 % {format_duration(stats.latency.p95)}",
-        ),
+        ("cache", f"{cache.cached} cached of {cache.predicted} predicted, {saved}"),
+        ("cost", _format_cost(stats.cost)),
+        ("latency", f"median {format_duration(latency.median)}, {slowest}"),
+    ]
+
+
+def _list_timelines(buckets: Sequence[Bucket]) -> list[tuple[str, str]]:
+    values = {
+        "requests": [each.requests for each in buckets],
+        "chained": [each.chained for each in buckets],
+        "tokens": [each.tokens.input + each.tokens.output for each in buckets],
+        "latency": [each.latency.median or 0.0 for each in buckets],
+    }
+    return [
+        (name, click.style(render_sparkline(each), fg="cyan").rstrip())
+        for name, each in values.items()
+    ]
+
+
+def _print_bars(title: str, counts: Sequence[Count]) -> None:
+    maximum = max(each.count for each in counts)
+    bars = ["█" * max(round(each.count / maximum * BAR_WIDTH), 1) for each in counts]
+    echo()
+    echo(click.style(title, bold=True))
+    width = max(len(title), *(len(each.name) for each in counts))
+    digits = len(str(maximum))
+    for each, bar in zip(counts, bars, strict=True):
+        label = dim(sanitize_text(each.name).ljust(width))
+        echo(f"{label}  {each.count:<{digits}}  {click.style(bar, fg='cyan')}")
+
+
+def _list_cells(model: ModelStats) -> tuple[object, ...]:
+    return (
+        sanitize_text(model.provider),
+        sanitize_text(model.model) or "?",
+        model.requests,
+        _format_share(model.success_rate),
+        format_duration(model.latency.median),
+        format_duration(model.latency.p95),
+        model.tokens.input + model.tokens.output,
+        _format_cost(model.cost),
     )
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), value)
-    return table
-
-
-def _build_timeline(buckets: Sequence[Bucket]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    rows = (
-        ("requests", [float(each.requests) for each in buckets]),
-        ("chained", [float(each.chained) for each in buckets]),
-        ("tokens", [float(each.tokens.input + each.tokens.output) for each in buckets]),
-        ("latency", [each.latency.median or 0.0 for each in buckets]),
-    )
-    table.add_row("")
-    for name, values in rows:
-        table.add_row(Text(name, style="dim"), Text(render_sparkline(values), style="cyan"))
-    return table
-
-
-def _build_bars(title: str, counts: Sequence[tuple[str, int]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("")
-    table.add_row(Text(title, style="bold"))
-    maximum = max((count for _, count in counts), default=1)
-    for name, count in counts:
-        bar = "█" * max(round(count / maximum * BAR_WIDTH), 1)
-        label = Text(sanitize_text(name), style="dim")
-        table.add_row(label, str(count), Text(bar, style="cyan"))
-    return table
-
-
-def _build_models(models: Sequence[ModelStats]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for name in ("provider", "model", "requests", "answered", "median", "95 %", "tokens", "cost"):
-        justify = "left" if name in ("provider", "model") else "right"
-        table.add_column(name, justify=justify)
-    for each in models:
-        table.add_row(
-            sanitize_text(each.provider),
-            sanitize_text(each.model) or "?",
-            str(each.requests),
-            _format_share(each.success_rate),
-            format_duration(each.latency.median),
-            format_duration(each.latency.p95),
-            str(each.tokens.input + each.tokens.output),
-            _format_cost(each.cost.dollars, each.cost.unpriced),
-        )
-    return table
-
-
-def _bin_lengths(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Group lengths into bins of doubling width: 1, 2, 3-4, 5-8 and so on."""
-    bins: dict[int, int] = {}
-    for length, count in lengths:
-        power = (length - 1).bit_length()
-        bins[power] = bins.get(power, 0) + count
-    shown: list[tuple[str, int]] = []
-    for power, count in sorted(bins.items()):
-        low, high = (2 ** (power - 1) + 1 if power else 1), 2**power
-        shown.append((str(high) if low == high else f"{low}-{high}", count))
-    return shown
 
 
 def _format_share(share: float | None) -> str:
     return NO_VALUE if share is None else format_percent(share, 1)
 
 
-def _format_cost(dollars: float, unpriced: int) -> str:
-    known = format_cost(dollars)
-    return f"{known} + {unpriced} unpriced" if unpriced else known
+def _format_cost(cost: Cost) -> str:
+    known = format_cost(cost.dollars)
+    return f"{known} + {cost.unpriced} unpriced" if cost.unpriced else known
 
 
 @kedge_command("stats")
@@ -180,13 +155,7 @@ def _format_cost(dollars: float, unpriced: int) -> str:
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")
 @click.option("--conversation", help="Only this conversation.")
-@click.option(
-    "--buckets",
-    default=24,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    help="Intervals of the charts.",
-)
+@default_option("--buckets", 24, click.IntRange(1, 1000), "Intervals of the charts.")
 @store_option
 def command(
     *,
@@ -201,9 +170,8 @@ def command(
 
     async def work(opened: Store) -> tuple[Analytics, tuple[Bucket, ...]]:
         chosen = ""
-        if (
-            conversation is not None
-        ):  # an empty name, such as of an unset variable, is not all of them
+        # An empty name, such as of an unset variable, is not all of them.
+        if conversation is not None:
             chosen = (await find_conversation(opened, conversation)).id
         selection = Selection(since, until, model, provider, chosen)
         found = await analyze(opened, selection)

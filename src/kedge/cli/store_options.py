@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kedge.cli.base import echo_note, get_config, get_setting, setting_option
+from kedge.cli.base import default_option, echo_note, get_config, get_setting, setting_option
 from kedge.config import data_dir, load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
 from kedge.text.display import sanitize_text
@@ -115,17 +115,10 @@ def page_options(limit: int) -> Callable[[F], F]:
     """Return the options ``--limit`` and ``--offset``."""
 
     def add(function: F) -> F:
-        text = "Number of results to skip."
-        offset = click.option(
-            "--offset", type=click.IntRange(0, MAX_ROWS), default=0, show_default=True, help=text
-        )
-        return click.option(
-            "--limit",
-            type=click.IntRange(1, MAX_ROWS),
-            default=limit,
-            show_default=True,
-            help="Maximum number of results.",
-        )(offset(function))
+        skipped, rows = "Number of results to skip.", click.IntRange(0, MAX_ROWS)
+        function = default_option("--offset", 0, rows, skipped)(function)
+        most = "Maximum number of results."
+        return default_option("--limit", limit, click.IntRange(1, MAX_ROWS), most)(function)
 
     return add
 

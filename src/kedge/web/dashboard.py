@@ -13,7 +13,6 @@ from kedge.analytics import (
     Analytics,
     Bucket,
     ConversationStats,
-    Cost,
     Count,
     ModelStats,
     Selection,
@@ -53,8 +52,6 @@ DEFAULT_RANGE = "24h"
 MAX_CONVERSATIONS = 10
 """The number of conversations in the breakdown; the others are one row."""
 
-_LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
-_LAST_LENGTH_BIN = "32 and more"
 _REASON_TEXTS: Mapping[str, str] = {**REASONS, **MODE_REASONS}
 
 
@@ -250,7 +247,7 @@ def build_charts(
         Ranking(
             "Chain length",
             "How many requests continued each other without a full one between them",
-            _rank_lengths(stats),
+            [_to_bar(each) for each in stats.chains.bins],
             "No chains yet.",
         ),
         Ranking(
@@ -275,14 +272,14 @@ def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
     return [datetime.fromtimestamp(each.start, UTC).strftime(form) for each in buckets]
 
 
+def _to_bar(each: Count) -> RankedBar:
+    shown = format_number(each.count)
+    return RankedBar(each.name, each.count, shown, _REASON_TEXTS.get(each.name, ""))
+
+
 def _rank_counts(counts: Sequence[Count]) -> list[RankedBar]:
-    return [
-        RankedBar(
-            each.name, each.count, format_number(each.count), _REASON_TEXTS.get(each.name, "")
-        )
-        for each in sorted(counts, key=lambda each: -each.count)
-        if each.count
-    ]
+    ordered = sorted(counts, key=lambda each: -each.count)
+    return [_to_bar(each) for each in ordered if each.count]
 
 
 def _rank_failures(stats: Analytics) -> list[RankedBar]:
@@ -294,15 +291,6 @@ def _rank_failures(stats: Analytics) -> list[RankedBar]:
         Count("without id", sent.without_id),
     ]
     return _rank_counts(counts)
-
-
-def _rank_lengths(stats: Analytics) -> list[RankedBar]:
-    sums = dict.fromkeys([*(name for _, name in _LENGTH_BINS), _LAST_LENGTH_BIN], 0)
-    for length, times in stats.chains.lengths:
-        sums[
-            next((name for maximum, name in _LENGTH_BINS if length <= maximum), _LAST_LENGTH_BIN)
-        ] += times
-    return [RankedBar(name, times, format_number(times)) for name, times in sums.items() if times]
 
 
 POLL_INTERVAL = 0.25
@@ -379,15 +367,15 @@ def _list_figures(
 
 def _build_row(name: str, figures: Sequence[float], url: str = "") -> BreakdownRow:
     requests, errors, inputs, outputs, priced, unpriced = map(int, (*figures[:4], *figures[5:]))
-    cost = _format_known_cost(Cost(max(figures[4], 0.0), priced, unpriced))
+    cost = _format_known_cost(max(figures[4], 0.0), priced, unpriced)
     return BreakdownRow(name, requests, errors, inputs, outputs, cost, url)
 
 
-def _format_known_cost(cost: Cost) -> str:
-    if not cost.priced:
+def _format_known_cost(dollars: float, priced: int, unpriced: int) -> str:
+    if not priced:
         return NO_VALUE
-    unpriced = f" + {cost.unpriced:,} without a price" if cost.unpriced else ""
-    return f"{format_cost(cost.dollars)}{unpriced}"
+    rest = f" + {unpriced:,} without a price" if unpriced else ""
+    return f"{format_cost(dollars)}{rest}"
 
 
 def read_process_counts() -> ProcessCounts:
