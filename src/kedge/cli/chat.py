@@ -4,7 +4,6 @@ Answers are streamed. After each turn one line shows the mode, the anchor, and h
 with a full request. On a terminal, and with ``--conversation``, the conversation is stored and can be continued.
 """
 
-import asyncio
 import mimetypes
 import sys
 from collections.abc import Iterator
@@ -19,14 +18,15 @@ from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import MODEL_HELP, DurationParam, complete_names, store_option
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
-from kedge.turns import Part, TextPart
-from kedge.turns.attachments import MAX_FILE_BYTES, audio, file, image, read_file
-from kedge.turns.parts import AUDIO_FORMATS, detect_media_type
 
 if TYPE_CHECKING:
+    import asyncio
+
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    from kedge.turns import Part
 
 
 @kedge_command("chat")
@@ -124,7 +124,7 @@ def history_file() -> Path:
 
 
 def read_messages(
-    runner: asyncio.Runner, *, show_lines: bool, completions: tuple[str, ...], remember: bool
+    runner: "asyncio.Runner", *, show_lines: bool, completions: tuple[str, ...], remember: bool
 ) -> Iterator[str]:
     """Yield each non-empty message until the input ends.
 
@@ -145,7 +145,7 @@ def read_messages(
             yield text
 
 
-def attach_file(source: str) -> Part:
+def attach_file(source: str) -> "Part":
     """Return the part of a message with an attached file.
 
     Text becomes a text part, because several providers accept files only if they are PDF documents.
@@ -156,6 +156,10 @@ def attach_file(source: str) -> Part:
     Raises:
         InvalidTurn: If the file cannot be read, is too large, or is neither text nor of a known type.
     """
+    from kedge.turns import TextPart
+    from kedge.turns.attachments import MAX_FILE_BYTES, audio, file, image, read_file
+    from kedge.turns.parts import AUDIO_FORMATS, detect_media_type
+
     if source.startswith(("https://", "http://")):
         media_type, _ = mimetypes.guess_type(source.partition("?")[0])
         return image(source) if (media_type or "").startswith("image/") else file(source)
@@ -193,7 +197,7 @@ def _read_lines(*, show_lines: bool) -> Iterator[str]:
 
 
 def _read_terminal(
-    runner: asyncio.Runner, completions: tuple[str, ...], *, remember: bool = True
+    runner: "asyncio.Runner", completions: tuple[str, ...], *, remember: bool = True
 ) -> Iterator[str]:
     prompt = create_prompt(completions, remember=remember)
     while True:
