@@ -5,7 +5,7 @@ open at a time: text and reasoning end where the next item starts; a call stays 
 and deltas of other items wait. Items that the stream did not contain are added from the finished response.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -56,7 +56,6 @@ class _PendingItem:
     """An item in progress: its opening event, the emitted and the waiting text, its state."""
 
     opened: ItemOpened
-    output_index: int
     emitted: list[str] = field(default_factory=list[str])
     pending: str = ""
     logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -64,6 +63,11 @@ class _PendingItem:
     is_started: bool = False
     is_complete: bool = False
     index: int = 0
+
+    def find_rest(self, text: str) -> str:
+        """Return what is missing of the complete text; empty if the text so far is not its beginning."""
+        received = "".join(self.emitted) + self.pending
+        return text[len(received) :] if text.startswith(received) else ""
 
 
 @dataclass(slots=True)
@@ -81,24 +85,28 @@ class OutputEmitter:
         """Yield the output events that follow from an event."""
         self.assembler.feed(event)
         match event:
-            case TextDelta():
-                key = ("text", (event.output_index, event.content_index))
-                yield from self._append_text(
-                    key, "text", event.output_index, event.delta, event.logprobs
-                )
-            case RefusalDelta():
-                key = ("refusal", (event.output_index, event.content_index))
-                yield from self._append_text(key, "refusal", event.output_index, event.delta)
+            case TextDelta() | RefusalDelta():
+                kind: ItemKind = "text" if isinstance(event, TextDelta) else "refusal"
+                key = (kind, (event.output_index, event.content_index))
+                item = self._find_or_add(key, ItemOpened(kind), event.output_index)
+                item.logprobs += event.logprobs if isinstance(event, TextDelta) else ()
+                yield from self._emit_text(key, item, event.delta)
             case ReasoningDelta():
-                yield from self._add_reasoning(event)
+                key = ("reasoning", event.output_index)
+                item = self._find_or_add(key, ItemOpened("reasoning"), event.output_index)
+                gap = "\n\n" if item.emitted and item.index != event.index else ""
+                item.index = event.index
+                yield from self._emit_text(key, item, gap + event.delta)
             case PartCompleted(kind="text" | "refusal" as kind):
                 key = (kind, (event.output_index, event.index))
-                rest = self._remaining_text(key, event.text)
-                yield from self._append_text(key, kind, event.output_index, rest)
+                item = self._find_or_add(key, ItemOpened(kind), event.output_index)
+                yield from self._emit_text(key, item, item.find_rest(event.text))
             case ToolCallStarted():
                 yield from self._start_call(event)
             case ToolArgumentsDelta():
-                yield from self._append_arguments(event.call_id, event.delta)
+                key = self._get_call_key(event.call_id)
+                if key in self._items:
+                    yield from self._emit_text(key, self._items[key], event.delta)
             case ToolCallRenamed():
                 self._call_ids[event.call_id] = self._call_ids.get(event.was, event.was)
             case ToolCallCompleted():
@@ -121,29 +129,14 @@ class OutputEmitter:
                 usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
             )
 
-    # Text, refusals and reasoning.
-
-    def _add_reasoning(self, event: ReasoningDelta) -> Iterator[OutputEvent]:
-        key = ("reasoning", event.output_index)
-        item = self._items.get(key)
-        gap = "\n\n" if item is not None and item.emitted and item.index != event.index else ""
-        yield from self._append_text(key, "reasoning", event.output_index, gap + event.delta)
-        self._items[key].index = event.index
-
-    def _append_text(
-        self,
-        key: ItemKey,
-        kind: ItemKind,
-        output_index: int,
-        text: str,
-        logprobs: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[OutputEvent]:
-        item = self._items.get(key)
-        if item is None:
-            item = self._items[key] = _PendingItem(ItemOpened(kind), output_index)
+    def _find_or_add(self, key: ItemKey, opened: ItemOpened, output_index: int) -> _PendingItem:
+        if key not in self._items:
+            self._items[key] = _PendingItem(opened)
             self._seen_indices.add(output_index)
-        item.logprobs += logprobs
-        yield from self._emit_text(key, item, text)
+        return self._items[key]
+
+    def _get_call_key(self, call_id: str) -> ItemKey:
+        return "call", self._call_ids.get(call_id, call_id)
 
     def _emit_text(self, key: ItemKey, item: _PendingItem, text: str) -> Iterator[OutputEvent]:
         """Emit text of an item, or buffer it while another item is open."""
@@ -191,42 +184,22 @@ class OutputEmitter:
         blocks = self.assembler.blocks()
         return next((each for each in blocks if each.output_index == index), None)
 
-    def _remaining_text(self, key: ItemKey, text: str) -> str:
-        """Return the text of a finished part that was not emitted yet."""
-        item = self._items.get(key)
-        emitted = "".join(item.emitted) + item.pending if item is not None else ""
-        return text[len(emitted) :] if text.startswith(emitted) else ""
-
-    # Calls.
-
-    def _start_call(self, event: ToolCallStarted) -> Iterator[OutputEvent]:
-        kind: ItemKind = "custom_tool_call" if event.custom else "function_call"
+    def _start_call(self, event: ToolCallStarted | ToolCallCompleted) -> Iterator[OutputEvent]:
         key = ("call", event.call_id)
-        if key in self._items:
-            return
-        item = _PendingItem(ItemOpened(kind, event.name, event.call_id), event.output_index)
-        self._items[key] = item
-        self._seen_indices.add(event.output_index)
-        yield from self._emit_text(key, item, "")
-
-    def _append_arguments(self, call_id: str, text: str) -> Iterator[OutputEvent]:
-        key = ("call", self._call_ids.get(call_id, call_id))
-        item = self._items.get(key)
-        if item is not None:
-            yield from self._emit_text(key, item, text)
+        if key not in self._items:
+            kind: ItemKind = "custom_tool_call" if event.custom else "function_call"
+            opened = ItemOpened(kind, event.name, event.call_id)
+            item = self._find_or_add(key, opened, event.output_index)
+            yield from self._emit_text(key, item, "")
 
     def _complete_call(self, event: ToolCallCompleted) -> Iterator[OutputEvent]:
-        key = ("call", self._call_ids.get(event.call_id, event.call_id))
+        key = self._get_call_key(event.call_id)
         if key not in self._items:
-            yield from self._start_call(
-                ToolCallStarted(
-                    event.call_id, event.name, event.item_id, event.output_index, event.custom
-                )
-            )
+            yield from self._start_call(event)
         item = self._items[key]
         if item.is_complete:
             return
-        yield from self._emit_text(key, item, self._remaining_text(key, event.arguments))
+        yield from self._emit_text(key, item, item.find_rest(event.arguments))
         item.is_complete = True
         if key == self._current:
             yield from self._flush()

@@ -19,6 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from itertools import islice
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -201,20 +202,14 @@ def weigh_value(value: object) -> int:
     return 1 + (len(value) // CHARACTERS_PER_STEP if isinstance(value, str) else 0)
 
 
+@dataclass(slots=True)
 class _Sampler:
     """A generator of the value of one schema, within a budget."""
 
-    def __init__(
-        self,
-        root: JsonSchema,
-        hints: SentenceValues,
-        fallback_text: Callable[[str], str],
-        budget: SampleBudget,
-    ) -> None:
-        self._root = root
-        self._hints = hints
-        self._fallback_text = fallback_text
-        self._budget = budget
+    root: JsonSchema
+    hints: SentenceValues
+    fallback_text: Callable[[str], str]
+    budget: SampleBudget
 
     def sample(self, schema: object, name: str, depth: int, given: Any = NO_VALUE) -> Any:
         """Return a value for a part of the schema.
@@ -250,7 +245,7 @@ class _Sampler:
             case "array":
                 return self._sample_array(rules, name, depth, given)
             case "number" | "integer":
-                self._budget.spend(NUMBER_STEPS)
+                self.budget.spend(NUMBER_STEPS)
                 return self._emit(_find_number(rules, types[0]))
             case "boolean":
                 return self._emit(rules.get("default", True) is True)
@@ -262,13 +257,13 @@ class _Sampler:
     def _emit(self, value: Any) -> Any:
         """Return a value that becomes part of the output."""
         size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        self._budget.spend(output_bytes=size + len(","))
+        self.budget.spend(output_bytes=size + len(","))
         return value
 
     def _resolve(self, schema: object, depth: int = 0) -> JsonSchema:
         """Follow references and merge the parts of ``allOf``."""
         rules = as_schema(schema)
-        self._budget.spend(1 + len(rules))
+        self.budget.spend(1 + len(rules))
         if depth > MAX_REFERENCES:
             return {}
         parts = list(rules.get("allOf", ()))
@@ -282,9 +277,9 @@ class _Sampler:
 
     def _find_reference(self, reference: str) -> object:
         """Return the target of a reference like ``#/$defs/place``; None if there is none."""
-        node: Any = self._root if reference.startswith("#") else None
+        node: Any = self.root if reference.startswith("#") else None
         steps = reference.removeprefix("#").split("/")[1:]
-        self._budget.spend(weigh_value(steps))
+        self.budget.spend(weigh_value(steps))
         for step in steps:
             node = as_schema(node).get(step.replace("~1", "/").replace("~0", "~"))
         return node
@@ -294,29 +289,29 @@ class _Sampler:
         both = {**left, **right}
         if "properties" in left and "properties" in right:
             both["properties"] = {**as_schema(left["properties"]), **as_schema(right["properties"])}
-            self._budget.spend(len(both["properties"]))
+            self.budget.spend(len(both["properties"]))
         if "required" in left and "required" in right:
             both["required"] = [*left["required"], *right["required"]]
-            self._budget.spend(len(both["required"]))
-        self._budget.spend(len(both))
+            self.budget.spend(len(both["required"]))
+        self.budget.spend(len(both))
         return both
 
     def _find_named(self, name: str) -> Any:
         """Return the value of this name in the sentence, or NO_VALUE."""
-        self._budget.spend(SEARCH_STEPS if self._hints.is_unsearched(name) else 1)
-        return self._hints.find_named(name)
+        self.budget.spend(SEARCH_STEPS if self.hints.is_unsearched(name) else 1)
+        return self.hints.find_named(name)
 
     def _find_mentioned(self, values: Sequence[Any]) -> Any:
         """Return the first of these values that the sentence contains as a word, or None."""
-        self._budget.spend(sum(map(weigh_value, values)))
-        return self._hints.find_mentioned(values)
+        self.budget.spend(sum(map(weigh_value, values)))
+        return self.hints.find_mentioned(values)
 
     def _accepts(self, schema: object, value: Any, depth: int = 0) -> bool:
         """Return whether a value satisfies a schema."""
         if schema is False or depth > MAX_DEPTH:
             return False
         rules = self._resolve(schema)
-        self._budget.spend(1 if isinstance(value, dict | list) else weigh_value(value))
+        self.budget.spend(1 if isinstance(value, dict | list) else weigh_value(value))
         choices = [rules["const"]] if "const" in rules else rules.get("enum")
         branches = rules.get("anyOf") or rules.get("oneOf")
         return (
@@ -359,7 +354,7 @@ class _Sampler:
             given = BOOLEAN_WORDS.get(fold_scalar(given) or "", NO_VALUE)
         if given is not NO_VALUE and self._accepts(rules, given):
             return given
-        unnamed = [] if is_named else self._hints.unnamed_values
+        unnamed = [] if is_named else self.hints.unnamed_values
         for index, value in enumerate(unnamed):
             if self._accepts(rules, value):
                 return unnamed.pop(index) if take else value
@@ -378,8 +373,8 @@ class _Sampler:
     def _choose_enum_value(self, rules: JsonSchema, given: Any) -> Any:
         """Choose the given value, else one that the sentence contains, else the default or the first."""
         choices = {fold_scalar(choice): choice for choice in rules["enum"]}
-        values = (given, self._find_mentioned(rules["enum"]), *self._hints.unnamed_values)
-        self._budget.spend(sum(map(weigh_value, values)))
+        values = (given, self._find_mentioned(rules["enum"]), *self.hints.unnamed_values)
+        self.budget.spend(sum(map(weigh_value, values)))
         if given is not NO_VALUE and any(_is_same(given, choice) for choice in rules["enum"]):
             return given
         for value in values:
@@ -420,8 +415,8 @@ class _Sampler:
         required = [str(key) for key in rules.get("required", ())]
         values = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         # The members of the sentence's own object may be meant for any object of the schema.
-        is_closed = isinstance(given, dict) and given is not self._hints.json_object
-        self._budget.spend(len(members) + len(required) + len(values), len("{},"))
+        is_closed = isinstance(given, dict) and given is not self.hints.json_object
+        self.budget.spend(len(members) + len(required) + len(values), len("{},"))
         sampled: dict[str, Any] = {}
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
             schema = members.get(key, {})
@@ -444,7 +439,7 @@ class _Sampler:
         return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 
     def _sample_array(self, rules: JsonSchema, name: str, depth: int, given: Any) -> list[Any]:
-        self._budget.spend(output_bytes=len("[],"))
+        self.budget.spend(output_bytes=len("[],"))
         values = cast("list[Any]", given) if isinstance(given, list) else None
         fixed = len(rules.get("prefixItems", ()))
         minimum = int(rules.get("minItems", 0))
@@ -468,16 +463,16 @@ class _Sampler:
 
     def _sample_text(self, rules: JsonSchema, name: str) -> str:
         if text_format := FORMATS.get(str(rules.get("format"))):
-            self._budget.spend(SEARCH_STEPS)
-            matches = re.finditer(text_format.pattern, self._hints.sentence, re.IGNORECASE)
+            self.budget.spend(SEARCH_STEPS)
+            matches = re.finditer(text_format.pattern, self.hints.sentence, re.IGNORECASE)
             texts = (match[0].rstrip(".,;") for match in matches)
             return next((text for text in texts if text_fits(text, rules)), text_format.example)
         if isinstance(minimum := rules.get("minLength"), int) and minimum > MAX_OUTPUT_BYTES:
-            self._budget.spend(output_bytes=minimum)
+            self.budget.spend(output_bytes=minimum)
         defaults = (rules.get("default"), *(rules.get("examples") or ()))
-        self._budget.spend(len(defaults))
+        self.budget.spend(len(defaults))
         default_text = next((text for text in defaults if text and isinstance(text, str)), "")
-        return fit_length(default_text or self._fallback_text(name) or "text", rules)
+        return fit_length(default_text or self.fallback_text(name) or "text", rules)
 
 
 def fold_scalar(value: object) -> str | None:

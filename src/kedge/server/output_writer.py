@@ -6,7 +6,7 @@ events that close it. Without streaming the same writer builds the items only.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
@@ -100,46 +100,37 @@ CALL_ID_PATTERNS = {
 """The patterns of call ids that each API accepts with a result, by the prefix of its ids."""
 
 
+@dataclass(slots=True)
 class OutputWriter:
     """A writer that collects the output events of a model into items.
 
     Args:
         key: The key of the response, from which item ids are derived.
-        first_number: The number of the first output item among the items of the response.
+        number: The number of the next output item among the items of the response.
         encrypt: Encrypts reasoning.
         encrypt_reasoning: Encrypt all reasoning, not only reasoning with data of the model.
         show_summary: Whether the client requested reasoning summaries.
         call_prefix: The prefix of call ids.
     """
 
-    def __init__(
-        self,
-        key: str,
-        first_number: int,
-        *,
-        encrypt: Callable[[Any], str] | None = None,
-        encrypt_reasoning: bool = False,
-        show_summary: bool = True,
-        call_prefix: str = "call",
-    ) -> None:
-        self.items: list[OutputItem] = []
-        self.incomplete_reason: str | None = None
-        self.reasoning_texts: list[str] = []
-        self.usage: ModelUsage | None = None
-        self.stop_sequence = ""
-        self.text_length = 0
-        """The number of characters of all texts."""
-        self._key = key
-        self._number = first_number
-        self._encrypt = encrypt
-        self._encrypt_reasoning = encrypt_reasoning
-        self._show_summary = show_summary
-        self._call_prefix = call_prefix
-        self._format = ITEM_FORMATS["text"]
-        self._text_chunks: list[str] | None = None
-        self._is_hidden = False
-        self._logprobs: list[Mapping[str, Any]] = []
-        self._item_tokens: list[int] = []
+    key: str
+    number: int
+    encrypt: Callable[[Any], str] | None = None
+    encrypt_reasoning: bool = False
+    show_summary: bool = True
+    call_prefix: str = "call"
+    items: list[OutputItem] = field(default_factory=list[OutputItem], init=False)
+    incomplete_reason: str | None = field(default=None, init=False)
+    reasoning_texts: list[str] = field(default_factory=list[str], init=False)
+    usage: ModelUsage | None = field(default=None, init=False)
+    stop_sequence: str = field(default="", init=False)
+    text_length: int = field(default=0, init=False)
+    """The number of characters of all texts."""
+    _format: ItemFormat = field(default=ITEM_FORMATS["text"], init=False)
+    _text_chunks: list[str] | None = field(default=None, init=False)
+    _is_hidden: bool = field(default=False, init=False)
+    _logprobs: list[Mapping[str, Any]] = field(default_factory=list[Any], init=False)
+    _item_tokens: list[int] = field(default_factory=list[int], init=False)
 
     def count_each(self) -> list[int]:
         """Return the tokens of each item of the complete output, which are counted once."""
@@ -176,7 +167,7 @@ class OutputWriter:
     def add_item(self, item: OutputItem, progress_event: str = "") -> list[StreamEvent]:
         """Add a complete item and return its stream events, with ``progress_event`` in between."""
         self.items.append(item)
-        self._number += 1
+        self.number += 1
         events = [self._build_item_event("added"), self._build_item_event("done")]
         if progress_event:
             index = len(self.items) - 1
@@ -190,11 +181,11 @@ class OutputWriter:
 
     def next_id(self, type: str) -> str:
         """Return the id of the next item."""
-        return make_item_id(type, self._key, self._number)
+        return make_item_id(type, self.key, self.number)
 
     def _open_item(self, event: ItemOpened) -> list[StreamEvent]:
         self._format = form = ITEM_FORMATS[event.kind]
-        self._is_hidden = form.type == "reasoning" and not self._show_summary
+        self._is_hidden = form.type == "reasoning" and not self.show_summary
         item: OutputItem = {"id": self.next_id(form.type), "type": form.type}
         if form.type == "message":
             item |= {"role": "assistant", "content": []}
@@ -208,7 +199,7 @@ class OutputWriter:
             }
         if form.type != "reasoning":
             item["status"] = "in_progress"
-        self._number += 1
+        self.number += 1
         self._text_chunks = []
         self._logprobs = []
         self.items.append(item)
@@ -220,9 +211,9 @@ class OutputWriter:
 
     def _choose_call_id(self, event: ItemOpened) -> str:
         """Return the id that the model chose, if the API accepts it with a result, or a new one."""
-        if CALL_ID_PATTERNS[self._call_prefix].fullmatch(event.call_id):
+        if CALL_ID_PATTERNS[self.call_prefix].fullmatch(event.call_id):
             return event.call_id
-        return make_call_id(self._key, self._number, self._call_prefix)
+        return make_call_id(self.key, self.number, self.call_prefix)
 
     def _close_item(
         self, status: str, model_data: Any = None, annotations: Sequence[Mapping[str, Any]] = ()
@@ -231,7 +222,7 @@ class OutputWriter:
         self._text_chunks = None
         form, item = self._format, self.items[-1]
         if form.type == "reasoning":
-            self._fill_reasoning(item, ReasoningPayload(text, model_data, self._show_summary))
+            self._fill_reasoning(item, ReasoningPayload(text, model_data, self.show_summary))
         else:
             item["status"] = status
             item[form.content_key] = text if form.build_part is None else [form.build_part(text)]
@@ -251,12 +242,10 @@ class OutputWriter:
 
     def _fill_reasoning(self, item: OutputItem, payload: ReasoningPayload) -> None:
         self.reasoning_texts.append(payload.text)
-        if self._show_summary:
+        if self.show_summary:
             item["summary"] = [{"type": "summary_text", "text": payload.text}]
-        if self._encrypt is not None and (
-            self._encrypt_reasoning or payload.model_data is not None
-        ):
-            item["encrypted_content"] = self._encrypt(payload.to_json())
+        if self.encrypt is not None and (self.encrypt_reasoning or payload.model_data is not None):
+            item["encrypted_content"] = self.encrypt(payload.to_json())
 
     def _build_item_event(self, name: str) -> StreamEvent:
         index, item = len(self.items) - 1, dict(self.items[-1])
