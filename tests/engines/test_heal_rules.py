@@ -80,6 +80,14 @@ ERROR_SHAPES = {
         '{"message": "previous_response_id must be omitted or null: not supported"}',
         "unsupported",
     ),
+    "a missing response whose message sounds like an unsupported parameter": (
+        400,
+        (
+            '{"error": {"message": "Previous response resp_1 cannot be used: not found.", '
+            '"param": "previous_response_id", "code": "previous_response_not_found"}}'
+        ),
+        "gone",
+    ),
     "a chain that the server holds only in part": (
         400,
         (
