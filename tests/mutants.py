@@ -1,8 +1,8 @@
 """``make campaign ONLY=mutants``: apply the mutants of ``mutants.toml`` to a copy of the tree, and run their tests.
 
 A mutant is caught if a test fails, or does not end in time. The others survive: they are printed, and either a test
-lacks an assertion, or the change makes no difference and the mutant is replaced. ``python tests/mutants.py TEXT``
-runs only those in files whose path contains the text.
+lacks an assertion, or the change makes no difference and the mutant is replaced. ``python tests/mutants.py TEXT…``
+runs only those whose file or change contains one of the texts.
 """
 
 import os
@@ -102,9 +102,10 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def main(only: str = "") -> int:
+def main(*texts: str) -> int:
     """Run the mutants; the exit code is 0 if all were caught."""
-    mutants = [each for each in read_mutants() if only in each.file]
+    chosen = texts or ("",)
+    mutants = [each for each in read_mutants() if any(text in str(each) for text in chosen)]
     survivors: list[Mutant] = []
     with (
         TemporaryDirectory() as folder,

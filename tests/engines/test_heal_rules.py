@@ -1,10 +1,19 @@
 """Test every known form in which servers reject chaining, and the healing chosen for it."""
 
 import pytest
+from msgspec import structs
 
-from kedge.engines.heal_rules import RequestSummary, classify_error, is_format_rejected
+from kedge.engines.heal_rules import (
+    RequestSummary,
+    classify_error,
+    find_lost,
+    is_format_rejected,
+)
 from kedge.engines.http_errors import parse_error
 from kedge.errors import RequestRefused
+from kedge.planning import get_state
+from kedge.turns import Turn, user
+from planning.recorded_turns import NOW, add_response, make_plan
 
 CHAINED = RequestSummary(previous_response_id="resp_1")
 FULL = RequestSummary()
@@ -183,3 +192,19 @@ def test_missing_conversation_object_is_healed() -> None:
 def test_rejected_format_is_recognized(status: int, body: str, expected: bool) -> None:
     """An error about the schema itself, or about anything else, is not healed."""
     assert is_format_rejected(make_error(status, body)) is expected
+
+
+def test_older_responses_of_the_same_server_are_lost_with_the_anchor() -> None:
+    """Responses of another scope and newer ones remain, and so do all others of an anchor that was never stored."""
+    turn = Turn()
+    for number, scope in enumerate(("there", "", "", ""), 1):
+        facts = {"scope": scope} if scope else {}
+        turn = turn.append(user(f"question {number}"))
+        turn = add_response(turn, f"R{number}", created_at=NOW + number, **facts)
+    state, plan = get_state(turn), make_plan(turn.take(6).append(user("next")))
+    assert plan.previous_response_id == "R3"
+    assert find_lost(state, plan, all_older=True) == ("R3", "R2")
+    assert find_lost(state, plan, all_older=False) == ("R3",)
+    unstored = [structs.replace(record, stored=False) for record in state.anchors]
+    assert find_lost(state.with_anchors(unstored), plan, all_older=True) == ("R3",)
+    assert find_lost(state, None, all_older=True) == ()
