@@ -322,6 +322,14 @@ def test_wrapped_members_are_checked_when_they_are_frozen() -> None:
         freeze_map(wrap({"a": make_nested(200)}), "$")
 
 
+@pytest.mark.parametrize("combine", [lambda m: m | {"x": 1}, lambda m: m.with_members({"x": 1})])
+def test_maps_derived_from_wrapped_ones_are_checked(combine: Any) -> None:
+    """A map with members added is checked, so that no block contains a value that is not JSON."""
+    assert combine(wrap({"a": [{"b": 1}]})) == {"a": [{"b": 1}], "x": 1}
+    with pytest.raises(InvalidJSON, match="nan is not a JSON number"):
+        combine(wrap({"a": [{"b": float("nan")}]}))
+
+
 @given(json_objects())
 def test_wrapped_members_are_those_of_a_frozen_map(members: dict[str, Any]) -> None:
     """A wrapped object equals the frozen one, also when it is frozen, copied, pickled or thawed."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from kedge.events.types import Usage
+from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import wrap
 
 JsonObject = dict[str, Any]
@@ -53,8 +54,7 @@ def get_index(message: JsonObject, name: str = "output_index") -> int:
 
 def get_part_index(message: JsonObject, name: str) -> int:
     """Return the index of a part in its item, or 0."""
-    value = message.get(name)
-    return value if type(value) is int and value > 0 else 0
+    return max(get_index(message, name), 0)
 
 
 def require_object(message: JsonObject, name: str) -> JsonObject:
@@ -229,18 +229,8 @@ def get_count(counts: object, name: str) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-_TYPE_NAMES: dict[type, str] = {
-    type(None): "missing",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    list: "an array",
-}
-
-
 def _type_name(value: object) -> str:
-    return _TYPE_NAMES.get(type(value), "an object")
+    return "missing" if value is None else name_type(value)
 
 
 REPLACEMENT = "\ufffd"

@@ -6,6 +6,7 @@ engines use records only.
 """
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from msgspec.structs import replace
 
@@ -16,8 +17,8 @@ from kedge.planning.anchors import (
     Reason,
     Status,
     TokenCounts,
-    matches_prefix,
     select_matching,
+    unavailable_reason,
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
@@ -264,16 +265,11 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
         return "split"
     if record is None:
         return None
-    if record.status == "lost":
-        return "lost"
-    if record.status != "completed":
-        return "incomplete"
-    if not record.stored:
-        return "unstored"
-    index = get_prefix_index(turn)
-    ends_there = index.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
-    covered = index.count(len(turn) - turn.lead)
-    return None if ends_there and matches_prefix(record, index, covered) else "changed"
+    if reason := unavailable_reason(record, record.scope, -inf):  # whatever its scope and expiry
+        return reason
+    end = get_prefix_index(turn).count(max(indices[-1] + 1 - turn.lead, 0))
+    is_unchanged = end == record.block_count and select_matching(turn, [record])
+    return None if is_unchanged else "changed"
 
 
 def _group_by_response(turn: Turn) -> dict[str, list[int]]:

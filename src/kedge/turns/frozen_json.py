@@ -102,7 +102,7 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         Raises:
             InvalidJSON: If a member is not a JSON value.
         """
-        merged = {**self._content, **freeze_map(changes, "$")}
+        merged = {**freeze_map(self, "$")._content, **freeze_map(changes, "$")}
         removed = [name for name, value in changes.items() if value is None]
         for name in removed:
             del merged[name]
@@ -147,7 +147,7 @@ class FrozenMap(Immutable, Mapping[str, Any]):
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
         """Return the members of both; those of ``other`` take precedence."""
-        return unchecked_map({**self._content, **freeze_map(other, "$")})
+        return unchecked_map({**freeze_map(self, "$")._content, **freeze_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:
         return json_equal(self, other) if isinstance(other, Mapping) else NotImplemented
