@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[1]
 BLOCKED = "import sys\nsys.modules.update(dict.fromkeys(('openai', 'cryptography')))\n"
 """Makes the packages of extras impossible to import."""
 CLI = "from kedge.cli import main\nmain(sys.argv[1:])\n"
-SERVE = "from kedge.testing import serve\nimport asyncio, json, httpx2\n"
+SERVE = """
+from kedge.testing import serve
+import asyncio, httpx2
+http = httpx2.Client(timeout=300)
+"""
 ENCRYPTION = "pip install 'kedge-llm[encryption]'"
 
 
@@ -54,7 +58,7 @@ def test_chat_needs_no_extra(tmp_path: Path) -> None:
 
 RESPONSES = """
 with serve() as server:
-    post = lambda **body: httpx2.post(server.base_url + "/responses", json={"model": "practice", **body})
+    post = lambda **body: http.post(server.base_url + "/responses", json={"model": "practice", **body})
     first = post(input="My name is Ada.").json()
     chained = post(input="What did I say first?", previous_response_id=first["id"]).json()
     print(chained["output"][-1]["content"][0]["text"])
@@ -71,13 +75,13 @@ with serve() as server:
     ):
         rejected = post(**{"input": "hi", **body})
         print(rejected.status_code, rejected.json()["error"]["message"])
-    compacted = httpx2.post(server.base_url + "/responses/compact", json={"model": "practice", "input": "hi"})
+    compacted = http.post(server.base_url + "/responses/compact", json={"model": "practice", "input": "hi"})
     print(compacted.status_code, compacted.json()["error"]["message"])
     thinking = {"type": "enabled", "budget_tokens": 1024}
     body = {"model": "practice", "max_tokens": 2048, "messages": [{"role": "user", "content": "hi"}]}
     headers = {"anthropic-version": "2023-06-01"}
     for more in ({}, {"thinking": thinking}):
-        answer = httpx2.post(server.base_url + "/messages", json={**body, **more}, headers=headers)
+        answer = http.post(server.base_url + "/messages", json={**body, **more}, headers=headers)
         print(answer.status_code, answer.json().get("error", {}).get("message"))
 """
 

@@ -32,7 +32,6 @@ from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import (
     DEFAULT_OUTPUT_RETRIES,
-    FormatSupport,
     Reply,
     run_until_valid,
 )
@@ -296,7 +295,9 @@ class Engine(AsyncResource, ABC):
                 lambda turn, is_prompted: self.events(turn, prompted if is_prompted else request),
                 turn,
                 schema,
-                FormatSupport(model, inner.prompted_models, request.heal),
+                model=model,
+                prompted_models=inner.prompted_models,
+                heal=request.heal,
                 retries=request.output_retries,
                 filters=filters,
             )

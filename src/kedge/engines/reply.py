@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count as count_from
+from itertools import takewhile
 from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
@@ -109,7 +110,12 @@ class Reply(Generic[ReplyT_co]):
     @property
     def response_id(self) -> str:
         """The provider's id of the response that the answer ends with; empty if it has none."""
-        return last_response_id(self.turn)
+        if running := find_running(self.turn):
+            return running.response_id
+        answer = takewhile(
+            lambda block: not isinstance(block, UserBlock), reversed(self.turn.blocks)
+        )
+        return next((block.response_id for block in answer if block.response_id), "")
 
     @property
     def refusal(self) -> str:
@@ -119,43 +125,23 @@ class Reply(Generic[ReplyT_co]):
     @property
     def reasoning(self) -> str:
         """The reasoning of the last response, or its summary, as far as the provider returns it."""
-        return find_reasoning(self.turn)
-
-
-@dataclass(slots=True)
-class FormatSupport:
-    """Whether a server is sent the schema of an answer as a parameter, or as system text.
-
-    Attributes:
-        model: The model that answers.
-        prompted_models: The models of the engine that rejected the parameter.
-        may_fall_back: Whether a rejected request is sent again with system text.
-    """
-
-    model: str
-    prompted_models: set[str]
-    may_fall_back: bool = True
-
-    @property
-    def is_prompted(self) -> bool:
-        """Whether the schema is sent as system text."""
-        return self.model in self.prompted_models
-
-    def handle_error(self, error: RequestRefused) -> Healed:
-        """Record that the model does not support the parameter, or raise the error."""
-        if not self.may_fall_back or self.is_prompted or not is_format_rejected(error):
-            raise error
-        self.prompted_models.add(self.model)
-        record_healing("format", "")
-        return Healed("format", status=error.status)
+        found: list[str] = []
+        for block in reversed(self.turn.blocks):
+            if isinstance(block, ReasoningBlock):
+                found += reversed(block.texts or block.summary)
+            elif not isinstance(block, AssistantBlock | ToolCallBlock | OpaqueBlock):
+                break
+        return "\n\n".join(reversed(found))
 
 
 async def run_until_valid(
     open_events: Callable[[Turn, bool], AsyncGenerator[Event, None]],
     turn: Turn,
     schema: OutputSchema[Any],
-    support: FormatSupport,
     *,
+    model: str,
+    prompted_models: set[str],
+    heal: bool,
     retries: int,
     filters: ContentFilters,
 ) -> AsyncGenerator[Event, None]:
@@ -165,7 +151,9 @@ async def run_until_valid(
         open_events: Starts a run of a Turn, with the schema as a parameter or as system text.
         turn: The Turn to send.
         schema: The schema of the answer.
-        support: Whether the server accepts the parameter.
+        model: The model that answers.
+        prompted_models: The models that rejected the schema as a parameter, so that they are sent it as system text.
+        heal: Whether a rejected request is sent again with system text.
         retries: The maximum number of further runs after an answer that does not match.
         filters: The content filters of the stack; the value is parsed from the filtered answer.
 
@@ -178,7 +166,7 @@ async def run_until_valid(
         while rejected:
             rejected, has_answer = False, False
             try:
-                async with aclosing(open_events(sent, support.is_prompted)) as events:
+                async with aclosing(open_events(sent, model in prompted_models)) as events:
                     async for event in events:
                         has_answer = has_answer or isinstance(event, AnswerFinished)
                         if isinstance(event, TurnFinished):
@@ -186,10 +174,13 @@ async def run_until_valid(
                         else:
                             yield event
             except RequestRefused as error:
-                if has_answer:  # a run with tools, which would run again
+                is_new = heal and model not in prompted_models and is_format_rejected(error)
+                if has_answer or not is_new:  # a run with tools would run again
                     raise
-                rejected, healed = True, support.handle_error(error)
-                yield healed
+                rejected = True
+                prompted_models.add(model)
+                record_healing("format", "")
+                yield Healed("format", status=error.status)
         if find_running(turn) or any(
             problem.kind == "unanswered" for problem in find_problems(turn)
         ):
@@ -263,26 +254,3 @@ def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
     blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
     last = (find_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
     return last[0].refusal if last else ""
-
-
-def find_reasoning(turn: Turn) -> str:
-    """Return the reasoning before the answer at the end of a Turn, or its summary; empty if there is none."""
-    found: list[str] = []
-    for block in reversed(turn.blocks):
-        if isinstance(block, ReasoningBlock):
-            found += reversed(block.texts or block.summary)
-        elif not isinstance(block, AssistantBlock | ToolCallBlock | OpaqueBlock):
-            break
-    return "\n\n".join(reversed(found))
-
-
-def last_response_id(turn: Turn) -> str:
-    """Return the provider's id of the response at the end of a Turn, also of one that is still generated."""
-    if running := find_running(turn):
-        return running.response_id
-    for block in reversed(turn.blocks):
-        if isinstance(block, UserBlock):
-            break
-        if block.response_id:
-            return block.response_id
-    return ""

@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import httpx2
+
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
 from kedge.engines.response import MAX_ERROR_BYTES, RawResponse, resolve_limit
 from kedge.errors import EngineError
@@ -18,7 +20,6 @@ from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
-    from httpx2 import Response
     from openai import APIStatusError, AsyncOpenAI
     from websockets.asyncio.client import ClientConnection
 
@@ -55,8 +56,6 @@ class SdkClient:
         sdk: Sdk,
         max_response_bytes: int | None = None,
     ) -> None:
-        import httpx2
-
         self.client: Any = client
         self.max_response_bytes = resolve_limit(max_response_bytes)
         _limit_errors(self.client)
@@ -85,8 +84,6 @@ class SdkClient:
         Raises:
             EngineError: The server cannot be reached, or answered with an error.
         """
-        import httpx2
-
         errors = self.errors
         login = parse_base_url(errors.base_url).authorization
         options: Any = {
@@ -185,34 +182,31 @@ def _limit_errors(client: Any) -> None:
         http_client.event_hooks = {**hooks, "response": [*hooks["response"], _limit_error]}
 
 
-async def _limit_error(response: "Response") -> None:
+async def _limit_error(response: httpx2.Response) -> None:
     if response.is_error:
-        import httpx2
-
         received = httpx2.Response(
             response.status_code, headers=response.headers, stream=response.stream
         )
         response.headers.pop("content-encoding", None)
-        response.stream = _make_error_body(received)
+        response.stream = _ErrorBody(received)
 
 
-def _make_error_body(received: "Response") -> Any:
-    """Return the start of a body, decompressed."""
-    import httpx2
+class _ErrorBody(httpx2.AsyncByteStream):
+    """The start of a body, decompressed."""
 
-    class ErrorBody(httpx2.AsyncByteStream):
-        async def __aiter__(self) -> AsyncGenerator[bytes]:
-            left = MAX_ERROR_BYTES
-            async for chunk in received.aiter_bytes():
-                yield chunk[:left]
-                left -= len(chunk)
-                if left <= 0:
-                    break
+    def __init__(self, received: httpx2.Response) -> None:
+        self._received = received
 
-        async def aclose(self) -> None:
-            await received.aclose()
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        left = MAX_ERROR_BYTES
+        async for chunk in self._received.aiter_bytes():
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                break
 
-    return ErrorBody()
+    async def aclose(self) -> None:
+        await self._received.aclose()
 
 
 def _get_aiohttp_errors() -> tuple[type[Exception], ...]:

@@ -6,8 +6,8 @@ answer also has the partial values received so far.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Generic, Protocol, Self
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Generic, Self
 
 from msgspec.structs import replace
 from typing_extensions import TypeVar
@@ -42,14 +42,6 @@ OutputT = TypeVar("OutputT", default=None)
 ReplyT = TypeVar("ReplyT", bound=Reply[Any])
 
 
-class _EventSource(Protocol):
-    """An async generator of events, or another stream."""
-
-    def __anext__(self) -> Awaitable[Any]: ...
-
-    def aclose(self) -> Awaitable[object]: ...
-
-
 class RunStream(AsyncResource, ABC, Generic[R]):
     """An iterator over the events of a run that has a result once it is exhausted.
 
@@ -58,7 +50,7 @@ class RunStream(AsyncResource, ABC, Generic[R]):
     """
 
     def __init__(
-        self, open_source: Callable[[], _EventSource], schema: OutputSchema[Any] | None = None
+        self, open_source: "Callable[[], _EventSource]", schema: OutputSchema[Any] | None = None
     ) -> None:
         # Opened by the first step, so that an error at the start of a run is raised by the iteration.
         self._open_source = open_source
@@ -142,7 +134,7 @@ class RunStream(AsyncResource, ABC, Generic[R]):
     def _handle_error(self, error: Exception) -> None:
         """Add information to an error before it is raised."""
 
-    def _open(self) -> _EventSource:
+    def _open(self) -> "_EventSource":
         if self._closed:
             raise StopAsyncIteration
         self._source = self._open_source()
@@ -177,6 +169,9 @@ class RunStream(AsyncResource, ABC, Generic[R]):
         self._closed = True
         if self._source is not None:
             await self._source.aclose()
+
+
+_EventSource = AsyncGenerator[Any, None] | RunStream[Any]
 
 
 class Stream(RunStream[Turn], Generic[OutputT]):

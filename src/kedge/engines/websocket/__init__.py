@@ -9,10 +9,13 @@ everything.
 import json
 from asyncio import timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.http11 import Response as HandshakeResponse
 
 from kedge.engines.http_client import wait_to_retry
 from kedge.engines.response import RawResponse
@@ -32,9 +35,6 @@ from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
 
 if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
-    from websockets.http11 import Response as HandshakeResponse
-
     from kedge.engines.request_options import WireTap
     from kedge.engines.transport import AnyClient
 
@@ -51,25 +51,19 @@ MIN_OPEN_SECONDS = 10.0
 class HandshakeRefused(Exception):
     """An error of a server that answered the handshake of a WebSocket with another status than 101."""
 
-    def __init__(self, response: "HandshakeResponse") -> None:
+    def __init__(self, response: HandshakeResponse) -> None:
         super().__init__(f"HTTP {response.status_code}")
         self.response = response
 
 
-@cache
-def _get_connection_class() -> Any:
-    """Return a connection class whose handshake does not follow redirects, which would send the key elsewhere."""
-    from websockets.asyncio.client import ClientConnection
-    from websockets.exceptions import InvalidStatus
+class _Connection(ClientConnection):
+    """A connection whose handshake does not follow redirects, which would send the key elsewhere."""
 
-    class Connection(ClientConnection):
-        async def handshake(self, *values: Any, **options: Any) -> None:
-            try:
-                await super().handshake(*values, **options)
-            except InvalidStatus as error:  # the error by which the library recognizes a redirect
-                raise HandshakeRefused(error.response) from None
-
-    return Connection
+    async def handshake(self, *values: Any, **options: Any) -> None:
+        try:
+            await super().handshake(*values, **options)
+        except InvalidStatus as error:  # the error by which the library recognizes a redirect
+            raise HandshakeRefused(error.response) from None
 
 
 class SocketTransport(Transport):
@@ -180,8 +174,6 @@ class SocketTransport(Transport):
     async def _send_on_lane(
         self, connection: SocketConnection, lane: Lane, content: bytes
     ) -> SocketMessage:
-        from websockets.exceptions import WebSocketException
-
         try:
             async with timeout(self.client.timeouts.read):
                 await connection.send(lane, content)
@@ -205,16 +197,14 @@ class SocketTransport(Transport):
         text = json.dumps({"error": message.error})
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
-    async def _open_socket(self) -> "ClientConnection":
-        from websockets.exceptions import WebSocketException
-
+    async def _open_socket(self) -> ClientConnection:
         client = self.client
         seconds = client.timeouts.connect
         try:
             socket = await client.open_socket(
                 "/responses",
                 open_timeout=None if seconds is None else max(seconds, MIN_OPEN_SECONDS),
-                create_connection=_get_connection_class(),
+                create_connection=_Connection,
             )
         except HandshakeRefused as error:
             raise self._error_from_handshake(error.response) from None
@@ -224,7 +214,7 @@ class SocketTransport(Transport):
         self.identity = read_identity(socket.response.headers) if socket.response else ""
         return socket
 
-    def _error_from_handshake(self, response: "HandshakeResponse") -> EngineError:
+    def _error_from_handshake(self, response: HandshakeResponse) -> EngineError:
         status = response.status_code
         text = bytes(response.body or b"").decode("utf-8", "replace")
         error = self.build_error(status, text, response.headers)

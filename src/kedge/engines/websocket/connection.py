@@ -12,14 +12,15 @@ not stored is used for another conversation only if there is no other lane.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import WebSocketException
 
 from kedge.observe import get_logger
 from kedge.text.json_text import decode
-
-if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class SocketConnection:
 
     def __init__(
         self,
-        socket: "ClientConnection",
+        socket: ClientConnection,
         max_lanes: int,
         created_at: float,
         on_change: Callable[["SocketConnection"], None],
@@ -211,12 +212,10 @@ class SocketConnection:
             await asyncio.sleep(0)
             return
         # The reader continues meanwhile: unread messages would precede the server's close frame.
-        await _close_quietly(self._socket.close())
+        await self._close_socket()
         await asyncio.wait([self._reader])
 
     async def _read(self) -> None:
-        from websockets.exceptions import WebSocketException
-
         try:
             while True:
                 data = await self._socket.recv(decode=False)
@@ -230,7 +229,11 @@ class SocketConnection:
         except (WebSocketException, OSError) as error:
             log.debug("a connection ended: %s", type(error).__name__)
             self._fail(f"the connection broke ({type(error).__name__}){self._unreadable}")
-            await _close_quietly(self._socket.close())
+            await self._close_socket()
+
+    async def _close_socket(self) -> None:
+        with suppress(WebSocketException, OSError):
+            await self._socket.close()
 
     def _dispatch_unreadable(self, data: bytes) -> None:
         """Pass a message that is not JSON to every running response: it may belong to any of them.
@@ -278,16 +281,7 @@ class SocketConnection:
         self._on_change(self)
 
 
-async def _close_quietly(close: Awaitable[object]) -> None:
-    from websockets.exceptions import WebSocketException
-
-    try:
-        await close
-    except (WebSocketException, OSError):
-        return
-
-
-OpenSocket = Callable[[], "Awaitable[ClientConnection]"]
+OpenSocket = Callable[[], Awaitable[ClientConnection]]
 
 MAX_CONNECTION_AGE = 55 * 60.0
 """Seconds after which a connection is replaced, because servers close connections after an hour."""
