@@ -1,30 +1,16 @@
-# make test   everything, on a fresh machine with Python 3.11+ and make (COVERAGE=1 to measure it; takes longer;
-#             CHECKS= TESTS=tests/store for a part)
-# make test-fast  the tests without the browser, PostgreSQL and long campaigns
-# make chat   chat with the built-in model: no key, no network (interactive or piped; ARGS="-c NAME" for options)
-# make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
-# make check  the fast part: format, lint, types, layers
-# make install-size  what each dependency adds to an installation
-# make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
-# make bench-peers  the same scripts with other libraries, each in its own environment (ONLY="kedge openai")
-# make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
-# make test-recordings  replay recorded traffic of hosted APIs (RECORDINGS=FOLDER)
-# make fuzz   test the invariants with random edited requests through every door (N=600 requests, SEED=0)
-# make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
-# make docs   build the documentation site into site/, with warnings as errors
-# make fmt    apply ruff's formatting and automatic fixes
-# make schema  update the request types of the server from the openai and anthropic packages
-# make lock   update constraints.txt
+# CONTRIBUTING.md describes the targets and their variables.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CLIENTS := .venv-clients
-CHAT := .venv-chat
-LITELLM := .venv-litellm
-WEBUI := .venv-webui
-PEERS := .venv-peers
-NODE_CLIENTS := .node-clients
+# The environments that not every developer needs.
+ENVIRONMENTS := .environments
+CHAT := $(ENVIRONMENTS)/chat
+CLIENTS := $(ENVIRONMENTS)/clients
+LITELLM := $(ENVIRONMENTS)/litellm
+WEBUI := $(ENVIRONMENTS)/webui
+PEERS := $(ENVIRONMENTS)/peers
+NODE_CLIENTS := $(ENVIRONMENTS)/node
 # Twice the cores of the machines that run the tests: many tests wait for processes.
 WORKERS ?= 4
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -197,4 +183,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) $(CHAT) $(CLIENTS) $(LITELLM) $(WEBUI) $(NODE_CLIENTS) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site build
+	rm -rf $(VENV) $(ENVIRONMENTS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site build

@@ -34,9 +34,10 @@ from kedge.testing import serve
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
-NODE = ROOT / ".node-clients" / "node_modules"
-VENV = ROOT / ".venv-clients"
-OWN_VENVS = {"litellm": ROOT / ".venv-litellm", "open-webui": ROOT / ".venv-webui"}
+ENVIRONMENTS = ROOT / ".environments"
+NODE = ENVIRONMENTS / "node" / "node_modules"
+VENV = ENVIRONMENTS / "clients"
+OWN_VENVS = {"litellm": ENVIRONMENTS / "litellm", "open-webui": ENVIRONMENTS / "webui"}
 """Environments of clients that need older packages than the others."""
 ADDRESS = "http://127.0.0.1:8484"
 TIMEOUT = 300

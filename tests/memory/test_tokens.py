@@ -81,8 +81,11 @@ def test_separately_counted_cached_tokens_are_added() -> None:
 
 def test_known_servers_count_cached_tokens_as_input() -> None:
     """More cached tokens than before do not hide that a part of the context is missing."""
+    known = SENT._replace(adds_cached=False)
     usage = Usage(input_tokens=450, cached_tokens=200)
-    assert judge_usage(usage, BASE, SENT._replace(adds_cached=False)) == "partial"
+    assert judge_usage(usage, BASE, known) == "partial"
+    # More cached than other tokens show that this server counts them apart all the same.
+    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, known) == ""
 
 
 def test_cached_instructions_do_not_prove_the_context() -> None:
