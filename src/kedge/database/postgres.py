@@ -218,23 +218,26 @@ class PostgresDatabase(Database):
 
     def run_read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state, in the calling thread."""
-        return self._retry(work, self.wait_seconds, self.statement_seconds, read_only=True)
+
+        def read(tx: PostgresTransaction) -> T:
+            tx.begin(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            return work(tx)
+
+        return self._retry(read, self.wait_seconds, self.statement_seconds)
 
     def run_write(self, work: Callable[[PostgresTransaction], T]) -> T:
         """Run a transaction in the calling thread; it may be run again after a conflict."""
-        return self._retry(work, self.wait_seconds, self.statement_seconds, read_only=False)
+        return self._retry(work, self.wait_seconds, self.statement_seconds)
 
     def check(self) -> None:
         """Raise a `StoreError` unless the server answers within `CHECK_SECONDS`, in the calling thread."""
-        self._retry(_ping, CHECK_SECONDS - MARGIN_SECONDS, 0.0, read_only=False)
+        self._retry(lambda tx: tx.run_alone(b"SELECT 1", None), CHECK_SECONDS - MARGIN_SECONDS, 0.0)
 
     def _retry(
         self,
         work: Callable[[PostgresTransaction], T],
         wait_seconds: float,
         statement_seconds: float,
-        *,
-        read_only: bool,
     ) -> T:
         """Run a transaction again after a conflict or a lost connection, each up to its own number of times."""
         wait_until = time.monotonic() + wait_seconds
@@ -244,9 +247,9 @@ class PostgresDatabase(Database):
                 connection = self._pool.acquire(wait_until)
                 connection.limit(wait_until, statement_seconds)
                 try:
-                    return self._run_transaction(
-                        work, connection, read_only=read_only, is_retry=failures["conflict"] > 0
-                    )
+                    # The context managers of the driver would commit and reset in several steps.
+                    tx = PostgresTransaction(connection, is_retry=failures["conflict"] > 0)
+                    return self._run_transaction(work, connection, tx)
                 except self._driver.Error as error:
                     cause = self._find_cause(error)
                     failures[cause] += 1
@@ -259,15 +262,9 @@ class PostgresDatabase(Database):
         self,
         work: Callable[[PostgresTransaction], T],
         connection: "PostgresConnection",
-        *,
-        read_only: bool,
-        is_retry: bool,
+        tx: PostgresTransaction,
     ) -> T:
-        # The context managers of the driver would commit and reset in several steps.
-        tx = PostgresTransaction(connection, is_retry=is_retry)
         try:
-            if read_only:
-                tx.begin(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             result = work(tx)
         except BaseException as error:
             if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
@@ -346,10 +343,6 @@ class PostgresDatabase(Database):
 
 class _CommitUnknown(Exception):
     """The connection broke while a transaction was being committed."""
-
-
-def _ping(tx: PostgresTransaction) -> None:
-    tx.run_alone(b"SELECT 1", None)
 
 
 def _get_state(error: BaseException) -> str:

@@ -96,7 +96,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     candidates = _delete_links(tx, tree, used)
     unused = [node.id for node in tree if node.id not in used]
     moved = [node.id for node in tree if node.id in used and node.conversation == row.number]
-    response_sums.subtract(tx, [*unused, *moved])
+    response_sums.apply_to_nodes(tx, [*unused, *moved], -1)
     for table in ("responses", *TABLES):
         _delete_rows(tx, table, "node", unused)
     _delete_claims(tx, [number for number, _ in others], set(unused))
@@ -106,7 +106,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
         _assign_nodes(
             tx, [node for node in tree if node.id in used], used, row.number, others[0][0]
         )
-        response_sums.add(tx, moved)
+        response_sums.apply_to_nodes(tx, moved, 1)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
@@ -194,7 +194,8 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
     candidates -= remaining
     groups: set[int] = set()
     for chunk in split_chunks(sorted(candidates)):
-        _lock_blocks(tx, chunk)
+        # Wait for transactions that are about to link these blocks, whose links are visible then.
+        search.lock_blocks(tx, chunk, tx.dialect.for_update)
         shared = _find_shared_blocks(tx, chunk)
         unreferenced = [block for block in chunk if block not in shared]
         groups |= search.delete_texts(tx, unreferenced)
@@ -214,12 +215,6 @@ def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
 def _find_linked_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
     query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(blocks)})"
     return {block for (block,) in tx.rows(query, blocks)}
-
-
-def _lock_blocks(tx: Tx, blocks: Sequence[int]) -> None:
-    """Wait for transactions that are about to link these blocks, whose links are visible then."""
-    if lock := tx.dialect.for_update:
-        tx.rows(f"SELECT id FROM blocks WHERE id IN ({marks(blocks)}) ORDER BY id {lock}", blocks)
 
 
 def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
@@ -257,7 +252,7 @@ def _find_unlinked_blocks(tx: Tx) -> list[int]:
 
 
 def _delete_unlinked(tx: Tx, blocks: Sequence[int]) -> int:
-    _lock_blocks(tx, blocks)
+    search.lock_blocks(tx, blocks, tx.dialect.for_update)
     linked = _find_linked_blocks(tx, blocks)
     unlinked = [block for block in blocks if block not in linked]
     _delete_rows(tx, "blocks", "id", unlinked)

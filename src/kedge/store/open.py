@@ -4,8 +4,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -147,27 +146,23 @@ def _open_when_used(database: "SQLiteDatabase | PostgresDatabase") -> Database:
     """Return the database, whose first transaction creates or upgrades its schema."""
 
     def upgrade() -> None:
-        if database.run_read(partial(needs_upgrade, name=database.name)):
-            with _explain_read_only(database.run_read(read_schema_version)):
+        version = database.run_read(read_schema_version)
+        try:
+            if SCHEMA.list_steps(version, database.name):  # else opening it writes nothing
                 database.run_write(partial(migrate, name=database.name))
+        except WrongSchema as error:
+            raise CannotOpenStore(str(error)) from None
+        except StoreReadOnly as error:
+            if not version:  # the database is empty
+                raise
+            path = str(error).rpartition(": ")[0]
+            raise StoreReadOnly(
+                f"{path}: an older version of Kedge wrote this store, so it must be upgraded before it can be read, "
+                "but it may not be written; copy it to another folder"
+            ) from error
 
     database.first_use = FirstUse(upgrade)
     return database
-
-
-@contextmanager
-def _explain_read_only(version: int) -> Generator[None]:
-    """Report why a store that may only be read cannot be opened: its schema is older."""
-    try:
-        yield
-    except StoreReadOnly as error:
-        if not version:  # the database is empty
-            raise
-        path = str(error).rpartition(": ")[0]
-        raise StoreReadOnly(
-            f"{path}: an older version of Kedge wrote this store, so it must be upgraded before it can be read, "
-            "but it may not be written; copy it to another folder"
-        ) from error
 
 
 def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
@@ -236,18 +231,6 @@ def read_schema_version(tx: Tx) -> int:
             "this database has tables that are not of a Kedge store; use another database"
         )
     return version
-
-
-def needs_upgrade(tx: Tx, name: str) -> bool:
-    """Return whether the schema is not the current one; otherwise opening a database does not write to it.
-
-    Raises:
-        CannotOpenStore: The schema cannot be upgraded.
-    """
-    try:
-        return bool(SCHEMA.list_steps(read_schema_version(tx), name))
-    except WrongSchema as error:
-        raise CannotOpenStore(str(error)) from None
 
 
 def migrate(tx: Tx, name: str) -> int:

@@ -224,12 +224,9 @@ def sum_proxied(tx: Tx) -> ProxyTotals:
 
 
 def _to_request(names: Sequence[str], row: Sequence[object]) -> ProxiedRequest:
-    values = dict(zip(names, row, strict=True))
+    values: dict[str, Any] = dict(zip(names, row, strict=True))
     values["is_lost"] = bool(values["is_lost"])
-    for name in ("request", "response"):
-        body = values.get(name)
-        values[name] = body if isinstance(body, bytes) else None
-    return ProxiedRequest(**values)  # pyright: ignore[reportArgumentType]
+    return ProxiedRequest(**values)
 
 
 MAX_WAITING = 1_000

@@ -165,17 +165,8 @@ async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
     return await database.read(work)
 
 
-def subtract(tx: Tx, nodes: Sequence[int]) -> None:
-    """Subtract the responses of some nodes, before they are deleted or changed."""
-    _apply_to_nodes(tx, nodes, -1)
-
-
-def add(tx: Tx, nodes: Sequence[int]) -> None:
-    """Add the responses of some nodes again, after they were changed."""
-    _apply_to_nodes(tx, nodes, 1)
-
-
-def _apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
+def apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
+    """Subtract (-1) the responses of some nodes before they are deleted or changed, or add (1) them after a change."""
     position = lock_position(tx) if nodes else 0
     included = sorted(node for node in nodes if node <= position)
     for chunk in split_chunks(included):

@@ -157,13 +157,13 @@ def mark_lost(tx: Tx, record: AnchorRecord, reason: str) -> bool:
         (pack_digest(record.digest), record.response_id, record.scope, tx.namespace),
     )
     nodes = [node for (node,) in found]
-    response_sums.subtract(tx, nodes)
+    response_sums.apply_to_nodes(tx, nodes, -1)
     tx.run_many(
         "UPDATE responses SET status = 'lost', lost_reason = ? WHERE node = ?",
         [(reason, node) for node in nodes],
     )
     write_response_checksums(tx, nodes)
-    response_sums.add(tx, nodes)
+    response_sums.apply_to_nodes(tx, nodes, 1)
     return bool(nodes)
 
 
@@ -173,7 +173,7 @@ def delete_running(tx: Tx, node: int) -> bool:
     running = "FROM responses WHERE node = ? AND status = 'running'"
     if not tx.rows(f"SELECT node {running}", (node,)):
         return False
-    response_sums.subtract(tx, [node])
+    response_sums.apply_to_nodes(tx, [node], -1)
     tx.run(f"DELETE {running}", (node,))
     return True
 

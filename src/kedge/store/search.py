@@ -105,7 +105,8 @@ def index_batch(tx: Tx, after: int) -> int | None:
     newest = _newest_node(tx)
     upto = min(after + BATCH_SIZE, newest)
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED}", (after, upto))
-    locked = _lock_blocks(tx, [block for block, _ in rows])
+    # A deletion, which must find the text of a block in the index, waits.
+    locked = lock_blocks(tx, [block for block, _ in rows], tx.dialect.for_key_share)
     insert_texts(
         tx,
         {b: " ".join(index_terms(_fold_body(body))) for b, body in rows if b in locked},
@@ -115,9 +116,8 @@ def index_batch(tx: Tx, after: int) -> int | None:
     return upto if upto < newest else None
 
 
-def _lock_blocks(tx: Tx, blocks: list[int]) -> set[int]:
-    """Return the blocks that still exist, and block their deletion: it must find their text in the index."""
-    lock = tx.dialect.for_key_share
+def lock_blocks(tx: Tx, blocks: Sequence[int], lock: str) -> set[int]:
+    """Return the blocks that still exist, locked in one of the ways of the dialect."""
     if not lock:
         return set(blocks)
     return {
