@@ -7,7 +7,7 @@ timeout, a limit) create another with ``dataclasses.replace``.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -111,14 +111,11 @@ class Tool(Generic[P, R]):
 
     def definition(self) -> dict[str, Any]:
         """Return the tool in the form of the Responses API."""
-        described = {"description": self.description} if self.description else {}
+        described: dict[str, Any] = {"description": self.description} if self.description else {}
         if self.custom:
-            return {
-                "type": "custom",
-                "name": self.name,
-                **described,
-                **_grammar_format(self.grammar),
-            }
+            if self.grammar is not None:
+                described["format"] = {"type": "grammar", **asdict(self.grammar)}
+            return {"type": "custom", "name": self.name, **described}
         return {
             "type": "function",
             "name": self.name,
@@ -156,13 +153,6 @@ FIELD_CHECKS: tuple[FieldCheck, ...] = (
     ("retry_wait", lambda v: _is_duration(v) and v >= 0, "0 or more seconds"),
     ("concurrency", lambda v: v is None or (_is_count(v) and v > 0), "at least 1"),
 )
-
-
-def _grammar_format(grammar: Grammar | None) -> dict[str, Any]:
-    if grammar is None:
-        return {}
-    described = {"syntax": grammar.syntax, "definition": grammar.definition}
-    return {"format": {"type": "grammar", **described}}
 
 
 @overload
