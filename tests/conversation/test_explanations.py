@@ -8,7 +8,7 @@ from conversation.conftest import Connect
 from kedge import Chat, Conversation, connect, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
-from kedge.compaction.provider import CompactionMethod
+from kedge.compaction.compactors import CompactionMethod
 from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack, RequestSent
 from kedge.observe import reset, snapshot

@@ -18,12 +18,13 @@ from kedge.compaction.base import (
 from kedge.compaction.compactors import (
     CompositeCompactor,
     MessageLimitCompactor,
+    ProviderCounter,
+    ServerCompactor,
     SplitCompactor,
     TokenLimitCompactor,
     compact_turn,
     run_compactor,
 )
-from kedge.compaction.provider import ProviderCounter, ServerCompactor
 from kedge.compaction.summarize import SummarizingCompactor, is_summary
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
 

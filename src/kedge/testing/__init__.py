@@ -11,21 +11,18 @@ With pytest the fixture ``kedge_server`` is available without an import. Nothing
 ``forbid_network()`` rejects connections to other machines.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kedge.testing.network import NetworkForbidden, forbid_network
+from kedge.text.lazy_names import make_getattr
 
 if TYPE_CHECKING:
     from kedge.testing.server import TestServer, serve
 
 __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        """Import the server on first use: pytest imports this package in every run."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from kedge.testing import server
-
-        return getattr(server, name)
+if (
+    not TYPE_CHECKING
+):  # pytest imports this package in every run, so the server is loaded on first use
+    _HOMES = dict.fromkeys(("TestServer", "serve"), "kedge.testing.server")
+    __getattr__ = make_getattr(__name__, _HOMES)
