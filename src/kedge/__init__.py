@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 HOMES: dict[str, str] = {
     # Engines
     "Chat": "kedge.chat",
+    "ChatReply": "kedge.chat",
     "Conversation": "kedge.conversation",
     "chain": "kedge.incremental",
     "chain_report": "kedge.incremental",
     "connect": "kedge.providers",
     "mcp_tools": "kedge.mcp",
     "open_store": "kedge.store",
+    "Reply": "kedge.engines",
     "TextDelta": "kedge.events",
     "run_sync": "kedge.event_loops",
     "tool": "kedge.tools",
@@ -32,8 +34,6 @@ HOMES: dict[str, str] = {
     "diff": "kedge.turns",
     "file": "kedge.turns.attachments",
     "image": "kedge.turns.attachments",
-    "opaque": "kedge.turns",
-    "reasoning": "kedge.turns",
     "system": "kedge.turns",
     "tool_call": "kedge.turns",
     "tool_result": "kedge.turns",
@@ -66,7 +66,9 @@ if TYPE_CHECKING:
     __version__: str
 
     from kedge.chat import Chat as Chat
+    from kedge.chat import ChatReply as ChatReply
     from kedge.conversation import Conversation as Conversation
+    from kedge.engines import Reply as Reply
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
     from kedge.errors import Blocked as Blocked
     from kedge.errors import CannotConnect as CannotConnect
@@ -98,8 +100,6 @@ if TYPE_CHECKING:
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
     from kedge.turns import diff as diff
-    from kedge.turns import opaque as opaque
-    from kedge.turns import reasoning as reasoning
     from kedge.turns import system as system
     from kedge.turns import tool_call as tool_call
     from kedge.turns import tool_result as tool_result

@@ -85,7 +85,7 @@ async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> Non
             runner=runner,
             concurrency=4,
             lease=10.0,  # longer than a busy machine may delay a worker
-            watch=kill_one,
+            on_progress=kill_one,
         )
         counts = count_questions(server)
     assert killed

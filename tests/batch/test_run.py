@@ -272,13 +272,13 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
     maximum = 0
     events: list[Progress] = []
 
-    def watch(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         nonlocal maximum
         events.append(progress)
         maximum = max(maximum, server.running)
 
     lines = [BatchLine(str(i), ("Slowly count to 3",)) for i in range(30)]
-    await run_batch(lines, **batch, concurrency=4, watch=watch)
+    await run_batch(lines, **batch, concurrency=4, on_progress=on_progress)
     assert maximum <= 4
     assert [each.done for each in events] == list(range(31))
     assert events[-1].completed == 30
@@ -420,9 +420,9 @@ import sys
 from kedge import run_sync
 from kedge.batch import run_batch
 prompts, out, store, model = sys.argv[1:]
-def watch(progress):
+def on_progress(progress):
     print(progress.done, flush=True)
-run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5, watch=watch))
+run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5, on_progress=on_progress))
 """
 
 

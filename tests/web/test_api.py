@@ -277,11 +277,11 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield page
 
 
-@pytest.mark.parametrize("order", ["newest", "oldest", "turns", "tokens", "cost", "title"])
+@pytest.mark.parametrize("order", ["newest", "oldest", "responses", "tokens", "cost", "title"])
 def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
     """Conversations can be sorted in every supported order."""
     rows = listed.get("/api/conversations", order=order)["data"]
-    first = {"newest": "Trains", "oldest": "Boats", "turns": "Trains", "tokens": "Trains"}
+    first = {"newest": "Trains", "oldest": "Boats", "responses": "Trains", "tokens": "Trains"}
     assert rows[0]["title"] == first.get(order, rows[0]["title"])
     assert len(rows) == 2
 

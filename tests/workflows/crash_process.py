@@ -50,12 +50,12 @@ def kill_at_event(
     """Return a watcher that kills the process at the event of this number; 0 for never."""
     events: list[WorkflowEvent] = []
 
-    def watch(event: WorkflowEvent) -> None:
+    def on_event(event: WorkflowEvent) -> None:
         events.append(event)
         if len(events) == number:
             kill()
 
-    return watch
+    return on_event
 
 
 def judge(answer: str) -> Verdict:
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     at = int(number)
     options: dict[str, Any] = {}
     if how == "event":
-        options["watch"] = kill_at_event(at)
+        options["on_event"] = kill_at_event(at)
     else:
         left = [at]
         options["middleware"] = [lambda engine: KillOnAnswer(engine, left)]

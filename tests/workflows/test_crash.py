@@ -48,7 +48,7 @@ async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_p
     for at in range(1, 40):
         try:
             result = await crash_process.run_workflow(
-                kind, url, [server.base_url], watch=crash_process.kill_at_event(at, crash)
+                kind, url, [server.base_url], on_event=crash_process.kill_at_event(at, crash)
             )
             break
         except (Crash, BaseExceptionGroup):

@@ -151,7 +151,7 @@ async def test_judge_receives_all_arguments(store: Store, scripted: Any, connect
         return Ruling(over=len(received) == 2, winner="tea", reason="enough")
 
     sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
-    await debate("?", sides, judge=judge, store=store, watch=events.append)
+    await debate("?", sides, judge=judge, store=store, on_event=events.append)
     assert [len(arguments) for arguments in received] == [2, 4]
     assert [type(each).__name__ for each in events].count("RoundRuled") == 2
 

@@ -231,7 +231,7 @@ async def test_watch_receives_every_event(store: Store, scripted: Any, connected
         store=store,
         engine=connected(scripted(*WARMER)),
         rounds=2,
-        watch=events.append,
+        on_event=events.append,
     )
     one = [QuestionAsked, QuestionAnswered, AnswerJudged]
     assert [type(each) for each in events] == [WorkflowStarted, *one, *one, WorkflowFinished]

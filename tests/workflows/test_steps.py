@@ -92,7 +92,7 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
     events: list[Any] = []
     step = Step("voyage", "Plan a voyage.", Voyage)
     with pytest.raises(WorkflowFailed):
-        await steps([step], store=store, engine=connected(server), watch=events.append)
+        await steps([step], store=store, engine=connected(server), on_event=events.append)
     assert [type(event) for event in events[1:]] == [
         QuestionAsked,
         QuestionAnswered,

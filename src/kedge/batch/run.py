@@ -122,7 +122,7 @@ async def run_batch(
     attempts: int = 4,
     lease: float = DEFAULT_LEASE,
     params: dict[str, Any] | None = None,
-    watch: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Summary:
     """Run the conversations of a file and write a result for each to another file.
 
@@ -141,7 +141,7 @@ async def run_batch(
         attempts: Attempts per request, for errors that may be temporary.
         lease: Seconds after which another process may continue the turns of one that died.
         params: Parameters of every request; those of a line override them.
-        watch: Called with the progress after each line.
+        on_progress: Called with the progress after each line.
 
     Returns:
         The totals of the batch.
@@ -171,7 +171,9 @@ async def run_batch(
         known = results.load()
         todo = [line for line in lines if not _is_done(known.get(line.id), work.fingerprint(line))]
         skipped = len(lines) - len(todo)
-        done = await _run_lines(runner or AsyncioRunner(), todo, work, results, len(lines), watch)
+        done = await _run_lines(
+            runner or AsyncioRunner(), todo, work, results, len(lines), on_progress
+        )
     return summarize_results(
         done, total=len(lines), skipped=skipped, seconds=round(time.perf_counter() - began, 3)
     )
@@ -183,12 +185,12 @@ async def _run_lines(
     work: BatchJob,
     results: ResultsFile,
     total: int,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> list[LineResult]:
     done: list[LineResult] = []
     skipped, failed = total - len(todo), 0
-    if watch:
-        watch(Progress(total, skipped))
+    if on_progress:
+        on_progress(Progress(total, skipped))
     if not todo:
         return done
     async with aclosing(runner.run(todo, work)) as finished:
@@ -196,8 +198,8 @@ async def _run_lines(
             results.append(result)
             done.append(result)
             failed += result.status == "failed"
-            if watch:
-                watch(Progress(total, skipped, len(done) - failed, failed, result))
+            if on_progress:
+                on_progress(Progress(total, skipped, len(done) - failed, failed, result))
     return done
 
 

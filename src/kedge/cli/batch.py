@@ -67,24 +67,24 @@ def command(
     if mcp_servers and runner != "asyncio":
         raise click.UsageError("--mcp is for --runner asyncio: workers do not start MCP servers")
 
-    async def work(watch: ProgressCallback) -> Summary:
+    async def work(on_progress: ProgressCallback) -> Summary:
         async with AsyncExitStack() as stack:
             boxes = await open_mcp_servers(mcp_servers, stack)
             lines = _create_runner(runner, workers, boxes)
             return await run_batch(
-                prompts, out, store_url=url, runner=lines, watch=watch, **options
+                prompts, out, store_url=url, runner=lines, on_progress=on_progress, **options
             )
 
     url = find_store_url(create=True)
     messages: dict[str, str] = {}
     with store_practice_responses(url), _show_progress() as show:
 
-        def watch(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             if progress.last and progress.last.kind:
                 messages.setdefault(progress.last.kind, progress.last.error)
             show(progress)
 
-        summary = anyio.run(work, watch)
+        summary = anyio.run(work, on_progress)
     return Result(
         asdict(summary),
         lambda: _print_summary(summary, messages),
@@ -119,11 +119,11 @@ def _show_progress() -> Generator[ProgressCallback]:
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
 
-        def watch(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             text = f"{progress.failed} failed" if progress.failed else ""
             bar.update(task, total=progress.total, completed=progress.done, description=text)
 
-        yield watch
+        yield on_progress
 
 
 def _print_summary(summary: Summary, messages: Mapping[str, str]) -> None:

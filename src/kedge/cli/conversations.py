@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 STATUSES = ("active", "forked", "failed", "archived", "all")
-ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
+ORDERS = ("newest", "oldest", "responses", "tokens", "cost", "title")
 """The filters and orders of `kedge.store.summaries`, which is imported when the command runs."""
 
 

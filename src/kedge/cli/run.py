@@ -55,14 +55,14 @@ def show_progress() -> Generator[WorkflowCallback]:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with console.status("…") as status:
 
-        def watch(event: WorkflowEvent) -> None:
+        def on_event(event: WorkflowEvent) -> None:
             line, status_text = format_event(event)
             if line:
                 console.print(sanitize_text(line))
             if status_text:
                 status.update(Text(sanitize_text(status_text)))
 
-        yield watch
+        yield on_event
 
 
 def format_event(event: WorkflowEvent) -> tuple[str, str]:
@@ -271,12 +271,12 @@ def _run_workflow(
         spec = {"model": get_config()["model"], **spec}
         remember(_spec_references(spec))
     meta = click.get_current_context().meta
-    with show_progress() as watch:
+    with show_progress() as on_event:
 
         def record_start(event: WorkflowEvent) -> None:
             if isinstance(event, WorkflowStarted):
                 meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
-            watch(event)
+            on_event(event)
 
         async def work() -> WorkflowResult:
             async with (
@@ -287,7 +287,7 @@ def _run_workflow(
                 boxes = await open_mcp_servers(mcp_servers, stack)
                 workflow = resume or name
                 return await run_spec(
-                    kind, known, opened, workflow=workflow, watch=record_start, tools=boxes
+                    kind, known, opened, workflow=workflow, on_event=record_start, tools=boxes
                 )
 
         try:

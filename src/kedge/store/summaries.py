@@ -24,7 +24,7 @@ from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodi
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]
-ListOrder = Literal["newest", "oldest", "turns", "tokens", "cost", "title"]
+ListOrder = Literal["newest", "oldest", "responses", "tokens", "cost", "title"]
 LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
@@ -55,7 +55,10 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
     "newest": ("", "c.updated_at DESC, c.number DESC"),
     "oldest": ("", "c.updated_at, c.number"),
     "title": ("", "CASE WHEN c.title = '' THEN 1 ELSE 0 END, c.title, c.number"),
-    "turns": (_SUMS_JOIN.format("responses", "1"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "responses": (
+        _SUMS_JOIN.format("responses", "1"),
+        "COALESCE(sums.much, 0) DESC, c.number DESC",
+    ),
     "tokens": (_SUMS_JOIN.format("tokens", _TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
     "cost": (
         _SUMS_JOIN.format("cost", "COALESCE(cost, 0.0)"),

@@ -55,7 +55,7 @@ class ImmutableStruct(
     def __init_subclass__(cls) -> None:
         if not cls.__module__.startswith("kedge.turns."):
             raise TypeError(
-                f"{cls.__mro__[1].__name__} cannot have subclasses outside of Kedge; use kedge.opaque "
+                f"{cls.__mro__[1].__name__} cannot have subclasses outside of Kedge; use kedge.turns.opaque "
                 "for items that Kedge does not know"
             )
 

@@ -69,7 +69,7 @@ class ListQuery(QueryParams):
 
     q: Name = Field("", description="Text to search for.")
     show: Literal["active", "forked", "failed", "archived", "all"] = "active"
-    order: Literal["newest", "oldest", "turns", "tokens", "cost", "title"] = "newest"
+    order: Literal["newest", "oldest", "responses", "tokens", "cost", "title"] = "newest"
     tag: Name | None = None
     model: Name | None = Field(None, description="A model that answered in the conversation.")
     limit: Annotated[int, Field(ge=1, le=200)] = 50

@@ -43,11 +43,11 @@ async def start_workflow(service: ConversationService, body: NewWorkflow) -> Tur
     run = TurnRun(new_workflow_id(), 0, body.question)
 
     async def work(run: TurnRun) -> None:
-        def watch(event: object) -> None:
+        def on_event(event: object) -> None:
             run.publish({"type": "progress", "event": type(event).__name__})
 
         try:
-            await _build_workflow(service, body, run.conversation, watch)
+            await _build_workflow(service, body, run.conversation, on_event)
             run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
         except asyncio.CancelledError:
             run.finish("cancelled", {"type": "cancelled", "url": f"/workflows/{run.conversation}"})
@@ -81,11 +81,11 @@ def check_workflow(body: NewWorkflow) -> None:
 
 
 def _build_workflow(
-    service: ConversationService, body: NewWorkflow, workflow: str, watch: Any
+    service: ConversationService, body: NewWorkflow, workflow: str, on_event: Any
 ) -> RunnableWorkflow:
     models = service.models
     engine = models.engine_for(body.model)
-    common: dict[str, Any] = {"store": service.store, "workflow": workflow, "watch": watch}
+    common: dict[str, Any] = {"store": service.store, "workflow": workflow, "on_event": on_event}
     judge = ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
     match body.kind:
         case "refine":

@@ -66,7 +66,7 @@ async def debate(
     store: Store,
     rounds: int = 3,
     workflow: str = "",
-    watch: WorkflowCallback = ignore_event,
+    on_event: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> DebateResult:
@@ -80,7 +80,7 @@ async def debate(
         store: The store of the conversations.
         rounds: Maximum number of rounds.
         workflow: The id of an interrupted debate to resume, or the id of a new one.
-        watch: A function that is called with every event.
+        on_event: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 
@@ -100,14 +100,14 @@ async def debate(
     }
     async with AsyncExitStack() as stack:
         name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "debate", stored_spec, watch, settings, stack)
+        run = WorkflowRun(name, "debate", stored_spec, on_event, settings, stack)
         roles: list[Role] = []
         for side in sides:
             title = f"{side.name}: {first_line(question, TITLE_LENGTH)}"
             is_lead = not roles
             roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
         judge_role = await open_judge_role(run, judge, store)
-        watch(WorkflowStarted(name, "debate", rounds, roles[0].is_resumed))
+        on_event(WorkflowStarted(name, "debate", rounds, roles[0].is_resumed))
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 
 
@@ -199,7 +199,7 @@ class _Debate:
                 )
             known = await self.lead.add_decision("rulings", number, ruling)
         ruling = Ruling(**known[number - 1])
-        self.lead.watch(RoundRuled(self.lead.workflow, number, ruling))
+        self.lead.on_event(RoundRuled(self.lead.workflow, number, ruling))
         return ruling
 
     async def _judge_round(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
@@ -242,7 +242,7 @@ class _Debate:
         if self.lead.notes.get("status") != status:
             await self.lead.update_notes(status=status, rounds=rounds)
         everyone = [*self.roles, *([self.judge_role] if self.judge_role else [])]
-        self.lead.watch(WorkflowFinished(self.lead.workflow, "debate", ruling.over))
+        self.lead.on_event(WorkflowFinished(self.lead.workflow, "debate", ruling.over))
         return DebateResult(
             workflow=self.lead.workflow,
             question=self.question,

@@ -1,4 +1,4 @@
-"""Events of a running workflow, passed to ``watch``: ``refine(…, watch=print)``."""
+"""Events of a running workflow, passed to ``on_event``: ``refine(…, on_event=print)``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ WorkflowEvent = (
     | RoundRuled
     | WorkflowFinished
 )
-"""The argument of a workflow's ``watch``."""
+"""The argument of a workflow's ``on_event``."""
 WorkflowCallback = Callable[[WorkflowEvent], None]
 
 

@@ -51,7 +51,7 @@ async def refine(
     rounds: int = 4,
     workflow: str = "",
     again: str = RETRY_PROMPT,
-    watch: WorkflowCallback = ignore_event,
+    on_event: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> RefineResult:
@@ -66,7 +66,7 @@ async def refine(
         rounds: Maximum number of rounds.
         again: The prompt of later rounds, with ``{critique}`` in it.
         workflow: The id of an interrupted refinement to resume, or the id of a new one.
-        watch: A function that is called with every event.
+        on_event: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 
@@ -82,12 +82,12 @@ async def refine(
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
     async with AsyncExitStack() as stack:
         name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "refine", stored_spec, watch, settings, stack)
+        run = WorkflowRun(name, "refine", stored_spec, on_event, settings, stack)
         author = await run.open_lead(
             AUTHOR_ROLE, conversation, store, engine, first_line(task, TITLE_LENGTH)
         )
         judge_role = await open_judge_role(run, judge, author.conversation.store)
-        watch(WorkflowStarted(name, "refine", rounds, author.is_resumed))
+        on_event(WorkflowStarted(name, "refine", rounds, author.is_resumed))
         schema = find_judge_schema(judge)
         return await _Refinement(author, judge_role, judge, schema, task, rounds, again).run()
 
@@ -125,7 +125,7 @@ class _Refinement:
             verdict = await self._judge_answer(number, answer)
             known = await self.author.add_decision("verdicts", number, verdict)
         verdict = Verdict(**known[number - 1])
-        self.author.watch(AnswerJudged(self.author.workflow, AUTHOR_ROLE, number, verdict))
+        self.author.on_event(AnswerJudged(self.author.workflow, AUTHOR_ROLE, number, verdict))
         return verdict
 
     async def _judge_answer(self, number: int, answer: str) -> Verdict:
@@ -143,7 +143,7 @@ class _Refinement:
         if self.author.notes.get("status") != status:
             await self.author.update_notes(status=status, rounds=len(rounds))
         usage = self.author.usage + self.judge_role.usage if self.judge_role else self.author.usage
-        self.author.watch(WorkflowFinished(self.author.workflow, "refine", last.verdict.passed))
+        self.author.on_event(WorkflowFinished(self.author.workflow, "refine", last.verdict.passed))
         return RefineResult(
             workflow=self.author.workflow,
             conversation=self.author.conversation.id,

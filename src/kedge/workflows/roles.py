@@ -79,7 +79,7 @@ class Role:
     role: str
     conversation: Conversation
     notes: dict[str, Any]
-    watch: WorkflowCallback
+    on_event: WorkflowCallback
     usage: Usage = field(default_factory=Usage)
 
     @property
@@ -99,7 +99,7 @@ class Role:
         **options: Any,
     ) -> Reply[Any]:
         """Send the question of this number once; later calls return the stored answer."""
-        self.watch(QuestionAsked(self.workflow, self.role, number))
+        self.on_event(QuestionAsked(self.workflow, self.role, number))
         block = user(message, metadata={BLOCK_WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
         key = f"{self.workflow}/{self.role}/{number}"
         async with self.conversation.stream(block, key=key, streaming=False, **options) as stream:
@@ -108,14 +108,14 @@ class Role:
                     self._report_answer(number, event.text)
                     if on_rejected:
                         on_rejected(event.problems)
-                    self.watch(QuestionAsked(self.workflow, self.role, number))
+                    self.on_event(QuestionAsked(self.workflow, self.role, number))
         reply = stream.reply
         self.usage += reply.usage
         self._report_answer(number, reply.text, is_stored=reply.stored)
         return reply
 
     def _report_answer(self, number: int, text: str, *, is_stored: bool = False) -> None:
-        self.watch(QuestionAnswered(self.workflow, self.role, number, text, is_stored))
+        self.on_event(QuestionAnswered(self.workflow, self.role, number, text, is_stored))
 
     async def ask_typed(
         self,
@@ -217,7 +217,7 @@ class WorkflowRun:
     Attributes:
         workflow: Its id.
         spec: Data to store with its first role, the lead.
-        watch: A function that is called with every event.
+        on_event: A function that is called with every event.
         settings: Settings of the conversations of its roles.
         stack: Closes the engines that are connected here; those of the caller stay open.
     """
@@ -225,7 +225,7 @@ class WorkflowRun:
     workflow: str
     kind: WorkflowKind
     spec: Mapping[str, Any]
-    watch: WorkflowCallback
+    on_event: WorkflowCallback
     settings: Mapping[str, Any]
     stack: AsyncExitStack
 
@@ -272,7 +272,7 @@ class WorkflowRun:
         if find_notes(row, self.workflow):
             return self._check_role(role, conversation, row)
         await self._check_kind(conversation.store)
-        lead = Role(self.workflow, role, conversation, {}, self.watch)
+        lead = Role(self.workflow, role, conversation, {}, self.on_event)
         await conversation.tag(*self._build_tags(lead=True))
         await lead.update_notes(**self._build_notes(role, lead=True))
         return lead
@@ -301,7 +301,7 @@ class WorkflowRun:
         if notes.get("kind") != self.kind:
             found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
             raise self._build_kind_error(found)
-        return Role(self.workflow, role, conversation, notes, self.watch)
+        return Role(self.workflow, role, conversation, notes, self.on_event)
 
     def _build_kind_error(self, found: str) -> InvalidWorkflow:
         return InvalidWorkflow(

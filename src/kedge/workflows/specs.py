@@ -93,12 +93,12 @@ async def run_spec(
     store: Store,
     *,
     workflow: str = "",
-    watch: WorkflowCallback = ignore_event,
+    on_event: WorkflowCallback = ignore_event,
     tools: Tools = (),
 ) -> WorkflowResult:
     """Run a workflow from its specification, which never contains tools because it may be from a store."""
     check_spec(kind, spec)
-    common = {"workflow": workflow, "watch": watch, "spec": {"file": spec}, "tools": tools}
+    common = {"workflow": workflow, "on_event": on_event, "spec": {"file": spec}, "tools": tools}
     return await _RUNNERS[kind](spec, store, common)
 
 

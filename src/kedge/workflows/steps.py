@@ -36,7 +36,7 @@ async def steps(
     engine: Engine | str | None = None,
     conversation: Conversation | None = None,
     workflow: str = "",
-    watch: WorkflowCallback = ignore_event,
+    on_event: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> StepsResult:
@@ -49,7 +49,7 @@ async def steps(
         store: The store of a new conversation.
         engine: An engine or a model string.
         workflow: The id of an interrupted pipeline to resume, or the id of a new one.
-        watch: A function that is called with every event.
+        on_event: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 
@@ -65,10 +65,10 @@ async def steps(
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
     async with AsyncExitStack() as stack:
         name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "steps", stored_spec, watch, settings, stack)
+        run = WorkflowRun(name, "steps", stored_spec, on_event, settings, stack)
         title = " → ".join(step.name for step in pipeline)
         role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
-        watch(WorkflowStarted(name, "steps", len(pipeline), role.is_resumed))
+        on_event(WorkflowStarted(name, "steps", len(pipeline), role.is_resumed))
         return await _run_pipeline(role, pipeline, values)
 
 
@@ -100,7 +100,7 @@ async def _run_pipeline(
         done.append(result)
     if role.notes.get("status") != "finished":
         await role.update_notes(status="finished")
-    role.watch(WorkflowFinished(role.workflow, "steps"))
+    role.on_event(WorkflowFinished(role.workflow, "steps"))
     return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
 
 
@@ -114,7 +114,7 @@ async def _run_step(
 
     def report(problems: Sequence[str]) -> None:
         verdict = Verdict(passed=False, critique=str(SchemaMismatch(problems)))
-        role.watch(AnswerJudged(role.workflow, role.role, number, verdict))
+        role.on_event(AnswerJudged(role.workflow, role.role, number, verdict))
 
     found = await role.ask_typed(
         number, question, schema, attempts=step.attempts, on_rejected=report
