@@ -7,7 +7,7 @@ import pytest
 
 from kedge.conversation import Conversation
 from kedge.planning import get_state
-from kedge.web import deletions
+from kedge.web import runs as deletions
 from kedge.web.service import ConversationService
 from web.conftest import TIMEOUT, PageServer
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
-from kedge.web import markdown
-from kedge.web.markdown import (
+from kedge.web import page_templates as markdown
+from kedge.web.page_templates import (
     MAX_CACHED_CHARS,
     MAX_LENGTH,
     MAX_PAGE_WORK,

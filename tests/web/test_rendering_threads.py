@@ -8,7 +8,8 @@ import pytest
 from markupsafe import Markup
 
 from kedge.turns import Block
-from kedge.web import markdown, plan_card, service
+from kedge.web import page_templates as markdown
+from kedge.web import plan_card, service
 from kedge.workflows import refine
 from web.conftest import TIMEOUT, PageServer
 

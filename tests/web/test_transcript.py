@@ -18,7 +18,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.web.markdown import PageMarkdown
+from kedge.web.page_templates import PageMarkdown
 from kedge.web.transcript import (
     indent_json,
     render_exchanges,

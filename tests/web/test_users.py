@@ -283,9 +283,8 @@ def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
 async def test_revoked_user_cannot_send() -> None:
     """The token with which the page calls the server is revoked with the user's own token."""
     async with open_store("sqlite://:memory:") as store:
-        registry = TokenRegistry(store)
+        registry = delegated = DelegatedTokens(store)
         erin, secret = await registry.add("erin", requests_per_minute=9, tokens_per_minute=9)
-        delegated = DelegatedTokens(registry)
         assert await delegated.find(secret) == erin
         issued = delegated.issue(erin)
         token = await delegated.find(issued)

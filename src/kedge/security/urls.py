@@ -123,3 +123,18 @@ def check_path(path: str) -> None:
     segments = (segment.partition(";")[0] for segment in decoded.replace("\\", "/").split("/"))
     if not {".", ".."}.isdisjoint(segments):
         raise ValueError("the path must not contain '.' or '..' segments")
+
+
+SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
+"""The allowed schemes of links."""
+
+
+def is_safe_link(url: str) -> bool:
+    """Return whether a link is allowed."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        return False
+    if any(ord(character) < 33 for character in url):
+        return False
+    return parts.scheme.lower() in SAFE_SCHEMES and bool(parts.netloc or parts.scheme == "mailto")

@@ -23,14 +23,15 @@ from kedge.store.summaries import list_labels, list_summaries, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
-from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
     TurnRequest,
     edit_block,
+    format_disposition,
     resolve_resume,
     resolve_turn,
+    serve_attachment,
     start_run,
 )
 from kedge.web.server_requests import find_chain, flush_requests

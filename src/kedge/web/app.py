@@ -28,7 +28,7 @@ from kedge.server.request_log import RequestMiddleware
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
-from kedge.store import AccessToken, TokenRegistry, open_store
+from kedge.store import AccessToken, open_store
 from kedge.text.display import capitalize
 from kedge.web import api, pages
 from kedge.web.models import ModelSelector
@@ -173,8 +173,7 @@ async def open_page_server(
     ):
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
-        registry = TokenRegistry(store, required=page.requires_token)
-        tokens = DelegatedTokens(registry)
+        tokens = DelegatedTokens(store, required=page.requires_token)
         settings = replace(settings, callers=tokens)
         service = ConversationService(store, models, page.settings)
 
@@ -184,7 +183,7 @@ async def open_page_server(
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
-        auth = PageAuth(settings.token, settings.hosts, registry=registry)
+        auth = PageAuth(settings.token, settings.hosts, registry=tokens)
         recorder = ServerRequests(store, f"{url}/v1")
         stack.push_async_callback(_finish, recorder, asyncio.create_task(recorder.run()))
         app = create_page(service, auth, f"{url}/v1", services)

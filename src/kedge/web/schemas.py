@@ -32,6 +32,11 @@ MAX_ATTACHMENT_BYTES = 5_000_000
 MAX_ATTACHMENT_CHARS = MAX_ATTACHMENT_BYTES * 4 // 3 + 200
 """The maximum length of the data URL of an attachment."""
 
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Image types that are accepted and shown; remote images are not fetched."""
+FILE_TYPES = ("application/pdf", "application/json", "text/plain", "text/markdown", "text/csv")
+"""File types that are accepted; they are offered as downloads only."""
+
 
 class ApiModel(BaseModel):
     """Base of responses."""

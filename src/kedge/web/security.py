@@ -21,7 +21,6 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
 
-from kedge.security.access_tokens import TokenReservation
 from kedge.server.access import (
     REVOKED,
     SAFE_METHODS,
@@ -32,7 +31,7 @@ from kedge.server.access import (
     read_bearer_token,
 )
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
-from kedge.store import AccessToken, TokenRegistry, TokenUse
+from kedge.store import AccessToken, Store, TokenRegistry
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -133,15 +132,11 @@ class PageAuth(AccessPolicy):
         return self.registry is None or not await self.registry.is_ended(value)
 
 
-class DelegatedTokens:
-    """The named tokens of a store, and the tokens with which a page calls the server for their owners.
+class DelegatedTokens(TokenRegistry):
+    """The named tokens of a store, and the tokens with which a page calls the server for their owners."""
 
-    Args:
-        registry: The named tokens.
-    """
-
-    def __init__(self, registry: TokenRegistry) -> None:
-        self._registry = registry
+    def __init__(self, store: Store, *, required: bool = True) -> None:
+        super().__init__(store, required=required)
         self._callers: dict[str, AccessToken] = {}
         self._delegated: dict[AccessToken, AccessToken] = {}
 
@@ -151,16 +146,12 @@ class DelegatedTokens:
         self._callers[secret] = caller
         return secret
 
-    async def is_required(self) -> bool:
-        """Return whether requests need a token."""
-        return await self._registry.is_required()
-
     async def find(self, token: str) -> AccessToken | None:
         """Return the caller of a token, unless it was revoked."""
         caller = self._callers.get(token)
         if caller is None:
-            return await self._registry.find(token)
-        if not await self._registry.is_valid(caller):
+            return await super().find(token)
+        if not await super().is_valid(caller):
             return None
         # The request to the page was counted; its scopes were checked there.
         found = replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
@@ -169,19 +160,7 @@ class DelegatedTokens:
 
     async def is_valid(self, token: AccessToken) -> bool:
         """Return whether a token that was found before has not been revoked."""
-        return await self._registry.is_valid(self._delegated.get(token, token))
-
-    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
-        """Add to the counts of a token in the current minute, and return them."""
-        return await self._registry.count(name, requests=requests, tokens=tokens)
-
-    async def reserve(self, token: AccessToken, tokens: int) -> TokenReservation | TokenUse:
-        """Count the estimated tokens of a request, or return the counts if the limit is reached."""
-        return await self._registry.reserve(token, tokens)
-
-    async def settle(self, reservation: TokenReservation, tokens: int) -> None:
-        """Replace the estimate of a reservation by the tokens that were used."""
-        await self._registry.settle(reservation, tokens)
+        return await super().is_valid(self._delegated.get(token, token))
 
 
 class LoginThrottle:

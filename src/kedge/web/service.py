@@ -45,8 +45,6 @@ from kedge.store.tree import (
     response_totals,
 )
 from kedge.turns import Block, SystemBlock
-from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
-from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import (
     DiffRow,
@@ -57,8 +55,8 @@ from kedge.web.plan_card import (
     mark_blocks,
     pair_edits,
 )
-from kedge.web.runs import RunRegistry, TurnRun
-from kedge.web.schemas import ListQuery
+from kedge.web.runs import DeletionQueue, RunRegistry, TurnRun
+from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import (
     ExchangeView,

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 from msgspec import structs
 
+from kedge.security.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
@@ -39,8 +40,7 @@ from kedge.turns import (
     dump_block,
 )
 from kedge.turns.frozen_json import thaw
-from kedge.web.attachments import IMAGE_TYPES
-from kedge.web.markdown import is_safe_link
+from kedge.web.schemas import IMAGE_TYPES
 
 HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
