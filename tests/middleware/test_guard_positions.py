@@ -362,7 +362,7 @@ async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
 
 async def test_stored_bodies_are_redacted() -> None:
     """A JSON reply is redacted, and a stream, which splits text into deltas, is withheld."""
-    from kedge.conversation.recorder import WITHHELD_BODY, RunRecorder
+    from kedge.conversation.checkpoint import WITHHELD_BODY, RunRecorder
     from kedge.engines import ContentFilters, find_filters
 
     stack = with_middleware(ScriptedEngine(), guard(redact(PATTERN)))

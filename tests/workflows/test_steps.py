@@ -10,7 +10,7 @@ from kedge.conversation import Conversation
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Side, Step, debate, list_workflows, load_workflow, refine, steps
-from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked
+from kedge.workflows.results import AnswerJudged, QuestionAnswered, QuestionAsked
 
 
 class Voyage(BaseModel):

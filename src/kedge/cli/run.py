@@ -26,7 +26,7 @@ from kedge.store import Store
 from kedge.text.display import first_line, pluralize, sanitize_text
 from kedge.turns.frozen_json import thaw
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
-from kedge.workflows.events import (
+from kedge.workflows.results import (
     AnswerJudged,
     QuestionAnswered,
     QuestionAsked,

@@ -21,8 +21,7 @@ import anyio
 from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
-from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
-from kedge.conversation.recorder import RunRecorder
+from kedge.conversation.checkpoint import Checkpoint, RunRecorder, has_same_blocks
 from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction

@@ -10,15 +10,6 @@ again: call it with the same ``workflow``.
 """
 
 from kedge.workflows.debate import debate
-from kedge.workflows.events import (
-    AnswerJudged,
-    QuestionAnswered,
-    QuestionAsked,
-    RoundRuled,
-    WorkflowEvent,
-    WorkflowFinished,
-    WorkflowStarted,
-)
 from kedge.workflows.history import (
     Workflow,
     WorkflowChain,
@@ -29,16 +20,23 @@ from kedge.workflows.history import (
 from kedge.workflows.judges import ModelJudge
 from kedge.workflows.refine import refine
 from kedge.workflows.results import (
+    AnswerJudged,
     DebateArgument,
     DebateResult,
+    QuestionAnswered,
+    QuestionAsked,
     RefineResult,
     Round,
+    RoundRuled,
     Ruling,
     Side,
     Step,
     StepResult,
     StepsResult,
     Verdict,
+    WorkflowEvent,
+    WorkflowFinished,
+    WorkflowStarted,
 )
 from kedge.workflows.steps import steps
 

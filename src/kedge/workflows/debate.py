@@ -16,13 +16,6 @@ from kedge.events import Usage
 from kedge.store import Store
 from kedge.text.display import first_line
 from kedge.turns.frozen_json import FrozenMap
-from kedge.workflows.events import (
-    RoundRuled,
-    WorkflowCallback,
-    WorkflowFinished,
-    WorkflowStarted,
-    ignore_event,
-)
 from kedge.workflows.judges import (
     JUDGE_ROLE,
     ModelJudge,
@@ -31,7 +24,17 @@ from kedge.workflows.judges import (
     open_judge_role,
 )
 from kedge.workflows.refine import TITLE_LENGTH
-from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
+from kedge.workflows.results import (
+    DebateArgument,
+    DebateResult,
+    RoundRuled,
+    Ruling,
+    Side,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowStarted,
+    ignore_event,
+)
 from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
 
 OPENING_PROMPT = """\

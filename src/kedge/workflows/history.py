@@ -9,8 +9,7 @@ from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap
-from kedge.workflows.events import WorkflowKind
-from kedge.workflows.results import Ruling, Verdict
+from kedge.workflows.results import Ruling, Verdict, WorkflowKind
 from kedge.workflows.roles import (
     BLOCK_WORKFLOW_KEY,
     MAX_ROLES,

@@ -12,13 +12,6 @@ from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.text.display import first_line
-from kedge.workflows.events import (
-    AnswerJudged,
-    WorkflowCallback,
-    WorkflowFinished,
-    WorkflowStarted,
-    ignore_event,
-)
 from kedge.workflows.judges import (
     Judge,
     ModelJudge,
@@ -28,7 +21,16 @@ from kedge.workflows.judges import (
     judge_with_schema,
     open_judge_role,
 )
-from kedge.workflows.results import RefineResult, Round, Verdict
+from kedge.workflows.results import (
+    AnswerJudged,
+    RefineResult,
+    Round,
+    Verdict,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowStarted,
+    ignore_event,
+)
 from kedge.workflows.roles import Role, WorkflowRun, new_workflow_id
 
 AUTHOR_ROLE = "author"

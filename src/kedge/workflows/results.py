@@ -1,12 +1,18 @@
-"""Inputs and results of workflows, as immutable values."""
+"""Inputs, results and events of workflows, as immutable values.
 
+Events are passed to ``on_event``: ``refine(…, on_event=print)``.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
 from kedge.turns.frozen_json import EMPTY, FrozenMap
+
+WorkflowKind = Literal["refine", "debate", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +153,78 @@ class StepsResult:
     def value(self) -> Any:
         """The value of the last step."""
         return self.steps[-1].value
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowStarted:
+    """A workflow started or was resumed."""
+
+    workflow: str
+    kind: WorkflowKind
+    total: int
+    """Maximum number of rounds or steps."""
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAsked:
+    """A question is being sent."""
+
+    workflow: str
+    role: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """An answer is available; ``stored`` if it was already in the store and nothing was sent."""
+
+    workflow: str
+    role: str
+    number: int
+    text: str
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerJudged:
+    """The judge of a refinement returned a verdict, or an answer of a step did not match its schema."""
+
+    workflow: str
+    role: str
+    number: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRuled:
+    """The judge of a debate returned a ruling."""
+
+    workflow: str
+    number: int
+    ruling: Ruling
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowFinished:
+    """The workflow ended; ``passed`` is ``None`` if it has no judge."""
+
+    workflow: str
+    kind: WorkflowKind
+    passed: bool | None = None
+
+
+WorkflowEvent = (
+    WorkflowStarted
+    | QuestionAsked
+    | QuestionAnswered
+    | AnswerJudged
+    | RoundRuled
+    | WorkflowFinished
+)
+"""The argument of a workflow's ``on_event``."""
+WorkflowCallback = Callable[[WorkflowEvent], None]
+
+
+def ignore_event(_: WorkflowEvent) -> None:
+    """Ignore the event."""

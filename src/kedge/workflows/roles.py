@@ -28,7 +28,7 @@ from kedge.events.run import OutputRejected
 from kedge.store import ConversationRow, Store
 from kedge.turns import Turn, new_id, user
 from kedge.turns.frozen_json import FrozenMap, thaw
-from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
+from kedge.workflows.results import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
 
 WORKFLOW_KEY = "workflow"
 """The key of a workflow in a conversation's data, its tags and the metadata of its questions."""

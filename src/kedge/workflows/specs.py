@@ -20,10 +20,18 @@ from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
-from kedge.workflows.events import WorkflowCallback, WorkflowKind, ignore_event
 from kedge.workflows.judges import ModelJudge, call_judge
 from kedge.workflows.refine import refine
-from kedge.workflows.results import DebateResult, RefineResult, Side, Step, StepsResult
+from kedge.workflows.results import (
+    DebateResult,
+    RefineResult,
+    Side,
+    Step,
+    StepsResult,
+    WorkflowCallback,
+    WorkflowKind,
+    ignore_event,
+)
 from kedge.workflows.steps import steps
 
 WorkflowSpec = dict[str, Any]

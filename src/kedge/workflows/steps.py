@@ -15,14 +15,17 @@ from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.turns.frozen_json import freeze_map
-from kedge.workflows.events import (
+from kedge.workflows.results import (
     AnswerJudged,
+    Step,
+    StepResult,
+    StepsResult,
+    Verdict,
     WorkflowCallback,
     WorkflowFinished,
     WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.results import Step, StepResult, StepsResult, Verdict
 from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
 
 STEPS_ROLE = "steps"
