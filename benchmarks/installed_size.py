@@ -17,6 +17,8 @@ PURPOSES = {
     "httpx2": "`kedge proxy`, and the certificates of the system",
     "markupsafe": "the web page",
     "pydantic": "tools, typed output, the page's API",
+    "pydantic-core": "tools, typed output",
+    "referencing": "validation of typed output",
     "prompt-toolkit": "input of several lines in `kedge chat`",
     "tiktoken": "exact token counts",
     "rich": "Markdown and color in the terminal",

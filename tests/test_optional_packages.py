@@ -1,11 +1,13 @@
 """Test Kedge without its extras: packages that are not installed are missing for their own features only."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import httpx2
@@ -159,6 +161,33 @@ def test_serve_and_its_page_need_no_extra(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+UNDECLARED = {"anthropic", "pytest"}
+"""Packages that only their users have: clients that they pass to an engine, and the plugin for their tests."""
+
+
+def test_every_imported_package_is_declared() -> None:
+    """A package that Kedge imports itself is a dependency or in an extra, not only one of a dependency."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.split(r"[^\w-]", each)[0] for group in listed for each in group}
+    imported: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    packages = packages_distributions()
+    undeclared = {
+        name
+        for name in imported - sys.stdlib_module_names - {"kedge"}
+        if declared.isdisjoint(
+            re.sub(r"[-_.]+", "-", each).lower() for each in packages.get(name, [name])
+        )
+    }
+    assert undeclared == UNDECLARED
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
