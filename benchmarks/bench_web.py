@@ -127,7 +127,9 @@ async def _measure_pages(url: str, name: str) -> list[Row]:
         chain = cpu_seconds(lambda: build_response_graph(tree, 0.0), repeat=3)
         view = await service.load_view(name)
         drawn = cpu_seconds(
-            lambda: render("conversation.html", here="conversations", has_session=False, view=view),
+            lambda: render(
+                "conversation.html", here="conversations", has_session=False, view=view, recent=()
+            ),
             repeat=3,
         )
         start = time.perf_counter()

@@ -88,6 +88,14 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
     assert model.latency.median is not None
 
 
+def test_chains_are_counted_by_ranges_of_lengths() -> None:
+    """Each range is twice as wide as the one before; the command and the dashboard show the same ranges."""
+    chains = Chains(lengths=((1, 3), (2, 1), (3, 2), (4, 1), (7, 1), (40, 1)))
+    counts = [(each.name, each.count) for each in chains.bins]
+    assert counts == [("1", 3), ("2 to 3", 3), ("4 to 7", 2), ("32 to 63", 1)]
+    assert Chains().bins == ()
+
+
 async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     """Every status, mode and fallback reason is counted by its name."""
     writer = await create_writer(store)
