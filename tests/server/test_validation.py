@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 
 from kedge.server.errors import ApiError
@@ -685,30 +686,29 @@ def test_nesting_of_free_form_json_is_limited() -> None:
     assert exc_info.value.param == "tools[0].parameters"
 
 
-def test_conversation_and_previous_response_exclude_each_other() -> None:
-    """A request with both is rejected with the hosted API's message."""
-    with pytest.raises(ApiError) as exc_info:
-        requests.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
-    assert exc_info.value.body()["error"] == {
+def test_conversation_and_previous_response_exclude_each_other(http: httpx2.Client) -> None:
+    """A request with both is rejected with the hosted API's message; null is no value."""
+    both = {"conversation": "conv_1", "previous_response_id": "resp_1"}
+    answer = http.post("/v1/responses", json=make_body(both))
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
         "message": "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
         "'pre..._id' or 'conversation'.",
         "type": "invalid_request_error",
         "param": None,
         "code": "mutually_exclusive_parameters",
     }
-    requests.check_exclusive({"conversation": None, "previous_response_id": "resp_1"})
-    requests.check_exclusive({"conversation": "conv_1", "previous_response_id": None})
+    for name in both:
+        answer = http.post("/v1/responses", json=make_body({**both, name: None}))
+        assert "not found" in answer.json()["error"]["message"]
 
 
-def test_a_stored_prompt_is_never_found() -> None:
+def test_a_stored_prompt_is_never_found(http: httpx2.Client) -> None:
     """The server stores no prompts and returns the hosted API's error for an unknown one."""
-    with pytest.raises(ApiError) as exc_info:
-        requests.check_prompt({"prompt": {"id": "pmpt_x"}})
-    assert (exc_info.value.status, exc_info.value.message) == (
-        404,
-        "Prompt with id 'pmpt_x' not found.",
-    )
-    requests.check_prompt({"prompt": None})
+    answer = http.post("/v1/responses", json=make_body({"prompt": {"id": "pmpt_x"}}))
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message) == (404, "Prompt with id 'pmpt_x' not found.")
+    assert http.post("/v1/responses", json=make_body({"prompt": None})).status_code == 200
 
 
 @pytest.mark.parametrize("empty", [[], ""])
