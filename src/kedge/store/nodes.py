@@ -7,9 +7,10 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,11 +21,13 @@ from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import (
     check_row,
     insert_conversation,
+    lock_names,
     lock_row,
     lock_tree_shared,
     require_conversation,
     select_conversation,
     select_head,
+    select_titled,
     set_tags,
     swap_head,
 )
@@ -36,6 +39,7 @@ from kedge.store.records import (
     NodeKind,
     Telemetry,
     is_row_number,
+    new_row,
     validate_text,
 )
 from kedge.store.responses import (
@@ -45,7 +49,9 @@ from kedge.store.responses import (
     response_values,
 )
 from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
-from kedge.turns import new_id
+from kedge.turns import Block, Turn, new_id
+from kedge.turns.block_codec import encode_block
+from kedge.turns.frozen_json import EMPTY
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
@@ -266,6 +272,64 @@ def create_conversation(
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, new.tags)
     return select_conversation(tx, new.id)
+
+
+def insert_row(tx: Tx, new: ConversationRow, blocks: Sequence[Block] = ()) -> ConversationRow:
+    """Create the conversation of a new row, with its first node and the blocks that it begins with.
+
+    Args:
+        tx: The transaction.
+        new: The row of `new_row`.
+        blocks: Blocks that it begins with, written in the same transaction.
+
+    Returns:
+        The row of the new conversation.
+
+    Raises:
+        InvalidSetting: There is a conversation with this id already.
+    """
+    bodies, now = [encode_block(block) for block in Turn(blocks)], tx.clock()  # which checks them
+    row = create_conversation(tx, new, now)
+    if not bodies:
+        return row
+    root = select_node(tx, row.head, row.tree)
+    insert_node(tx, root, bodies, conversation=row, kind="added", now=now, head=root.id)
+    return select_conversation(tx, row.id)
+
+
+def create_titled(
+    tx: Tx, title: str, *, data: Mapping[str, Any] = EMPTY
+) -> tuple[ConversationRow, bool]:
+    """Create a conversation with a title, unless there is one: several callers all get the same.
+
+    Args:
+        tx: The transaction.
+        title: The title.
+        data: JSON data of the application, for a new conversation.
+
+    Returns:
+        The first conversation with this title, and whether it was created by this call.
+
+    Raises:
+        InvalidSetting: A value is not allowed.
+    """
+    new = new_row(title, data=data)
+    lock_names(tx)
+    row = select_titled(tx, title)
+    return (row, False) if row else (create_conversation(tx, new, tx.clock()), True)
+
+
+def create_all(tx: Tx, chats: Sequence[Sequence[Block]]) -> list[ConversationRow]:
+    """Create a conversation for each list of blocks, all or none of them.
+
+    Args:
+        tx: The transaction.
+        chats: The blocks that each conversation begins with.
+
+    Returns:
+        The rows of the new conversations.
+    """
+    return [insert_row(tx, new_row(), blocks) for blocks in chats]
 
 
 @lock_row

@@ -34,10 +34,8 @@ from kedge.store import (
 )
 from kedge.store import responses as response_table
 from kedge.store.conversations import (
-    lock_names,
     select_conversation,
     select_head,
-    select_titled,
     validate_members,
 )
 from kedge.store.methods import bind, read, write
@@ -54,7 +52,7 @@ from kedge.store.records import (
     require_default_namespace,
     validate_namespace,
 )
-from kedge.turns import Block, Turn
+from kedge.turns import Block
 from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
@@ -228,71 +226,9 @@ class Store(AsyncResource):
         row = new_row(title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id)
         return await self.insert(row, blocks)
 
-    async def insert(self, new: ConversationRow, blocks: Sequence[Block] = ()) -> ConversationRow:
-        """Create the conversation of a new row, with its first node and the blocks that it begins with.
-
-        Args:
-            new: The row of `new_row`.
-            blocks: Blocks that it begins with, written in the same transaction.
-
-        Returns:
-            The row of the new conversation.
-
-        Raises:
-            InvalidSetting: There is a conversation with this id already.
-        """
-        bodies = [encode_block(block) for block in Turn(blocks)]  # which checks them
-
-        def work(tx: Tx) -> ConversationRow:
-            now = self.clock()
-            return _insert_first_blocks(tx, nodes.create_conversation(tx, new, now), bodies, now)
-
-        return await self.database.write(work)
-
-    async def create_titled(
-        self, title: str, *, data: Mapping[str, Any] = EMPTY
-    ) -> tuple[ConversationRow, bool]:
-        """Create a conversation with a title, unless there is one: several callers all get the same.
-
-        Args:
-            title: The title.
-            data: JSON data of the application, for a new conversation.
-
-        Returns:
-            The first conversation with this title, and whether it was created by this call.
-
-        Raises:
-            InvalidSetting: A value is not allowed.
-        """
-        new = new_row(title, data=data)
-
-        def work(tx: Tx) -> tuple[ConversationRow, bool]:
-            lock_names(tx)
-            if row := select_titled(tx, title):
-                return row, False
-            return nodes.create_conversation(tx, new, self.clock()), True
-
-        return await self.database.write(work)
-
-    async def create_all(self, chats: Iterable[Sequence[Block]]) -> list[ConversationRow]:
-        """Create a conversation for each list of blocks, all or none of them.
-
-        Args:
-            chats: The blocks that each conversation begins with.
-
-        Returns:
-            The rows of the new conversations.
-        """
-        encoded = [(new_row(), [encode_block(block) for block in Turn(blocks)]) for blocks in chats]
-
-        def work(tx: Tx) -> list[ConversationRow]:
-            now = self.clock()
-            return [
-                _insert_first_blocks(tx, nodes.create_conversation(tx, new, now), bodies, now)
-                for new, bodies in encoded
-            ]
-
-        return await self.database.write(work)
+    insert = write(nodes.insert_row)
+    create_titled = write(nodes.create_titled)
+    create_all = write(nodes.create_all)
 
     async def update(
         self,
@@ -653,14 +589,3 @@ class SyncStore(SyncFacade[Store]):
     import_ = wrap_method(Store.import_)
     gc = wrap_method(Store.gc)
     verify = wrap_method(Store.verify)
-
-
-def _insert_first_blocks(
-    tx: Tx, row: ConversationRow, bodies: Sequence[str], now: float
-) -> ConversationRow:
-    """Insert the blocks that a new conversation begins with, and return its current row."""
-    if not bodies:
-        return row
-    root = nodes.select_node(tx, row.head, row.tree)
-    nodes.insert_node(tx, root, bodies, conversation=row, kind="added", now=now, head=root.id)
-    return select_conversation(tx, row.id)
