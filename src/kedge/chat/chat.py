@@ -149,7 +149,7 @@ class Chat(AsyncResource):
             **options: The options of an engine's ``run``, such as ``model``.
 
         Returns:
-            The answer; ``answer.output`` is the typed value.
+            The reply; ``reply.output`` is the typed value.
 
         Raises:
             EngineError: The request failed; ``error.state`` has the completed steps.
@@ -169,7 +169,7 @@ class Chat(AsyncResource):
         output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
     ) -> ChatStream[T]:
-        """Send messages and return a stream of events; after the last one it has the ``answer``.
+        """Send messages and return a stream of events; after the last one it has the ``reply``.
 
         Arguments and errors are those of ``chat_with_state``; errors are raised by the iteration.
         """
