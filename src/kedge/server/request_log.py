@@ -53,21 +53,21 @@ class RevocationWatch:
     def __init__(self, registry: CallerRegistry, reject: Callable[[Scope], Response]) -> None:
         self._registry = registry
         self._reject = reject
-        self._watched: dict[AccessToken, set[_Connection]] = {}
+        self._watched: dict[AccessToken, set[_WatchedConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checker: asyncio.Task[None] | None = None
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request of a named token on to an app, until it is answered or the token is revoked."""
         caller: AccessToken = scope[CALLER_KEY]
-        connection = _Connection(scope, receive, send)
+        connection = _WatchedConnection(scope, receive, send)
         self._watched.setdefault(caller, set()).add(connection)
         if self._checker is None or self._checker.done():
             self._checker = self._start_task(self._check_tokens())
         try:
             await app(scope, connection.receive, connection.send)
         finally:
-            self._watched.get(caller, set[_Connection]()).discard(connection)
+            self._watched.get(caller, set[_WatchedConnection]()).discard(connection)
             if connection.revoked.is_set():
                 await connection.ended.wait()
 
@@ -107,7 +107,7 @@ async def receive_until(receive: Receive, end: asyncio.Event) -> Message | None:
             task.cancel()
 
 
-class _Connection:
+class _WatchedConnection:
     """A request or a WebSocket, whose client seems to disconnect when its token is revoked."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
