@@ -82,9 +82,10 @@ def test_recent_states_are_limited() -> None:
     assert [recent.find(data) for data in encoded] == [None, states[1], states[2]]
     assert recent.find(bytes(bytearray(encoded[2]))) is states[2]
     assert recent.find(encoded[2][:-1]) is None
-    small = RecentStates(10)
+    small = RecentStates(len(encoded[0]))
     small.add(encoded[0], states[0])
-    assert small.find(encoded[0]) is None
+    small.add(encoded[1], states[1])  # larger than everything that may be retained
+    assert [small.find(data) for data in encoded[:2]] == [states[0], None]
 
 
 def test_decoded_state_gives_the_turn_of_the_state() -> None:

@@ -11,6 +11,7 @@ from engines.runs import last_text, send_lines
 from kedge.engines import stored_items
 from kedge.errors import RequestRefused
 from kedge.events import TextDelta
+from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
@@ -26,6 +27,19 @@ def check_contexts(server: TestServer, *turns: Turn) -> None:
         assert expected_context(turn) in contexts
     objects = [get_state(turn).conversation_id for turn in turns]
     assert len(set(objects)) == len(objects)
+
+
+def test_a_request_that_knows_no_response_does_not_own_a_claimed_object() -> None:
+    """An object in use is taken for every other request, also for one that knows no response in it."""
+    claims = ObjectClaims()
+    assert claims.claim("here", "conv_1", "") == "unknown"
+    assert claims.claim("here", "conv_1", "") == "taken"
+    claims.release("here", "conv_1", "R1")
+    assert [claims.find("here", "conv_1", last) for last in ("", "R0", "R1")] == [
+        "taken",
+        "taken",
+        "owned",
+    ]
 
 
 async def test_a_fork_does_not_continue_the_object_of_a_running_answer(server: TestServer) -> None:
