@@ -47,7 +47,7 @@ def format_report(counts: Counter[str]) -> str:
     lines = [f"{'requests':32}{counts['requests']:>12,}"]
     lines.append(f"{'contexts compared':32}{counts['compared']:>12,}")
     lines += [f"{name:32}{counts[name]:>12,}   (must be 0)" for name in PROBLEMS]
-    lines.append(f"{'losses that were reported':32}{counts['reported']:>12,}")
+    lines.append(f"{'losses, reported or trusted':32}{counts['accepted']:>12,}")
     for kind in KINDS:
         names = sorted(name for name in counts if name.startswith(f"{kind} "))
         lines += [f"{name:32}{counts[name]:>12,}" for name in names]

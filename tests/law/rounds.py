@@ -155,20 +155,23 @@ async def run_program(result: Round) -> None:
 
 
 def _add_memory(result: Round, stats: MemoryStats, in_flight: int) -> None:
-    """Add the counts of a server that misbehaves; wrong answers are acceptable if they are reported."""
+    """Add the counts of a server that misbehaves.
+
+    An answer without the context of its Turn is accepted if it was in flight and is reported, or if the server is
+    always trusted and its count does not show the loss.
+    """
     if (
         result.trust == "always"
     ):  # its answers are shown whatever the server did, and counts only report
-        incoherent, reported = stats.unreported, stats.wrong - stats.unreported
+        incoherent = stats.unreported
     else:
         in_flight = 0 if result.trust == "never" else in_flight
         incoherent = max(stats.wrong - in_flight, stats.wrong - stats.flagged)
-        reported = stats.wrong - incoherent
     result.add(
         f"{stats.first_wrong}, {stats.contradicted} dry runs contradicted",
         compared=stats.answers,
         incoherent=incoherent,
-        reported=reported,
+        accepted=stats.wrong - incoherent,
         false_explanations=stats.contradicted,
     )
 
@@ -181,7 +184,7 @@ async def run_object(result: Round) -> None:
         stats.first_wrong,
         compared=stats.answers,
         incoherent=stats.unreported,
-        reported=stats.flagged,
+        accepted=stats.flagged,
         lost=stats.repeated,
     )
 

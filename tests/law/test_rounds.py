@@ -88,5 +88,5 @@ def test_the_readme_states_the_sum_of_the_shards() -> None:
     readme = (shards.FILE.parents[2] / "README.md").read_text(encoding="utf-8")
     (row,) = [line for line in readme.splitlines() if line.startswith("| edited requests ")]
     assert f"{counts['requests']:,} requests" in row
-    assert f"{counts['reported']:,} answers" in row
+    assert f"{counts['accepted']:,} answers" in row
     assert f"{counts['sent bytes'] / counts['full bytes']:.2f} of the bytes" in row
