@@ -109,12 +109,13 @@ async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
     assert find_problems(turn) == ()
 
 
-async def test_calls_after_the_limit_are_answered() -> None:
-    """Calls in the answer after the limit are answered as well, and the run ends."""
+async def test_calls_after_the_limit_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls in the answer after the limit are answered as well, the run ends, and one warning is logged."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)])
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(Turn([user("go")]))
     assert find_problems(turn) == ()
     assert len(engine.turns) == 2
+    assert caplog.text.count("the limit of 0 rounds") == 1
 
 
 async def test_a_forced_tool_choice_applies_once() -> None:

@@ -87,6 +87,11 @@ class SyncConversation(SyncFacade[Conversation]):
         return self._open().row
 
     @property
+    def is_open(self) -> bool:
+        """Whether it was loaded from the store."""
+        return self._target.is_open
+
+    @property
     def is_new(self) -> bool:
         """Whether the store did not have the conversation when this object opened it."""
         return self._open().is_new

@@ -133,6 +133,8 @@ class _ToolsMiddleware(BaseMiddleware):
                         yield event
             calls = find_open_calls(turn)
             ours = [call for call in calls if call.name not in foreign]
+            if rounds == self.max_rounds and ours:
+                log.warning("the limit of %d rounds of tool calls is reached", rounds)
             if rounds >= self.max_rounds:
                 turn = self._reject_calls(turn, ours)
             elif calls:
@@ -184,8 +186,6 @@ class _ToolsMiddleware(BaseMiddleware):
 
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
         """Return the Turn with a result for calls after the last round."""
-        if calls:
-            log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
         text = LIMIT_TEXT.format(rounds=self.max_rounds)
         return turn.append(
             *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
