@@ -62,7 +62,7 @@ from kedge.tokens import items as token_items
 from kedge.tools import Tool, call_runner
 from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, shapes
-from kedge.workflows import events as workflow_events
+from kedge.workflows.results import WorkflowEvent
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "kedge"
@@ -238,7 +238,7 @@ VALUES: dict[str, list[str]] = {
     "mcp.md": [each["name"] for each in STORE_TOOLS.definitions()],
     "prompt-caching.md": [*get_args(CacheHint), *filter(None, get_args(CacheMiss))],
     "server.md": [route.path for route in server_app.WEBSOCKET_ROUTES],
-    "workflows.md": [name for name, value in vars(workflow_events).items() if is_dataclass(value)],
+    "workflows.md": [event.__name__ for event in get_args(WorkflowEvent)],
 }
 """Page -> commands, methods, reasons, tools, routes and events that it must name."""
 

@@ -435,9 +435,7 @@ def test_sync_has_every_method_and_property() -> None:
     """Whatever a conversation has, its sync form has too; opening and closing are ``with`` and ``close``."""
     static = {"create", "open", "list", "search", "import_"}
     names = {name for name in dir(Conversation) if not name.startswith("_")} - static
-    assert (
-        names - {*dir(SyncConversation)} == {"aclose", "sync", "price", "lease"} & names
-    )
+    assert names - {*dir(SyncConversation)} == {"aclose", "sync", "price", "lease"} & names
 
 
 async def test_a_chat_leaves_a_given_engine_open(kedge_server: TestServer) -> None:
