@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
+from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.server.access import (
     LOOPBACK_NAMES,
     AccessPolicy,
+    Credentials,
+    check_counts,
+    counts_as_request,
     is_same_origin,
     parse_host_name,
     read_bearer_token,
@@ -92,3 +96,41 @@ def test_a_browser_names_the_site_of_a_request(site: str, same: bool) -> None:
     """A page of another site is recognized also by a request without an origin, such as one for an image."""
     headers = {"sec-fetch-site": site} if site else {}
     assert is_same_origin(make_scope(host="localhost:8484", **headers)) is same
+
+
+@pytest.mark.parametrize(
+    ("scope", "needed", "is_session", "counts"),
+    [
+        ({"type": "http", "method": "POST"}, "server", False, True),
+        ({"type": "http", "method": "GET"}, "metrics", False, False),
+        ({"type": "websocket"}, "server", False, False),
+        ({"type": "http", "method": "GET"}, "page", True, False),
+        ({"type": "http", "method": "POST"}, "page", True, True),
+    ],
+)
+def test_what_counts_as_a_request(
+    scope: dict[str, str], needed: str, is_session: bool, counts: bool
+) -> None:
+    """Neither metrics nor an opened WebSocket count for the limit of a token, nor what a page reads."""
+    assert counts_as_request(scope, needed, is_session=is_session) is counts
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "problem"),
+    [(2, 9, None), (3, 9, "requests"), (2, 10, "tokens"), (3, 10, "requests")],
+)
+def test_limits_are_reached_by_the_next_request(
+    requests: int, tokens: int, problem: str | None
+) -> None:
+    """The last request within a limit is accepted, and none after all tokens were used."""
+    caller = AccessToken("ada", "", frozenset(), requests_per_minute=2, tokens_per_minute=10)
+    rejection = check_counts(caller, TokenUse(requests, tokens, 30.0)).rejection
+    assert (rejection.problem if rejection else None) == problem
+
+
+@pytest.mark.parametrize(("token", "problem"), [(None, "host"), ("secret", None)])
+async def test_any_host_needs_a_token(token: str | None, problem: str | None) -> None:
+    """A page accepts other host names only while a token protects it."""
+    policy = AccessPolicy(token, LOOPBACK_NAMES, frees_hosts=True)
+    access = await policy.authorize(make_scope(host="kedge.example"), Credentials(b"secret"))
+    assert (access.rejection.problem if access.rejection else None) == problem
