@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
-from operator import truediv
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -67,7 +66,7 @@ def run() -> list[Row]:
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
         direct, ours, full, chat, durable = asyncio.run(_run_conversations(base_url, folder))
-    turns, resends = _compare(ours, direct, mean), median(map(truediv, full, map(mean, direct)))
+    turns, resends = _compare(ours, direct, mean), median(_divide(full, map(mean, direct)))
     return [
         Row("turn, proof included", turns, 0.4, detail=_format_ms(map(mean, ours))),
         _measure_growth("turn 60", ours, 1.05),
@@ -89,12 +88,16 @@ def _compare_facade(name: str, ours: Rounds, direct: Rounds) -> list[Row]:
 
 def _compare(ours: Rounds, direct: Rounds, value: Callable[[list[float]], float]) -> float:
     """The typical ratio of two rounds next to each other: the speed of a busy machine varies between rounds."""
-    return median(map(truediv, map(value, ours), map(value, direct)))
+    return median(_divide(map(value, ours), map(value, direct)))
+
+
+def _divide(values: Iterable[float], others: Iterable[float]) -> list[float]:
+    return [value / other for value, other in zip(values, others, strict=True)]
 
 
 def _measure_growth(name: str, rounds: Rounds, limit: float) -> Row:
     early = [_typical_near(times, 10) for times in rounds]
-    growth = median(map(truediv, map(_late, rounds), early))
+    growth = median(_divide(map(_late, rounds), early))
     detail = f"{_format_ms(early)} -> {_format_ms(map(_late, rounds))}"
     return Row(name, growth, limit, "x", detail, "turn 10")
 
@@ -248,7 +251,7 @@ def _measure_sync() -> Row:
         engine.sync.close()
     awaited, blocking = zip(*times, strict=True)
     detail = f"{_format_ms(blocking)} against {_format_ms(awaited)}"
-    ratio = median(map(truediv, blocking, awaited))
+    ratio = median(_divide(blocking, awaited))
     return Row("turn of sync code", ratio, 1.2, "x", detail, "the same turn with await")
 
 

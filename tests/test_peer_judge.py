@@ -11,7 +11,7 @@ def make_request(*texts: str) -> RecordedRequest:
     """Return a request whose context has these messages of user and assistant in turn."""
     roles = ("user", "assistant")
     context: Any = tuple({"role": roles[n % 2], "content": t} for n, t in enumerate(texts))
-    return RecordedRequest("POST", "/v1/responses", "req", raw=b"{}", context=context)
+    return RecordedRequest("POST", "/v1/responses", "req", raw=b"{}", model_items=context)
 
 
 def answer(text: str) -> list[dict[str, Any]]:
