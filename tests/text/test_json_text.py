@@ -121,7 +121,7 @@ def check_encoded(value: Any) -> None:
     assert outcome(lambda: json.loads(encode(value))) == expected
     as_text = outcome(lambda: json.loads(json.dumps(value, **COMPACT)))
     assert outcome(lambda: json.loads(encode_text(value))) == as_text
-    body = {"model": "m", "input": value, "x": value}
+    body = {"model": "m", "x": value, "input": value}
     expected = outcome(lambda: json.loads(json.dumps(body, **COMPACT).encode()))
     assert outcome(lambda: json.loads(encode_body(body))) == expected
 
