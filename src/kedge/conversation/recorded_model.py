@@ -2,6 +2,7 @@
 
 import re
 
+from kedge.planning.render import base_scope
 from kedge.providers import ADDRESS_PROVIDERS
 from kedge.store import ConversationRow, RequestRecord
 
@@ -43,6 +44,7 @@ def name_model(provider: str, scope: str, model: str) -> str:
     """Return the model string for a model at the address in a scope, which has no scheme."""
     if provider not in ADDRESS_PROVIDERS:
         return f"{provider}:{model}"
-    address = _ACCOUNT_HASH.sub("", scope.removeprefix(f"{provider}/").replace("%20", " "))
+    address = base_scope(scope).removeprefix(f"{provider}/").replace("%20", " ")
+    address = _ACCOUNT_HASH.sub("", address)
     scheme = "http" if _LOCAL_HOST.match(address) else "https"
     return f"{provider}:{scheme}://{address}#{model}"
