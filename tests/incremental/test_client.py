@@ -22,7 +22,7 @@ from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay, typed
 from kedge.errors import InvalidSetting
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
-from kedge.incremental.report import ChainReport
+from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.testing import TestServer
 from normalization import normalize_items
 
@@ -125,7 +125,34 @@ def test_a_server_that_silently_lost_its_context_is_healed(
     else:
         answer = client.responses.create(model="practice", input=history)
     assert answer.output_text == "Your name is Ada."
-    assert chain_report(client).healed == {"forgot": 1}
+    report = chain_report(client)
+    assert report.healed == {"forgot": 1}
+    posted = [each for each in server.requests if each.method == "POST"]
+    assert [each.sent_bytes for each in report.recent] == [len(each.raw) for each in posted]
+    assert [each.response_id for each in report.recent] == [each.response_id for each in posted]
+    assert [each.healed for each in report.recent] == ["", "", "forgot"]
+    # An answer that was received completely was paid for.
+    assert [bool(each.output_tokens) for each in report.recent] == [True, not stream, True]
+    assert (report.requests, report.chained) == (2, 0)
+    assert report.saved_bytes == -report.recent[1].sent_bytes
+
+
+def test_an_error_of_the_callback_does_not_prevent_healing(
+    server: TestServer, client: OpenAI
+) -> None:
+    """The full history is sent even if the program's function fails for the record of the rejected request."""
+    seen: list[ChainedRequest] = []
+
+    def fail(request: ChainedRequest) -> None:
+        seen.append(request)
+        raise ValueError("a bug of the program")
+
+    history: list[Any] = []
+    chain(client, on_request=fail)
+    ask(client, history, "My name is Ada.")
+    server.forget()
+    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
+    assert [each.healed for each in seen] == ["", "", "rejected"]
 
 
 def test_tool_calls_with_other_whitespace_match(server: TestServer, client: OpenAI) -> None:

@@ -3,8 +3,8 @@
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -51,8 +51,10 @@ class ProgramFuzzer:
     client: str = "sync sdk"
     _lost: int = 0
     """The number of losses in the last report."""
+    _messages: int = 0
+    """The number of requests of the program."""
     _sent: list[Item] = field(default_factory=list[Item])
-    """What was on the wire for each request of the program; empty if it failed."""
+    """What was on the wire, for each request there."""
     _logs: LogCollector = field(default_factory=LogCollector)
 
     async def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
@@ -91,11 +93,10 @@ class ProgramFuzzer:
             ):
                 yield client
             rows = await store.list_proxied(limit=len(self._sent) + 1)
+            totals = await store.sum_proxied()
             store.database.close()
-        if len(rows) != len(self._sent):
-            self.records.report(f"{len(rows)} rows of {len(self._sent)} requests")
-        for wire, row in zip(self._sent, reversed(rows), strict=False):
-            self._compare("row", wire, asdict(row))
+        self._compare_all("row", [asdict(each) for each in reversed(rows)])
+        self._compare_totals("rows", asdict(totals), totals.healed)
 
     @contextmanager
     def _observe(self) -> Iterator[None]:
@@ -159,18 +160,23 @@ class ProgramFuzzer:
         if self.reasoning:
             body["include"] = [REASONING]
         since = len(server.requests)
-        self._sent.append({})
-        try:
+        self._messages += 1
+        answer: Item | None = None
+        with suppress(OpenAIError, httpx2.HTTPError, IndexError):
             answer = await self._create(client, body)
-        except (OpenAIError, httpx2.HTTPError, IndexError):
+        posted = [each for each in server.requests[since:] if each.method == "POST"]
+        self._add_wire(posted, answer)
+        report = await self._read_report(client)
+        self._compare_all("report", report["recent"])
+        self._compare_all("log", self._logs.records)
+        self._compare_totals("report", report, sum(report["healed"].values()))
+        if answer is None:
             self.history.pop()
             return
-        posted = [each for each in server.requests[since:] if each.method == "POST"]
         self.stats.requests += len(posted)
         self.stats.chained += sum("previous_response_id" in each.body for each in posted)
         self.stats.answers += 1
         read, expected = normalize_items(posted[-1].context), normalize_items(self.history)
-        report = await self._read_report(client)
         is_flagged, self._lost = report["lost"] > self._lost, report["lost"]
         if read != expected:
             self.stats.wrong += 1
@@ -180,9 +186,6 @@ class ProgramFuzzer:
             )
             found = f"{self.door}, {self.behavior}, message {number}: read {read}, not {expected}"
             self.stats.first_wrong = self.stats.first_wrong or found
-        self._compare_record(
-            posted, report["recent"][-1], answer.get("id") or "", answer.get("usage") or {}
-        )
         self.history += [_to_input(item) for item in answer["output"]]
 
     async def _create(self, client: Any, body: Any) -> Item:
@@ -203,28 +206,64 @@ class ProgramFuzzer:
             return _find_response([each.model_dump(exclude_none=True) for each in answer])
         return answer.model_dump(exclude_none=True)
 
-    def _compare_record(
-        self, posted: list[RecordedRequest], record: Item, response_id: str, usage: Item
-    ) -> None:
-        """Compare the record of a request with the body that was answered."""
-        self.records.requests += 1
-        wire = self._sent[-1] = {
-            "anchor": posted[-1].body.get("previous_response_id", ""),
-            "sent_bytes": len(posted[-1].raw),
-            "sent_blocks": len(posted[-1].body["input"]),
-            "full_blocks": len(self.history),
-            "response_id": response_id,
-            "is_healed": len(posted) > 1,
-            "status": 200,
-            "input_tokens": usage.get("input_tokens"),
-            "output_tokens": usage.get("output_tokens"),
+    def _add_wire(self, posted: list[RecordedRequest], answer: Item | None) -> None:
+        """Add what was on the wire for one request of the program, of which the last request was answered."""
+        self.records.requests += len(posted)
+        self.records.healed += len(posted) > 1
+        for number, each in enumerate(posted):
+            self._sent.append(
+                {
+                    "anchor": each.body.get("previous_response_id", ""),
+                    "sent_bytes": len(each.raw),
+                    "full_bytes": len(posted[-1].raw) if len(posted) > 1 else None,
+                    "sent_blocks": len(each.body["input"]),
+                    "full_blocks": len(self.history),
+                    "is_healed": number > 0,
+                    "is_resent": number + 1 < len(posted),
+                    "status": each.status,
+                    "response_id": each.response_id if each.status == 200 else "",
+                }
+            )
+        if answer is not None:
+            usage: Item = answer.get("usage") or {}
+            self._sent[-1] |= {
+                "response_id": answer.get("id") or "",
+                "status": 200,
+                "input_tokens": usage.get("input_tokens"),
+                "output_tokens": usage.get("output_tokens"),
+            }
+
+    def _compare_all(self, place: str, records: Sequence[Item]) -> None:
+        """Compare all records in one place with the requests on the wire."""
+        if len(records) != len(self._sent):
+            found = f"{len(records)} records for {len(self._sent)} requests on the wire"
+            self.records.report(f"{place} of {self.door}, {self.behavior}: {found}")
+        for wire, record in zip(self._sent, records, strict=False):
+            self._compare(place, wire, record)
+
+    def _compare_totals(self, place: str, totals: Item, healed: int) -> None:
+        """Compare totals with the requests of the program and with those on the wire."""
+        anchored = sum(bool(each["anchor"]) for each in self._sent)
+        expected = {
+            "requests": self._messages,
+            "wire requests": len(self._sent),
+            "chained": anchored - healed,
+            "sent_bytes": sum(each["sent_bytes"] for each in self._sent),
+            "full_bytes": sum(
+                each["full_bytes"] for each in self._logs.records if not each.get("is_resent")
+            ),
         }
-        self._compare("report", wire, record)
-        self._compare("log", wire, self._logs.records[-1])
+        found = {**totals, "wire requests": totals["requests"] + healed}
+        for name, value in expected.items():
+            if found[name] != value:
+                message = f"{name} is {found[name]!r}, not {value!r}"
+                self.records.report(f"totals of {place}, {self.door}, {self.behavior}: {message}")
 
     def _compare(self, place: str, wire: Item, record: Item) -> None:
         record = {**record, "is_healed": bool(record.get("healed"))}
         for name, value in wire.items():
+            if name == "full_bytes" and value is None:  # the body that the program wrote is unknown
+                continue
             if (record.get(name) or None) != (value or None):  # a log record has no empty fields
                 found = f"{place} of {self.door}, {self.behavior}: {name}"
                 self.records.report(f"{found} is {record.get(name)!r}, not {value!r}")
@@ -233,11 +272,11 @@ class ProgramFuzzer:
         """Return the report, once it has all requests: a proxy reports after the end of a stream."""
         if self.door != "proxy":
             found = chain_report(client)
-            return {"lost": found.lost, "recent": [asdict(each) for each in found.recent]}
+            return {**asdict(found), "healed": dict(found.healed)}
         deadline = monotonic() + 60
         while True:
             report: Any = (await self._http.get("/report")).json()
-            if report["requests"] >= len(self._sent) or monotonic() > deadline:
+            if len(report["recent"]) >= len(self._sent) or monotonic() > deadline:
                 return report
 
 

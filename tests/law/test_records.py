@@ -37,10 +37,25 @@ async def test_every_place_says_the_same_about_each_request(
 async def test_reports_of_chained_clients_and_proxies_agree_with_the_wire(
     door: str, behavior: str, network: MemoryNetwork
 ) -> None:
-    """Report and stored row of each request of a program have anchor and sizes of the body that was answered."""
+    """Report, log record and stored row of each request on the wire have its anchor and sizes, and totals add up."""
     fuzzer = ProgramFuzzer(
         random.Random(1), behavior, door, streaming=door == "proxy", network=network, client="httpx"
     )
     await fuzzer.run(12, edits=True)
     assert not fuzzer.records.differences, fuzzer.records.first_difference
     assert fuzzer.records.requests > 6
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("behavior", ["rejects what it stored", "stores nothing, null echo"])
+async def test_both_requests_of_a_healed_exchange_have_a_record(
+    behavior: str, door: str, streaming: bool, network: MemoryNetwork
+) -> None:
+    """A chained request that is rejected, or answered without its context, has a record, as the one after it."""
+    fuzzer = ProgramFuzzer(
+        random.Random(1), behavior, door, streaming, "always", network=network, client="httpx"
+    )
+    await fuzzer.run(6)
+    assert not fuzzer.records.differences, fuzzer.records.first_difference
+    assert fuzzer.records.healed > 0

@@ -238,20 +238,29 @@ def test_requests_are_recorded_in_a_store(
         with pytest.raises(BadRequestError):
             client.responses.create(model="practice", input="Hello", temperature=9)
 
-    async def read() -> tuple[list[ProxiedRequest], ProxyTotals, ProxiedRequest]:
+    async def read() -> tuple[list[ProxiedRequest], ProxyTotals, ProxiedRequest, ProxiedRequest]:
         rows = await store.list_proxied()
-        return rows, await store.sum_proxied(), await store.get_proxied(rows[-1].id)
+        totals, first = await store.sum_proxied(), await store.get_proxied(rows[-1].id)
+        return rows, totals, first, await store.get_proxied(rows[2].id)
 
-    rows, totals, first = asyncio.run(read())
+    rows, totals, first, rejected = asyncio.run(read())
     store.database.close()
-    assert [row.plan for row in rows] == ["new chain", "sent in full", "chained", "new chain"]
-    assert [row.status for row in rows] == [400, 200, 200, 200]
+    assert [(row.plan, row.status, row.healed) for row in rows] == [
+        ("new chain", 400, ""),
+        ("sent in full", 200, "rejected"),
+        ("chained", 400, ""),
+        ("chained", 200, ""),
+        ("new chain", 200, ""),
+    ]
     assert (totals.requests, totals.chained, totals.healed) == (4, 1, 1)
-    assert totals.full_bytes > totals.sent_bytes
+    assert totals.sent_bytes == sum(row.sent_bytes for row in rows)
+    assert totals.full_bytes == sum(row.full_bytes for row in rows if not row.is_resent)
     assert (first.request is not None, first.response is not None) == (keep_bodies, keep_bodies)
     if keep_bodies:
         assert b"Ada" in (first.request or b"")
         assert b"Ada" in (first.response or b"")
+        assert b"previous_response_id" in (rejected.request or b"")
+        assert b"not found" in (rejected.response or b"")
 
 
 def test_stored_bodies_are_exported_as_recordings(server: TestServer, tmp_path: Path) -> None:

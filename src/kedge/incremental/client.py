@@ -81,7 +81,7 @@ def chain(
         trust: Which servers are chained on: `earned` for those known to use stored context (OpenAI, Azure,
             xAI and `kedge serve`) and those that prove it by their token counts or the items they list,
             `always` for all, `never` for none. Requests to others are sent as the program wrote them.
-        on_request: Called with a `ChainedRequest` after each request.
+        on_request: Called with a `ChainedRequest` after each request on the wire.
 
     Returns:
         The same client.

@@ -6,6 +6,7 @@ The transport of a chained client, or of the proxy, owns the connection; this mo
 2. If the server has not proved yet that it uses stored context, `Exchange.probe` checks the items it lists.
 3. For a rewritten request, `ResponseObserver.verdict` is whether the server rejected the chain or answered without
    it. Nothing has been passed to the program at that point, so the body that the program wrote is sent instead, once.
+   `Exchange.heal` records the first request.
 4. The rest of the response is passed on byte for byte and observed. `Exchange.end` records it.
 """
 
@@ -82,7 +83,7 @@ class Chainer:
         max_depth: The number of responses of a chain that the server passes to the model, if it is limited.
         trust: Which servers are chained on: `earned` for those that are known or proved to use stored
             context, `always` for all, `never` for none.
-        on_request: Called with a `ChainedRequest` after each `POST /responses`.
+        on_request: Called with a `ChainedRequest` after each `POST /responses` on the wire.
         clock: Returns Unix time.
     """
 
@@ -220,7 +221,7 @@ class Chainer:
 
 @dataclass(slots=True)
 class Exchange:
-    """One `POST /responses` request.
+    """One `POST /responses` request of a program, which is one request on the wire, or two if it is healed.
 
     Attributes:
         chainer: The chainer that started it.
@@ -231,7 +232,7 @@ class Exchange:
         decision: The rewritten request, or the reason if there is none.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
-        result: The reported request, after it is finished.
+        sent: The requests on the wire that have ended: their record, their body and the retained bytes of the response.
         observer: The observer of the response, unless there is none yet.
         retained_bytes: The bytes of the response that the observer retains.
         body: The body of the response as received, if it was read completely before it is passed on.
@@ -247,12 +248,14 @@ class Exchange:
     pending: IndexedResponse | None = None
     healed: str = ""
     retained_bytes: int = 0
-    result: ChainedRequest | None = field(default=None, init=False)
+    sent: list[tuple[ChainedRequest, bytes, bytearray]] = field(default_factory=list, init=False)
     body: bytes | None = field(default=None, init=False)
     is_finished: bool = field(default=False, init=False)
     observer: ResponseObserver | None = field(default=None, init=False)
     _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
     _judgment: Judgment | None = field(default=None, init=False)
+    _outcome: Outcome | None = field(default=None, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
 
     @property
     def content(self) -> bytes:
@@ -336,18 +339,18 @@ class Exchange:
             return
         if observer and early and not (observer.is_complete or self.decision == "background"):
             observer = None
-        outcome = observer.finish() if observer else None
+        outcome = self._outcome = observer.finish() if observer else None
         if observer and outcome and self.rewritten:
             judgment = self._judge(outcome)
             if judgment.resend:
                 observer.resend(judgment.reason)
             observer.release()
-        if observer is None or observer.verdict != "resend":
+        if early or observer is None or observer.verdict != "resend":
             is_usable = observer is not None and not observer.has_fallback_ids
             self._finish(outcome if is_usable else None, outcome.usage if outcome else None)
 
     def heal(self) -> None:
-        """Abandon the anchor; from now on `content` is the body that the program wrote.
+        """Record the request and abandon its anchor; from now on `content` is the body that the program wrote.
 
         The reason is `rejected` if the server rejected the anchor, `forgot` if it answered without the
         stored context, and `unproven` if it did not show that it used it.
@@ -355,6 +358,8 @@ class Exchange:
         observer, rewritten, judgment = self.observer, self.rewritten, self._judgment
         if observer is None or rewritten is None:
             return
+        # A stream that rejects the anchor is not read to its end.
+        record = self._make_record(self._outcome or observer.finish(), is_resent=True)
         self.healed, self.observer, self._judgment, self.body = observer.reason, None, None, None
         response_id = rewritten.anchor.record.response_id
         record_healing(self.healed, response_id)
@@ -366,6 +371,7 @@ class Exchange:
                 self.check.record_forgotten()
             self.chainer.index.mark_lost(self.scope, response_id)
         self.chainer.save_evidence(self.check)
+        self.chainer.report.add(record)
 
     def _record_rejection(self, rewritten: Rewritten, rejection: str, now: float) -> None:
         """Record that the server rejected the anchor at this time."""
@@ -391,10 +397,20 @@ class Exchange:
             if entry is not None:
                 self.chainer.index.add(entry)
             return
-        rewritten = self.rewritten
-        is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
-        blocks = len(self.parsed.blocks)
-        self.result = ChainedRequest(
+        is_lost = outcome is not None and not self._record(outcome) and self.rewritten is not None
+        record = self._make_record(outcome, usage, is_lost=is_lost)
+        if self.observer:
+            self._record_failure(self.observer)
+        self.chainer.save_evidence(self.check)
+        self.chainer.report.add(record)
+
+    def _make_record(
+        self, outcome: Outcome | None, usage: Usage | None = None, **flags: bool
+    ) -> ChainedRequest:
+        """Make the record of the request on the wire that has ended."""
+        rewritten, blocks, ended = self.rewritten, len(self.parsed.blocks), time.perf_counter()
+        usage = usage or (outcome.usage if outcome else None)
+        record = ChainedRequest(
             created_at=self.chainer.clock(),
             model=self.parsed.model,
             status=self.observer.status if self.observer else 0,
@@ -406,16 +422,17 @@ class Exchange:
             full_bytes=len(self.original),
             reason=self.reason,
             healed=self.healed,
-            is_lost=is_lost,
             input_tokens=usage.input_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             reasoning_tokens=usage.reasoning_tokens if usage else None,
+            seconds=ended - self._started,
+            **flags,
         )
-        if self.observer:
-            self._record_failure(self.observer)
-        self.chainer.save_evidence(self.check)
-        self.chainer.report.add(self.result)
+        received = self.observer.body_start if self.observer else bytearray()
+        self.sent.append((record, self.content, received))
+        self._started = ended
+        return record
 
     def _record_failure(self, observer: ResponseObserver) -> None:
         """Record a failed anchor, if the original request succeeded or the program received the failure."""

@@ -1,4 +1,4 @@
-"""Reports of chained clients and proxies: one entry per request, and totals."""
+"""Reports of chained clients and proxies: one record per request on the wire, and totals."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ RECENT = 200
 
 @dataclass(frozen=True, slots=True)
 class ChainedRequest:
-    """The record of one `POST /responses` request: what was sent and why, and what came back.
+    """The record of one `POST /responses` request on the wire: what was sent and why, and what came back.
 
-    The report, the log record, the metrics and, for a proxy, the stored row have its values. A request that was healed
-    is one record, of the body that was answered.
+    The report, the log record, the metrics and, for a proxy, the stored row have its values. A request of a program
+    that was healed has two: of the request on the anchor, and of the body that the program wrote, with `healed`.
 
     Attributes:
         created_at: The time at which it finished, in Unix time.
@@ -31,16 +31,19 @@ class ChainedRequest:
         response_id: The id of the response; empty if there is none.
         sent_blocks: The number of blocks that were sent.
         full_blocks: The number of blocks that the program wrote.
-        sent_bytes: The size of the body that was answered.
+        sent_bytes: The size of the body that was sent.
         full_bytes: The size of the body that the program wrote.
         reason: Why the request was sent as written; empty if it was rewritten.
-        healed: Why it was sent again in full after the anchor was tried; empty if it was not.
+        healed: Why it was sent in full after the request of the record before; empty if it is the first one.
+        is_resent: Whether it was on an anchor that the server did not use, so that the body that the program wrote
+            was sent next.
         is_lost: Whether the answer was passed on before its token count showed that the server had not
             used the stored context.
         input_tokens: The tokens that the server counted; this and the next three are None if it did not.
         cached_tokens: The part of them that was in its prompt cache.
         output_tokens: The tokens of the answer.
         reasoning_tokens: The part of them that is reasoning.
+        seconds: Its duration.
     """
 
     created_at: float
@@ -54,26 +57,29 @@ class ChainedRequest:
     full_bytes: int
     reason: str = ""
     healed: str = ""
+    is_resent: bool = False
     is_lost: bool = False
     input_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """Totals of a chained client.
+    """Totals of a chained client, which are sums over its records.
 
     Attributes:
-        requests: The number of `POST /responses` requests.
-        chained: The number of requests that were sent on an anchor.
+        requests: The number of `POST /responses` requests of the program; on the wire there were as many, and one more
+            for each that was healed.
+        chained: The number of requests that were sent on an anchor and not healed.
         passed_through: The number of requests that were sent as written, by reason.
         healed: The number of requests that were sent again in full, by reason.
         lost: The number of answers that were passed on although the server had not used the stored context.
-        sent_bytes: Bytes of the bodies that were answered.
+        sent_bytes: Bytes of all bodies on the wire.
         full_bytes: Bytes of the bodies that the program wrote.
-        recent: The newest requests, oldest first.
+        recent: The records of the newest requests on the wire, oldest first.
     """
 
     requests: int
@@ -112,14 +118,15 @@ class ReportBuilder:
         self._lock = Lock()
 
     def add(self, request: ChainedRequest) -> None:
-        """Add one finished request, log it and count it."""
+        """Add one finished request on the wire, log it and count it."""
+        is_last = not request.is_resent  # of the requests on the wire for one of the program
         with self._lock:
             self._totals.update(
-                requests=1,
-                chained=bool(request.anchor),
+                requests=is_last,
+                chained=is_last and bool(request.anchor),
                 lost=request.is_lost,
                 sent_bytes=request.sent_bytes,
-                full_bytes=request.full_bytes,
+                full_bytes=is_last * request.full_bytes,
             )
             self._passed.update([request.reason] if request.reason else ())
             self._healed.update([request.healed] if request.healed else ())

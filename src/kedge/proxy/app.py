@@ -7,7 +7,6 @@ passed on and never stored.
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -235,7 +234,6 @@ class _Proxy:
 
     async def forward(self, request: Request) -> Response:
         """Forward a request and pass its response on as it arrives."""
-        started = time.perf_counter()
         try:
             url = self._parse_url(_build_url(self._upstream, request.scope))
         except self._errors as error:
@@ -275,7 +273,7 @@ class _Proxy:
         if isinstance(incoming, Response):
             used = estimate.input if incoming.status_code == CLIENT_GONE else 0
             await self._policy.settle(reserved, used, caller)
-            self._record(exchange, incoming, started, caller)
+            self._record(exchange, incoming, caller)
             return incoming
         # An error whose body was examined is passed on decoded.
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
@@ -291,7 +289,7 @@ class _Proxy:
         usage = UsageReader(content_type, estimate.input) if is_metered else None
 
         async def end() -> None:
-            self._record(exchange, response, started, caller)
+            self._record(exchange, response, caller)
             if usage is not None:
                 await self._policy.settle(reserved, usage.finish(), caller)
 
@@ -350,26 +348,21 @@ class _Proxy:
             watcher.cancel()
 
     def _record(
-        self,
-        exchange: Exchange | None,
-        response: Response,
-        started: float,
-        caller: AccessToken | None,
+        self, exchange: Exchange | None, response: Response, caller: AccessToken | None
     ) -> None:
-        """Record a finished request for the page of its user."""
-        if self._recorder is None or exchange is None or exchange.result is None:
+        """Store the records of a finished request for the page of its user."""
+        if self._recorder is None or exchange is None:
             return
-        observer = exchange.observer if isinstance(response, _PassedOn) else None
-        body = observer.body_start if observer else response.body
-        members: dict[str, Any] = {**asdict(exchange.result), "status": response.status_code}
-        request = ProxiedRequest(
-            upstream=str(self._upstream),
-            seconds=time.perf_counter() - started,
-            request=exchange.content,
-            response=bytes(body),
-            **members,
-        )
-        self._recorder.add(request, caller.namespace if caller else "")
+        for record, content, received in exchange.sent:
+            members: dict[str, Any] = {**asdict(record), "response": bytes(received)}
+            if (
+                record is exchange.sent[-1][0]
+            ):  # the client gets its response, or an error of the proxy
+                members["status"] = response.status_code
+                if not isinstance(response, _PassedOn):
+                    members["response"] = bytes(response.body)
+            row = ProxiedRequest(upstream=str(self._upstream), request=content, **members)
+            self._recorder.add(row, caller.namespace if caller else "")
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket to the upstream."""

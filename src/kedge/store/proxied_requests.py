@@ -28,7 +28,7 @@ log = get_logger("kedge.proxy")
 
 @dataclass(frozen=True, slots=True)
 class ProxiedRequest:
-    """One `POST /responses` request that was sent through a proxy.
+    """One `POST /responses` request that a proxy sent; a request of a client that was healed is two.
 
     Attributes:
         created_at: When it finished, in seconds since 1970.
@@ -40,10 +40,11 @@ class ProxiedRequest:
         response_id: The id of the response; empty if there is none.
         sent_blocks: The number of blocks that were sent.
         full_blocks: The number of blocks of the client's request.
-        sent_bytes: The size of the body that was answered.
+        sent_bytes: The size of the body that was sent.
         full_bytes: The size of the body of the client's request.
         reason: Why it was sent unchanged; empty if it was chained.
-        healed: Why it was sent again in full; empty if it was not.
+        healed: Why it was sent in full after the request before; empty if it is the first one.
+        is_resent: Whether the server did not use the anchor, so that the next request is in full.
         is_lost: Whether the server answered without the stored context.
         input_tokens: The tokens that the server counted; this and the next three are None if it did not.
         cached_tokens: The part of them that was in its prompt cache.
@@ -67,6 +68,7 @@ class ProxiedRequest:
     full_bytes: int
     reason: str = ""
     healed: str = ""
+    is_resent: bool = False
     is_lost: bool = False
     input_tokens: int | None = None
     cached_tokens: int | None = None
@@ -87,8 +89,8 @@ class ProxyTotals:
     """Sums over the stored requests.
 
     Attributes:
-        requests: The number of requests.
-        chained: The number of requests that were chained on a stored response.
+        requests: The number of requests of clients.
+        chained: The number of requests that were chained on a stored response and not healed.
         healed: The number of requests that were sent again in full.
         lost: The number of answers without the stored context.
         sent_bytes: Bytes that were sent.
@@ -121,9 +123,8 @@ def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
         requests: The requests; the newest 10,000 of this namespace are retained.
     """
     requests = [_truncate_bodies(each, tx.body_bytes) for each in requests]
-    rows = [[_escape_text(getattr(each, name)) for name in _COLUMNS] for each in requests]
-    at = _COLUMNS.index("is_lost")
-    tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])
+    rows = [[_to_column(getattr(each, name)) for name in _COLUMNS] for each in requests]
+    tx.run_many(_INSERT, [[*row, tx.namespace] for row in rows])
     tx.run(
         "DELETE FROM proxied_requests WHERE namespace = ? AND id <= (SELECT id FROM proxied_requests "
         "WHERE namespace = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
@@ -138,11 +139,11 @@ def _truncate_bodies(request: ProxiedRequest, size: int) -> ProxiedRequest:
     return replace(request, request=sent, response=received)
 
 
-def _escape_text(value: Any) -> Any:
-    """Escape characters that a database cannot store: a rejected request may have any text as its model."""
-    if not isinstance(value, str):
-        return value
-    return escape_surrogates(value).replace("\0", "\\x00")
+def _to_column(value: Any) -> Any:
+    """Return a value as it is stored, without characters that a database cannot store: a model may be any text."""
+    if isinstance(value, str):
+        return escape_surrogates(value).replace("\0", "\\x00")
+    return int(value) if isinstance(value, bool) else value
 
 
 def list_proxied(
@@ -196,7 +197,8 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
     lines: list[str] = []
     for number, upstream, status, sent, received, previous, response_id in rows:
         group = groups.get(previous, str(number))
-        groups[response_id] = group
+        if response_id:
+            groups[response_id] = group
         if max(len(sent), len(received)) >= body_bytes:
             continue
         with suppress(ValueError, RecursionError):  # a body that was rejected may be anything
@@ -215,9 +217,9 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
 def sum_proxied(tx: Tx) -> ProxyTotals:
     """Return the sums over the stored requests that were sent through a proxy."""
     rows = tx.rows(
-        "SELECT COUNT(*), SUM(CASE WHEN anchor <> '' THEN 1 ELSE 0 END), "
+        "SELECT SUM(1 - is_resent), SUM(CASE WHEN anchor <> '' THEN 1 - is_resent ELSE 0 END), "
         "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "
-        "SUM(full_bytes) FROM proxied_requests WHERE namespace = ?",
+        "SUM(full_bytes * (1 - is_resent)) FROM proxied_requests WHERE namespace = ?",
         (tx.namespace,),
     )
     return ProxyTotals(*(int(value or 0) for value in rows[0]))
@@ -225,7 +227,7 @@ def sum_proxied(tx: Tx) -> ProxyTotals:
 
 def _to_request(names: Sequence[str], row: Sequence[object]) -> ProxiedRequest:
     values: dict[str, Any] = dict(zip(names, row, strict=True))
-    values["is_lost"] = bool(values["is_lost"])
+    values |= {name: bool(values[name]) for name in ("is_resent", "is_lost")}
     return ProxiedRequest(**values)
 
 

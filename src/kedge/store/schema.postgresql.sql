@@ -247,6 +247,7 @@ CREATE TABLE proxied_requests (
     full_bytes BIGINT NOT NULL,
     reason TEXT NOT NULL,
     healed TEXT NOT NULL,
+    is_resent BIGINT NOT NULL,
     is_lost BIGINT NOT NULL,
     input_tokens BIGINT,
     cached_tokens BIGINT,

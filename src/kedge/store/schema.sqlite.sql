@@ -248,6 +248,7 @@ CREATE TABLE proxied_requests (
     full_bytes INTEGER NOT NULL,
     reason TEXT NOT NULL,
     healed TEXT NOT NULL,
+    is_resent INTEGER NOT NULL,
     is_lost INTEGER NOT NULL,
     input_tokens INTEGER,
     cached_tokens INTEGER,

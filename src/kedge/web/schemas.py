@@ -622,6 +622,7 @@ class ProxiedShape(ApiModel):
     full_bytes: int
     reason: str
     healed: str
+    is_resent: bool = Field(description="Whether the next request is in full instead of it.")
     is_lost: bool
     input_tokens: int | None = Field(description="None if the server did not count them.")
     cached_tokens: int | None
