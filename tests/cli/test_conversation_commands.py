@@ -549,6 +549,9 @@ def test_imported_server_address_needs_confirmation(
     (audit,) = run_json("verify", "--server")["audits"]
     assert audit["agrees"] is None
     assert "not used on this machine before" in audit["words"]
+    named = run_command("verify", "harbour", "--server")
+    assert named.exit_code == 1
+    assert "not used on this machine before" in named.output
     assert len(server.requests) == before
     address = f"responses:{server.base_url}#practice"
     assert run_command("inspect", "harbour", "--model", address).exit_code == 0

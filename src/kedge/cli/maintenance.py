@@ -328,7 +328,8 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     """Recompute every digest of the complete store and report damage.
 
     With --server, also fetch what the provider holds for the anchor of each CONVERSATION (default: all)
-    and compare. The exit code is 1 if something differs.
+    and compare. The exit code is 1 if something differs, or if a named CONVERSATION cannot be compared because
+    its model cannot be used here.
     """
 
     async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
@@ -338,7 +339,8 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
         return damage, [await _audit(opened, row, model) for row in rows if server]
 
     damage, audits = run_with_store(work, connects=server)
-    wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
+    failed = any(audit["agrees"] is False or (conversations and audit["error"]) for audit in audits)
+    wrong = bool(damage) or failed
     found = [{"where": each.where, "problem": each.problem} for each in damage]
     report = {"ok": not wrong, "damage": found, "audits": audits}
     return Result(report, lambda: _print_report(damage, audits), exit_code=int(wrong))
@@ -349,7 +351,7 @@ async def _audit(store: "Store", row: "ConversationRow", requested: str | None) 
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
-    report: AuditReport = {"conversation": row.id, "title": row.title}
+    report: AuditReport = {"conversation": row.id, "title": row.title, "error": False}
     try:
         model = await resolve_model(store, row, requested)
         report["model"] = mask_url(model)
@@ -359,7 +361,7 @@ async def _audit(store: "Store", row: "ConversationRow", requested: str | None) 
                 return {**report, "agrees": None, "words": "this provider stores no responses"}
             found = await audit(turn)
     except KedgeError as error:
-        return {**report, "agrees": None, "words": str(error)}
+        return {**report, "agrees": None, "words": str(error), "error": True}
     text = found.difference if found.agrees is None else str(found)
     return {**report, "agrees": found.agrees, "words": text}
 
