@@ -42,7 +42,17 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     assert "--keep-bodies" in html
     full = page_text(empty_page.client.get(f"/requests/{chained[2]['id']}").text)
     assert "the input continues no earlier response" in full
-    assert "5 requests: 2 chained" in page_text(empty_page.client.get("/requests").text)
+    listed = page_text(empty_page.client.get("/requests").text)
+    assert "5 requests: 2 chained" in listed
+    assert "new chain new" not in listed
+
+
+def test_rejected_request_without_input_sent_no_blocks(empty_page: PageServer) -> None:
+    """A request that names no input has zero blocks, and one with an empty list too."""
+    empty_page.client.post("/v1/responses", json={"model": "practice"})
+    empty_page.client.post("/v1/responses", json={"model": "practice", "input": []})
+    rows = empty_page.get("/api/requests")["data"]
+    assert [(row["sent_blocks"], row["full_blocks"]) for row in rows] == [(0, 0), (0, 0)]
 
 
 def test_keep_bodies_stores_content(tmp_path: Path) -> None:

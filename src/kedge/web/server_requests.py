@@ -56,7 +56,8 @@ class ServerRequests(RequestRecorder):
 def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     body = cast("dict[str, Any]", exchange.body) if isinstance(exchange.body, dict) else {}
     input_items = _read_input(body)
-    sent = len(cast("list[Any]", input_items)) if isinstance(input_items, list) else 1
+    is_list = isinstance(input_items, list)
+    sent = len(cast("list[Any]", input_items)) if is_list else int(input_items is not None)
     context = exchange.context or ()
     anchor = _read_anchor(body)
     stored = context[: max(len(context) - sent, 0)] if anchor else ()
