@@ -105,11 +105,12 @@ async def debate(
         name = workflow or new_workflow_id()
         run = WorkflowRun(name, "debate", stored_spec, on_event, settings, stack)
         roles: list[Role] = []
+        subject = first_line(question, TITLE_LENGTH)
         for side in sides:
-            title = f"{side.name}: {first_line(question, TITLE_LENGTH)}"
+            title = f"{side.name}: {subject}"
             is_lead = not roles
             roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
-        judge_role = await open_judge_role(run, judge, store)
+        judge_role = await open_judge_role(run, judge, store, subject)
         on_event(WorkflowStarted(name, "debate", rounds, roles[0].is_resumed))
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 

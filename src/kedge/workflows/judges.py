@@ -67,12 +67,14 @@ The answer was changed:
 Does it meet the rubric now?"""
 
 
-async def open_judge_role(run: WorkflowRun, judge: object, store: Store) -> Role | None:
+async def open_judge_role(
+    run: WorkflowRun, judge: object, store: Store, subject: str
+) -> Role | None:
     """Open the chain of a judge that is a model, without tools; return None for any other judge."""
     if not isinstance(judge, ModelJudge):
         return None
     settings = {name: run.settings[name] for name in ("lease", "price") if name in run.settings}
-    title = f"The judge of {run.workflow}"
+    title = f"{JUDGE_ROLE}: {subject}"
     return await replace(run, settings=settings).open_role(JUDGE_ROLE, store, judge.engine, title)
 
 

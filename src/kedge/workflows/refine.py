@@ -85,10 +85,9 @@ async def refine(
     async with AsyncExitStack() as stack:
         name = workflow or new_workflow_id()
         run = WorkflowRun(name, "refine", stored_spec, on_event, settings, stack)
-        author = await run.open_lead(
-            AUTHOR_ROLE, conversation, store, engine, first_line(task, TITLE_LENGTH)
-        )
-        judge_role = await open_judge_role(run, judge, author.conversation.store)
+        subject = first_line(task, TITLE_LENGTH)
+        author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, subject)
+        judge_role = await open_judge_role(run, judge, author.conversation.store, subject)
         on_event(WorkflowStarted(name, "refine", rounds, author.is_resumed))
         schema = find_judge_schema(judge)
         return await _Refinement(author, judge_role, judge, schema, task, rounds, again).run()
