@@ -139,7 +139,7 @@ async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connec
     assert result.passed
     assert result.answer == "Hi."
     assert len(author.requests) == len(bench.requests) == 2
-    titles = {each.title for each in await store.list_conversations()}
+    titles = {each.title for each in await store.conversations()}
     assert titles == {"Please greet.", "judge: Please greet."}
     for server in (author, bench):
         response_ids = {each.response_id for each in server.requests}
