@@ -7,7 +7,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from kedge.cli import group
-from kedge.web.schemas import ConversationShape
+from kedge.web.shapes import ConversationShape
 from web.conftest import serve_page
 
 

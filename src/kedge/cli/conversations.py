@@ -156,9 +156,11 @@ def _update(name: str, change: "Callable[[ConversationRow], dict[str, Any]]") ->
 
 def _to_result(row: "ConversationRow", text: str, **further: Any) -> Result:
     """Return a conversation in its JSON form with further members, or a text."""
-    from kedge.web.shapes import shape_conversation
+    from kedge.web.shapes import ConversationShape
 
-    return Result({**shape_conversation(row).model_dump(mode="json"), **further}, text)
+    return Result(
+        {**ConversationShape.model_validate(row).model_dump(mode="json"), **further}, text
+    )
 
 
 def _to_change(row: "ConversationRow", text: str) -> Result:

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
 
-from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,7 +20,7 @@ from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import list_labels, list_summaries, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
-from kedge.web import schemas
+from kedge.web import schemas, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
@@ -35,14 +33,6 @@ from kedge.web.send import (
     start_run,
 )
 from kedge.web.server_requests import find_chain, flush_requests
-from kedge.web.shapes import (
-    shape_conversation,
-    shape_node,
-    shape_overview,
-    shape_plan,
-    shape_reply,
-    shape_request,
-)
 from kedge.web.transcript import find_matches
 from kedge.web.workflows import (
     find_workflow_run,
@@ -77,11 +67,13 @@ def operation(method: str, path: str, **options: Any) -> Callable[[F], F]:
 
 
 @operation("GET", "/api/conversations")
-async def list_conversations(call: ApiCall, query: schemas.ListQuery) -> schemas.ConversationPage:
+async def list_conversations(call: ApiCall, query: schemas.ListQuery) -> shapes.ConversationPage:
     """List conversations."""
     page = await call.service.find(query)
-    return schemas.ConversationPage(
-        data=[shape_overview(summary, call.service.status(summary)) for summary in page.rows],
+    return shapes.ConversationPage(
+        data=[
+            shapes.shape_overview(summary, call.service.status(summary)) for summary in page.rows
+        ],
         total=page.total,
         limit=query.limit,
         offset=query.offset,
@@ -91,7 +83,7 @@ async def list_conversations(call: ApiCall, query: schemas.ListQuery) -> schemas
 @operation("POST", "/api/conversations", status=201)
 async def create_conversation(
     call: ApiCall, body: schemas.NewConversation
-) -> schemas.ConversationShape:
+) -> shapes.ConversationShape:
     """Create a conversation."""
     service = call.service
     service.models.check_name(body.model)
@@ -106,24 +98,24 @@ async def create_conversation(
         data={MODEL_KEY: body.model} if body.model else {},
         **service.settings,
     )
-    return shape_conversation(conversation.row)
+    return shapes.ConversationShape.model_validate(conversation.row)
 
 
 @operation("GET", "/api/conversations/{id}")
-async def read_conversation(call: ApiCall) -> schemas.OverviewShape:
+async def read_conversation(call: ApiCall) -> shapes.OverviewShape:
     """Read a conversation."""
     row = await call.store.conversation(call.id)
     summaries, _ = await list_summaries(call.store, show="all", ids=[row.id], scheduled=True)
-    return shape_overview(summaries[0], call.service.status(summaries[0]))
+    return shapes.shape_overview(summaries[0], call.service.status(summaries[0]))
 
 
 @operation("PATCH", "/api/conversations/{id}")
 async def change_conversation(
     call: ApiCall, body: schemas.ConversationUpdate
-) -> schemas.ConversationShape:
+) -> shapes.ConversationShape:
     """Rename, tag or archive a conversation."""
     row = await call.store.update(call.id, title=body.title, tags=body.tags, archived=body.archived)
-    return shape_conversation(row)
+    return shapes.ConversationShape.model_validate(row)
 
 
 @operation("DELETE", "/api/conversations/{id}", status=204)
@@ -141,25 +133,22 @@ async def delete_conversation(call: ApiCall, query: schemas.DeleteQuery) -> Resp
 
 
 @operation("POST", "/api/conversations/{id}/restore")
-async def undo_deletion(call: ApiCall) -> schemas.ConversationShape:
+async def undo_deletion(call: ApiCall) -> shapes.ConversationShape:
     """Undo the deletion of a conversation."""
     row = await call.service.deletions.undo(call.store, call.id)
-    return shape_conversation(row)
+    return shapes.ConversationShape.model_validate(row)
 
 
 @operation("GET", "/api/search")
-async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> schemas.SearchPage:
+async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> shapes.SearchPage:
     """Search the text of all messages."""
     hits = await call.store.search(query.q, **query.model_dump(exclude={"q"}))
-    data = [
-        schemas.HitShape(**structs.asdict(hit), matches=find_matches(hit.excerpt, query.q))
-        for hit in hits
-    ]
-    return schemas.SearchPage(data=data, limit=query.limit, offset=query.offset)
+    data = [shapes.HitShape.of(hit, matches=find_matches(hit.excerpt, query.q)) for hit in hits]
+    return shapes.SearchPage(data=data, limit=query.limit, offset=query.offset)
 
 
 @operation("GET", "/api/conversations/{id}/turns")
-async def read_turns(call: ApiCall, query: schemas.PathQuery) -> schemas.TurnPage:
+async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
     """Read the blocks of a conversation."""
     row = await call.store.conversation(call.id)
     node = await call.store.find_node(row, query.at)
@@ -169,7 +158,7 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> schemas.TurnPag
     else:
         blocks = await call.store.last_blocks(row, query.last, node.id)
         offset = node.length - len(blocks)
-    return schemas.TurnPage(
+    return shapes.TurnPage(
         conversation=row.id,
         node=node.id,
         blocks=[dump_block(block) for block in blocks],
@@ -185,7 +174,7 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> schemas.TurnPag
     errors=(409, 502, 503),
     max_bytes=MAX_TURN_BYTES,
 )
-async def take_turn(call: ApiCall, body: schemas.NewTurn) -> schemas.TurnShape | Response:
+async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | Response:
     """Send a message and get the answer."""
     request = await resolve_turn(call.service, call.id, body)
     return await _run(call, request, stream=body.stream)
@@ -194,27 +183,25 @@ async def take_turn(call: ApiCall, body: schemas.NewTurn) -> schemas.TurnShape |
 @operation(
     "POST", "/api/conversations/{id}/resume", media_type=EVENT_STREAM, errors=(409, 502, 503)
 )
-async def resume_turn(call: ApiCall, body: schemas.NewResume) -> schemas.TurnShape | Response:
+async def resume_turn(call: ApiCall, body: schemas.NewResume) -> shapes.TurnShape | Response:
     """Send a question without an answer again."""
     request = await resolve_resume(call.service, call.id, body)
     return await _run(call, request, stream=body.stream)
 
 
 @operation("POST", "/api/conversations/{id}/edit", errors=(409,))
-async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> schemas.EditShape:
+async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> shapes.EditShape:
     """Replace the text of a block without sending it."""
     return await edit_block(call.service, call.id, body)
 
 
-async def _run(
-    call: ApiCall, request: TurnRequest, *, stream: bool
-) -> schemas.TurnShape | Response:
+async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> shapes.TurnShape | Response:
     run = start_run(call.service, request, streaming=stream)
     if stream:
         return _follow(run)
     await run.wait()
     if run.reply is not None:
-        return shape_reply(run.reply)
+        return shapes.shape_reply(run.reply)
     if run.error is not None:
         raise run.error
     if run.status == "failed":
@@ -233,11 +220,11 @@ def _follow(run: TurnRun) -> EventStreamResponse:
 
 
 @operation("GET", "/api/conversations/{id}/runs")
-async def list_runs(call: ApiCall) -> schemas.RunList:
+async def list_runs(call: ApiCall) -> shapes.RunList:
     """List the running turns."""
     row = await call.store.conversation(call.id)
-    data = [schemas.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
-    return schemas.RunList(head=row.head, data=data)
+    data = [shapes.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
+    return shapes.RunList(head=row.head, data=data)
 
 
 @operation("GET", "/api/conversations/{id}/runs/{run}", media_type=EVENT_STREAM)
@@ -247,11 +234,11 @@ async def follow_run(call: ApiCall) -> Response:
 
 
 @operation("POST", "/api/conversations/{id}/runs/{run}/stop")
-async def stop_run(call: ApiCall) -> schemas.RunShape:
+async def stop_run(call: ApiCall) -> shapes.RunShape:
     """Stop a turn and store the partial answer."""
     run = _find_run(call)
     await run.stop()
-    return schemas.RunShape.model_validate(run)
+    return shapes.RunShape.model_validate(run)
 
 
 def _find_run(call: ApiCall) -> TurnRun:
@@ -262,7 +249,7 @@ def _find_run(call: ApiCall) -> TurnRun:
 
 
 @operation("GET", "/api/conversations/{id}/chain")
-async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> schemas.ChainShape:
+async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> shapes.ChainShape:
     """Read the tree of responses."""
     row = await call.store.conversation(call.id)
     tree = await read_tree(call.store, row)
@@ -271,11 +258,11 @@ async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> schemas.ChainS
     listed = sorted(chain.nodes, key=lambda node: node.id)
     rest = [node for node in listed if node.id > query.after]
     nodes = rest[: query.limit]
-    return schemas.ChainShape(
+    return shapes.ChainShape(
         conversation=row.id,
         head=chain.head,
         nodes=[
-            shape_node(
+            shapes.shape_node(
                 stored[node.id],
                 tree.responses.get(node.id),
                 parent=node.parent,
@@ -290,7 +277,7 @@ async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> schemas.ChainS
 
 
 @operation("GET", "/api/conversations/{id}/plan")
-async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> schemas.PlanShape:
+async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> shapes.PlanShape:
     """Plan the next request without sending it."""
     opened = await call.service.open(call.id, query.at)
     row = opened.conversation.row
@@ -299,30 +286,30 @@ async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> schemas.PlanShap
     engine, store = opened.conversation.engine, call.store
     options = {"streaming": True, **opened.options}
     options = await add_candidates(engine, store, turn, options, row.retention)
-    return shape_plan(engine.plan(turn, **options))
+    return shapes.shape_plan(engine.plan(turn, **options))
 
 
 @operation("GET", "/api/conversations/{id}/plans/{node:number}")
-async def read_plan(call: ApiCall) -> schemas.PlanShape:
+async def read_plan(call: ApiCall) -> shapes.PlanShape:
     """Read the plan of a past request."""
     card = await call.service.load_plan_card(call.id, call.path_int("node"))
-    return shape_request(card.row)
+    return shapes.shape_request(card.row)
 
 
 @operation("POST", "/api/conversations/{id}/fork", status=201)
-async def fork_conversation(call: ApiCall, body: schemas.NewFork) -> schemas.ConversationShape:
+async def fork_conversation(call: ApiCall, body: schemas.NewFork) -> shapes.ConversationShape:
     """Fork a conversation."""
     service = call.service
     opened = await Conversation.open(service.models.engine, store=service.store, id=call.id)
     forked = await opened.fork(body.previous_response_id or body.block or body.at, title=body.title)
-    return shape_conversation(forked.row)
+    return shapes.ConversationShape.model_validate(forked.row)
 
 
 @operation("GET", "/api/conversations/{id}/compare")
-async def compare_branches(call: ApiCall, query: schemas.CompareQuery) -> schemas.ComparisonShape:
+async def compare_branches(call: ApiCall, query: schemas.CompareQuery) -> shapes.ComparisonShape:
     """Compare two branches block by block."""
     comparison = await call.service.compare(call.id, query.left, query.right)
-    return schemas.ComparisonShape.model_validate(comparison)
+    return shapes.ComparisonShape.model_validate(comparison)
 
 
 @operation(
@@ -339,34 +326,34 @@ async def read_attachment(call: ApiCall) -> Response:
 
 
 @operation("GET", "/api/choices")
-async def list_choices(call: ApiCall) -> schemas.ChoicesShape:
+async def list_choices(call: ApiCall) -> shapes.ChoicesShape:
     """List tags and models."""
     tags, models = await list_labels(call.store)
-    return schemas.ChoicesShape(tags=tags, models=models, choices=list(call.service.models.names))
+    return shapes.ChoicesShape(tags=tags, models=models, choices=list(call.service.models.names))
 
 
 @operation("GET", "/api/requests")
-async def list_requests(call: ApiCall, query: schemas.RequestQuery) -> schemas.ProxiedPage:
+async def list_requests(call: ApiCall, query: schemas.RequestQuery) -> shapes.ProxiedPage:
     """List the requests of other programs."""
     await flush_requests(call.request)
     rows = await call.store.list_proxied(limit=query.limit, before=query.before)
     totals = await call.store.sum_proxied()
-    return schemas.ProxiedPage.model_validate({**asdict(totals), "data": rows})
+    return shapes.ProxiedPage.of(totals, data=rows)
 
 
 @operation("GET", "/api/requests/{number:number}")
-async def read_request(call: ApiCall) -> schemas.ProxiedDetail:
+async def read_request(call: ApiCall) -> shapes.ProxiedDetail:
     """Read a request of another program."""
     await flush_requests(call.request)
     row = await call.store.get_proxied(call.path_int("number"))
     before, after = find_chain(await call.store.list_proxied(limit=MAX_PROXIED), row)
-    members: dict[str, Any] = {
-        name: getattr(row, name) for name in schemas.ProxiedShape.model_fields
-    }
-    for name, body in (("request", row.request), ("response", row.response)):
-        members[name] = None if body is None else body.decode("utf-8", "replace")
-    chain = {"before": [each.id for each in before], "after": [each.id for each in after]}
-    return schemas.ProxiedDetail.model_validate({**members, **chain})
+    return shapes.ProxiedDetail.of(
+        row,
+        request=row.request and row.request.decode("utf-8", "replace"),
+        response=row.response and row.response.decode("utf-8", "replace"),
+        before=[each.id for each in before],
+        after=[each.id for each in after],
+    )
 
 
 @operation("GET", "/api/conversations/{id}/export", media_type=JSONL)
@@ -379,21 +366,21 @@ async def export_conversation(call: ApiCall) -> Response:
 
 
 @operation("GET", "/api/workflows")
-async def list_started_workflows(call: ApiCall) -> schemas.WorkflowPage:
+async def list_started_workflows(call: ApiCall) -> shapes.WorkflowPage:
     """List workflows."""
     data = [to_workflow_shape(row, run) for row, run in await list_with_runs(call.service)]
-    return schemas.WorkflowPage(data=data)
+    return shapes.WorkflowPage(data=data)
 
 
 @operation("POST", "/api/workflows", status=201, errors=(502, 503))
-async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> schemas.WorkflowShape:
+async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> shapes.WorkflowShape:
     """Start a workflow."""
     run = await start_workflow(call.service, body)
     return to_workflow_shape(*await load_running(call.service, run.conversation))
 
 
 @operation("GET", "/api/workflows/{id}")
-async def read_workflow(call: ApiCall) -> schemas.WorkflowShape:
+async def read_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Read a workflow."""
     return to_workflow_shape(*await load_running(call.service, call.id))
 
@@ -405,34 +392,34 @@ async def follow_workflow(call: ApiCall) -> Response:
 
 
 @operation("POST", "/api/workflows/{id}/stop")
-async def stop_workflow(call: ApiCall) -> schemas.WorkflowShape:
+async def stop_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Stop a workflow."""
     await find_workflow_run(call.service, call.id).stop()
     return to_workflow_shape(*await load_running(call.service, call.id))
 
 
 @operation("GET", "/api/analytics")
-async def read_analytics(call: ApiCall, query: schemas.RangeQuery) -> schemas.AnalyticsShape:
+async def read_analytics(call: ApiCall, query: schemas.RangeQuery) -> shapes.AnalyticsShape:
     """Read statistics of a time range."""
     selection = _build_selection(call, query)
-    return schemas.AnalyticsShape.model_validate(await analyze(call.store, selection))
+    return shapes.AnalyticsShape.model_validate(await analyze(call.store, selection))
 
 
 @operation("GET", "/api/analytics/over-time")
-async def read_analytics_over_time(call: ApiCall, query: schemas.BucketQuery) -> schemas.BucketList:
+async def read_analytics_over_time(call: ApiCall, query: schemas.BucketQuery) -> shapes.BucketList:
     """Read statistics of intervals of a time range."""
     selection = _build_selection(call, query)
     buckets = await analyze_over_time(call.store, selection, buckets=query.buckets)
-    return schemas.BucketList(data=list(buckets))
+    return shapes.BucketList(data=list(buckets))
 
 
 @operation("GET", "/api/analytics/conversations")
 async def read_analytics_by_conversation(
     call: ApiCall, query: schemas.RangeQuery
-) -> schemas.ConversationStatsList:
+) -> shapes.ConversationStatsList:
     """Read statistics of the conversations with the most requests."""
     conversations = await analyze_conversations(call.store, _build_selection(call, query))
-    return schemas.ConversationStatsList(data=list(conversations))
+    return shapes.ConversationStatsList(data=list(conversations))
 
 
 def _build_selection(call: ApiCall, query: schemas.RangeQuery) -> Selection:

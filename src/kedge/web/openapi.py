@@ -31,9 +31,9 @@ from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
 from kedge.store import Store
-from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service
+from kedge.web.shapes import ErrorResponse
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""

@@ -29,7 +29,6 @@ from kedge.events.run import (
     ToolStarted,
 )
 from kedge.middleware import BaseMiddleware
-from kedge.planning import RequestPlan
 from kedge.planning.explain import format_headline
 from kedge.store.tree import path_to, read_tree
 from kedge.text.display import HEALING_TEXTS, format_size
@@ -57,7 +56,6 @@ from kedge.web.schemas import (
     IMAGE_TYPES,
     MAX_ATTACHMENT_BYTES,
     BlockEdit,
-    EditShape,
     NewAttachment,
     NewResume,
     NewTurn,
@@ -69,7 +67,7 @@ from kedge.web.service import (
     OpenConversation,
     read_instructions,
 )
-from kedge.web.shapes import shape_plan, shape_reply
+from kedge.web.shapes import EditShape, shape_plan, shape_reply
 from kedge.web.transcript import iter_block_ranges
 
 
@@ -316,7 +314,11 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
             return {"type": "reasoning", "delta": delta}
         case RequestPlanned(plan=plan):
             words = format_headline(plan, sizes=False)
-            return {"type": "plan", "words": words, "plan": _dump_plan(plan)}
+            return {
+                "type": "plan",
+                "words": words,
+                "plan": shape_plan(plan).model_dump(mode="json"),
+            }
         case RequestSent(body_bytes=size, full_bytes=full):
             words = f"{format_size(size)} of {format_size(full)}."
             return {"type": "sent", "body_bytes": size, "full_bytes": full, "words": words}
@@ -332,10 +334,6 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
             return {"type": "answered", "response_id": outcome.response_id}
         case _:
             return None
-
-
-def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
-    return shape_plan(plan).model_dump(mode="json")
 
 
 def parse_attachment(attachment: NewAttachment) -> Part:

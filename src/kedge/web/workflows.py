@@ -10,8 +10,9 @@ from typing import Any
 
 from kedge.errors import InvalidWorkflow, KedgeError, NotInStore
 from kedge.web.runs import TurnRun
-from kedge.web.schemas import NewWorkflow, WorkflowChainShape, WorkflowShape
+from kedge.web.schemas import NewWorkflow
 from kedge.web.service import ConversationService
+from kedge.web.shapes import WorkflowShape
 from kedge.workflows import (
     ModelJudge,
     Side,
@@ -130,15 +131,9 @@ def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
 
 def to_workflow_shape(workflow: Workflow, run: TurnRun | None) -> WorkflowShape:
     """Convert a workflow to its API form; one that is not running any more is interrupted."""
-    return WorkflowShape(
-        id=workflow.id,
-        kind=workflow.kind,
-        title=workflow.title,
-        status=workflow_status(workflow, run),
-        conversations={chain.role: chain.conversation for chain in workflow.chains},
-        chains=[WorkflowChainShape.model_validate(chain) for chain in workflow.chains],
-        updated_at=workflow.updated_at,
-    )
+    conversations = {chain.role: chain.conversation for chain in workflow.chains}
+    status = workflow_status(workflow, run)
+    return WorkflowShape.of(workflow, status=status, conversations=conversations)
 
 
 def workflow_status(workflow: Workflow, run: TurnRun | None) -> str:
