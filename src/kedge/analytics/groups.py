@@ -18,15 +18,18 @@ from kedge.store import response_sums
 from kedge.store.records import ANSWERED_STATUSES, has_failed
 from kedge.store.response_sums import (
     ALL_DAYS,
-    ANSWERED,
     KEYS,
     SECONDS_PER_DAY,
     SUMS,
+    ResponseSums,
     round_seconds,
 )
 
 OWN_NUMBERS = "(SELECT number FROM conversations WHERE namespace = ?)"
 """The numbers of the conversations of a namespace."""
+ANSWERED = f"r.status IN ({', '.join(map(repr, ANSWERED_STATUSES))})"
+_PRICED_DAY = "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END"
+_ADDED = ", ".join(f"SUM({name})" for name in SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +88,8 @@ DurationCounts = defaultdict[tuple[Any, int], Counter[float]]
 """How often each duration occurred, by a key and by whether it is that to the first token."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseGroup:
-    """The sums of responses with equal keys; see `response_sums`."""
-
-    provider: str
-    model: str
-    status: str
-    mode: str
-    is_chained: int
-    has_id: int
-    reason: str
-    healed: str
-    pricing: str
-    day: int
-    """The day of responses whose cost was not stored, or 0."""
-    responses: int
-    sent_blocks: int
-    sent_bytes: int
-    saved_blocks: int
-    saved_bytes: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    predictions: int
-    predicted_tokens: int
-    predicted_cached_tokens: int
-    cache_write_tokens: int
-    uncached_tokens: int
-    results_by_id: int
-    results_by_fallback: int
-    results_unmatched: int
-    cache_savings: float
-    cost: float
+class ResponseGroup(ResponseSums, frozen=True):
+    """The sums of responses with equal keys, and what the keys mean."""
 
     @property
     def is_answered(self) -> bool:
@@ -195,10 +166,9 @@ def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[R
     groups: list[ResponseGroup] = []
     if days:
         where = days.condition(tx, selection)
-        columns = ", ".join((*KEYS, "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END"))
-        sums = ", ".join(f"SUM({name})" for name in SUMS)
+        columns = ", ".join((*KEYS, _PRICED_DAY))
         rows = tx.rows(
-            f"SELECT {columns}, {sums} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
+            f"SELECT {columns}, {_ADDED} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
             where.values,
         )
         groups += map(_to_group, rows)
@@ -209,11 +179,10 @@ def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[R
 
 def group_by(tx: Tx, where: SqlCondition, column: str) -> dict[Any, list[ResponseGroup]]:
     """Return the groups of the responses with each value of a column."""
-    day = f"CASE WHEN {KEYS['pricing']} = 'unknown' THEN {response_sums.day_sql(tx)} ELSE 0 END"
-    columns = ", ".join((column, *KEYS.values(), day))
+    columns = ", ".join((column, *KEYS, _PRICED_DAY))
     found: dict[Any, list[ResponseGroup]] = {}
     for row in tx.rows(
-        f"SELECT {columns}, {', '.join(SUMS.values())} FROM responses r "  # noqa: S608
+        f"SELECT {columns}, {_ADDED} FROM response_sums_parts r "  # noqa: S608
         f"WHERE {where.sql} GROUP BY {columns}",
         where.values,
     ):

@@ -10,14 +10,15 @@ so no response with a smaller number can appear later. Sends must not wait for t
 gives up soon if another transaction, such as an import, is adding nodes for longer.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import msgspec
+
 from kedge.database.transactions import Database, Row, Tx, marks, split_chunks
 from kedge.errors import StoreBusy, StoreReadOnly
-from kedge.store.records import ANSWERED_STATUSES, Damage
+from kedge.store.records import Damage
 
 T = TypeVar("T")
 
@@ -29,77 +30,66 @@ SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
 """The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
 
-ANSWERED = f"r.status IN ({', '.join(map(repr, ANSWERED_STATUSES))})"
-_IS_PREDICTED = "r.predicted_cached_tokens IS NOT NULL AND r.cached_tokens IS NOT NULL"
-_UNCACHED = "COALESCE(r.input_tokens, 0) - COALESCE(r.cached_tokens, 0)"
 
-KEYS: dict[str, str] = {
-    "provider": "r.provider",
-    "model": "r.model",
-    "status": "r.status",
-    "mode": "r.mode",
-    "is_chained": "CASE WHEN r.anchor IS NULL THEN 0 ELSE 1 END",
-    "has_id": "CASE WHEN r.provider_response_id IS NULL THEN 0 ELSE 1 END",
-    "reason": "COALESCE(r.reason, '')",
-    "healed": "COALESCE(r.healed, '')",
-    "pricing": "CASE WHEN r.cost IS NOT NULL THEN 'stored' "
-    "WHEN r.input_tokens IS NOT NULL THEN 'unknown' ELSE 'none' END",
-}
+class ResponseSums(msgspec.Struct, frozen=True):
+    """The sums of responses with equal keys."""
+
+    provider: str
+    model: str
+    status: str
+    mode: str
+    is_chained: int
+    has_id: int
+    reason: str
+    healed: str
+    pricing: str
+    day: int
+    """The day of responses whose cost was not stored, or 0."""
+    responses: int
+    sent_blocks: int
+    sent_bytes: int
+    saved_blocks: int
+    saved_bytes: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    predictions: int
+    predicted_tokens: int
+    predicted_cached_tokens: int
+    cache_write_tokens: int
+    uncached_tokens: int
+    results_by_id: int
+    results_by_fallback: int
+    results_unmatched: int
+    cache_savings: float
+    cost: float
+
+
+_COLUMNS = ResponseSums.__struct_fields__
+KEYS = _COLUMNS[: _COLUMNS.index("day")]
 """The members that define a group of responses, besides the namespace and the day."""
-SUMS: dict[str, str] = {
-    "responses": "COUNT(*)",
-    "sent_blocks": "SUM(r.sent_blocks)",
-    "sent_bytes": "SUM(r.sent_bytes)",
-    "saved_blocks": "SUM(r.saved_blocks)",
-    "saved_bytes": "SUM(r.saved_bytes)",
-    "input_tokens": "SUM(COALESCE(r.input_tokens, 0))",
-    "cached_tokens": "SUM(COALESCE(r.cached_tokens, 0))",
-    "output_tokens": "SUM(COALESCE(r.output_tokens, 0))",
-    "reasoning_tokens": "SUM(COALESCE(r.reasoning_tokens, 0))",
-    "predictions": f"SUM(CASE WHEN {_IS_PREDICTED} THEN 1 ELSE 0 END)",
-    "predicted_tokens": f"SUM(CASE WHEN {_IS_PREDICTED} THEN r.predicted_cached_tokens ELSE 0 END)",
-    "predicted_cached_tokens": f"SUM(CASE WHEN {_IS_PREDICTED} THEN r.cached_tokens ELSE 0 END)",
-    "cache_write_tokens": "SUM(COALESCE(r.cache_write_tokens, 0))",
-    "uncached_tokens": f"SUM(CASE WHEN {_UNCACHED} > 0 THEN {_UNCACHED} ELSE 0 END)",
-    "results_by_id": "SUM(r.results_by_id)",
-    "results_by_fallback": "SUM(r.results_by_fallback)",
-    "results_unmatched": "SUM(r.results_unmatched)",
-    "cache_savings": "SUM(COALESCE(r.cache_savings, 0.0))",
-    "cost": "SUM(COALESCE(r.cost, 0.0))",
-}
+SUMS = _COLUMNS[_COLUMNS.index("responses") :]
 """The sums of a group."""
 _FLOATS = ("cache_savings", "cost")
-_CONVERSATION_SUMS = {
-    "responses": "COUNT(*)",
-    "tokens": "SUM(COALESCE(r.input_tokens, 0) + COALESCE(r.output_tokens, 0))",
-    "cost": "SUM(COALESCE(r.cost, 0.0))",
-}
-_FROM = "FROM responses r JOIN conversations c ON c.number = r.conversation"
 
-# The key columns of each table of sums; its other columns are added up.
+# The key columns of each table of sums, and those that are added up. A view has the part of each response.
 _TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "response_sums": (("namespace", "day", *KEYS), tuple(SUMS)),
+    "response_sums": (("namespace", "day", *KEYS), SUMS),
     "latency_counts": (
         ("namespace", "day", "provider", "model", "is_first_token", "seconds"),
         ("responses",),
     ),
     "conversation_sums": (
         ("namespace", "day", "conversation", "provider", "model"),
-        tuple(_CONVERSATION_SUMS),
+        ("responses", "tokens", "cost"),
     ),
     "chain_links": (("namespace", "scope", "response_id"), ("responses", "children")),
 }
-Totals = dict[tuple[Any, ...], list[Any]]
-"""The sums of each key of a table."""
-
-
-def day_sql(tx: Tx, column: str = "r.created_at") -> str:
-    """Return the SQL for the day of a time."""
-    return tx.dialect.floor.format(f"{column} / {SECONDS_PER_DAY}")
 
 
 def round_seconds(seconds: float) -> float:
-    """Round a duration to three significant digits, which limits the number of different values."""
+    """Round a duration to three significant digits, as the sums do."""
     return float(f"{seconds:.2e}")
 
 
@@ -127,7 +117,7 @@ def _add_batch(tx: Tx) -> bool:
         f"SELECT node FROM responses WHERE node > ? ORDER BY node LIMIT {MAX_BATCH}", (position,)
     )
     if nodes:
-        _apply(tx, "r.node > ? AND r.node <= ?", (position, nodes[-1][0]), 1)
+        _apply(tx, "node > ? AND node <= ?", (position, nodes[-1][0]), 1)
         tx.run("UPDATE summed SET node = ?", nodes[-1])
     return len(nodes) == MAX_BATCH
 
@@ -170,76 +160,37 @@ def apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
     position = lock_position(tx) if nodes else 0
     included = sorted(node for node in nodes if node <= position)
     for chunk in split_chunks(included):
-        _apply(tx, f"r.node IN ({marks(chunk)})", chunk, sign)
+        _apply(tx, f"node IN ({marks(chunk)})", chunk, sign)
 
 
 def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
     """Add the responses that meet a condition to all tables of sums, or subtract them."""
-    for table, totals in _compute_totals(tx, where, values).items():
-        keys, sums = _TABLES[table]
+    for table, (keys, sums) in _TABLES.items():
         replaced = ("depth", "day") if table == "chain_links" else ()
-        columns = (*keys, *replaced, *sums)
-        changed = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        if replaced:  # an id may be known as an anchor before its response is added
-            new_value = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
-            changed += "".join(f", {name} = {new_value.format(name)}" for name in replaced)
-        rows = [(*key, *(sign * value for value in totals[key])) for key in sorted(totals)]
-        if replaced:
-            rows = [(*row[:3], abs(row[3]), abs(row[4]), *row[5:]) for row in rows]
-        tx.run_many(
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks(columns)}) "
-            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}",
-            rows,
+        given = [
+            *(f"MAX({name})" for name in replaced),
+            *(f"{sign} * SUM({name})" for name in sums),
+        ]
+        changed = [f"{name} = {table}.{name} + excluded.{name}" for name in sums]
+        changed += [
+            f"{name} = CASE WHEN excluded.depth > 0 THEN excluded.{name} ELSE {table}.{name} END"
+            for name in replaced
+        ]
+        key, parts = ", ".join(keys), f"FROM {table}_parts WHERE {where}"
+        tx.run(
+            f"INSERT INTO {table} ({', '.join((*keys, *replaced, *sums))}) "
+            f"SELECT {', '.join((*keys, *given))} {parts} GROUP BY {key} "
+            f"ON CONFLICT ({key}) DO UPDATE SET {', '.join(changed)}",
+            values,
         )
         if sign < 0:
-            is_empty = " AND ".join(f"{name} = 0" for name in (sums if replaced else sums[:1]))
-            where_key = " AND ".join(f"{name} = ?" for name in keys)
-            tx.run_many(
-                f"DELETE FROM {table} WHERE {where_key} AND {is_empty}",
-                [row[: len(keys)] for row in rows],
+            is_empty = " AND ".join(
+                f"{name} = 0" for name in ("responses", "children") if name in sums
             )
-
-
-def _compute_totals(tx: Tx, where: str, values: Sequence[Any]) -> dict[str, Totals]:
-    """Return the sums, for each table, of the responses that meet a condition."""
-    day = day_sql(tx)
-    return {
-        "response_sums": _group(
-            tx, f"c.namespace, {day}, {', '.join(KEYS.values())}", SUMS, where, values
-        ),
-        "latency_counts": _count_latencies(tx, where, values),
-        "conversation_sums": _with_all_days(
-            _group(
-                tx,
-                f"c.namespace, {day}, r.conversation, r.provider, r.model",
-                _CONVERSATION_SUMS,
-                where,
+            tx.run(
+                f"DELETE FROM {table} WHERE {is_empty} AND ({key}) IN (SELECT {key} {parts})",
                 values,
             )
-        ),
-        "chain_links": _count_chain_links(tx, where, values),
-    }
-
-
-def _group(
-    tx: Tx, columns: str, sums: Mapping[str, str], where: str, values: Sequence[Any]
-) -> Totals:
-    rows = tx.rows(
-        f"SELECT {', '.join(sums.values())}, {columns} {_FROM} WHERE {where} GROUP BY {columns}",
-        values,
-    )
-    count = len(sums)
-    return {tuple(row[count:]): to_numbers(sums, row) for row in rows}
-
-
-def _with_all_days(totals: Totals) -> Totals:
-    """Return the sums of each day, and those of all days together."""
-    found = dict(totals)
-    for (namespace, _, *rest), values in totals.items():
-        key = (namespace, ALL_DAYS, *rest)
-        known = found.get(key, [0] * len(values))
-        found[key] = [one + other for one, other in zip(known, values, strict=True)]
-    return found
 
 
 def to_numbers(names: Iterable[str], row: Row) -> list[Any]:
@@ -248,38 +199,6 @@ def to_numbers(names: Iterable[str], row: Row) -> list[Any]:
         float(value or 0) if name in _FLOATS else int(value or 0)
         for name, value in zip(names, row, strict=False)
     ]
-
-
-def _count_latencies(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
-    rows = tx.rows(
-        f"SELECT c.namespace, {day_sql(tx)}, r.provider, r.model, r.seconds, r.first_token_seconds "
-        f"{_FROM} WHERE {where} AND {ANSWERED}",
-        values,
-    )
-    counts = Counter(
-        (namespace, day, provider, model, is_first, round_seconds(seconds))
-        for namespace, own_day, provider, model, *times in rows
-        for is_first, seconds in enumerate(times)
-        if seconds is not None
-        for day in (own_day, ALL_DAYS)
-    )
-    return {key: [count] for key, count in counts.items()}
-
-
-def _count_chain_links(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
-    rows = tx.rows(
-        f"SELECT c.namespace, r.scope, r.provider_response_id, r.anchor, r.depth, {day_sql(tx)} "
-        f"{_FROM} WHERE {where} AND (r.provider_response_id IS NOT NULL OR r.anchor IS NOT NULL)",
-        values,
-    )
-    totals: Totals = {}
-    for namespace, scope, name, anchor, depth, day in rows:
-        if name is not None:
-            link = totals.setdefault((namespace, scope, name), [0, 0, 0, 0])
-            link[:3] = depth or 0, day, link[2] + 1
-        if anchor is not None and depth:  # a rejected or stopped request continues no chain
-            totals.setdefault((namespace, scope, anchor), [0, 0, 0, 0])[3] += 1
-    return totals
 
 
 async def rebuild(database: Database) -> None:
@@ -299,18 +218,17 @@ def _reset(tx: Tx) -> None:
 
 def check_sums(tx: Tx) -> list[Damage]:
     """Return the tables whose sums differ from those of the stored responses."""
-    found: list[Damage] = []
-    expected = _compute_totals(tx, "r.node <= ?", (get_position(tx),))
-    for table, (keys, sums) in _TABLES.items():
-        rows = tx.rows(f"SELECT {', '.join((*keys, *sums))} FROM {table}")
-        stored = {tuple(row[: len(keys)]): row[len(keys) :] for row in rows}
-        computed = {key: totals[-len(sums) :] for key, totals in expected[table].items()}
-        if stored.keys() != computed.keys() or not all(
-            abs(float(one) - float(other)) < 1e-6
-            for key, values in stored.items()
-            for one, other in zip(values, computed[key], strict=True)
-        ):
-            found.append(
-                Damage(table, "its sums are not those of the responses; gc() repairs them")
-            )
-    return found
+    problem = "its sums are not those of the responses; gc() repairs them"
+    return [Damage(table, problem) for table in _TABLES if _has_difference(tx, table)]
+
+
+def _has_difference(tx: Tx, table: str) -> bool:
+    keys, sums = (", ".join(names) for names in _TABLES[table])
+    expected = ", ".join(f"-{name}" for name in _TABLES[table][1])
+    differs = " OR ".join(f"ABS(SUM({name})) > 1e-6" for name in _TABLES[table][1])
+    query = (
+        f"SELECT 1 FROM (SELECT {keys}, {sums} FROM {table} UNION ALL "
+        f"SELECT {keys}, {expected} FROM {table}_parts WHERE node <= ?) AS parts "
+        f"GROUP BY {keys} HAVING {differs} LIMIT 1"
+    )
+    return bool(tx.rows(query, (get_position(tx),)))

@@ -370,3 +370,90 @@ CREATE TABLE chain_links (
 ) WITHOUT ROWID;
 
 CREATE INDEX chain_ends ON chain_links (namespace, day, depth, responses) WHERE children = 0 AND depth > 0;
+
+-- What each response adds to the rows of a table of sums.
+CREATE VIEW response_sums_parts AS
+SELECT
+    r.node,
+    r.conversation,
+    r.created_at,
+    c.namespace,
+    CAST(r.created_at / 86400 AS INTEGER) AS day,
+    r.provider,
+    r.model,
+    r.status,
+    r.mode,
+    CASE WHEN r.anchor IS NULL THEN 0 ELSE 1 END AS is_chained,
+    CASE WHEN r.provider_response_id IS NULL THEN 0 ELSE 1 END AS has_id,
+    COALESCE(r.reason, '') AS reason,
+    COALESCE(r.healed, '') AS healed,
+    CASE
+        WHEN r.cost IS NOT NULL THEN 'stored' WHEN r.input_tokens IS NOT NULL THEN 'unknown' ELSE 'none'
+    END AS pricing,
+    1 AS responses,
+    r.sent_blocks,
+    r.sent_bytes,
+    r.saved_blocks,
+    r.saved_bytes,
+    COALESCE(r.input_tokens, 0) AS input_tokens,
+    COALESCE(r.cached_tokens, 0) AS cached_tokens,
+    COALESCE(r.output_tokens, 0) AS output_tokens,
+    COALESCE(r.reasoning_tokens, 0) AS reasoning_tokens,
+    CASE WHEN r.predicted_cached_tokens + r.cached_tokens IS NULL THEN 0 ELSE 1 END AS predictions,
+    CASE WHEN r.cached_tokens IS NULL THEN 0 ELSE COALESCE(r.predicted_cached_tokens, 0) END AS predicted_tokens,
+    CASE WHEN r.predicted_cached_tokens IS NULL THEN 0 ELSE COALESCE(r.cached_tokens, 0) END
+        AS predicted_cached_tokens,
+    COALESCE(r.cache_write_tokens, 0) AS cache_write_tokens,
+    CASE WHEN COALESCE(r.input_tokens, 0) > COALESCE(r.cached_tokens, 0)
+        THEN r.input_tokens - COALESCE(r.cached_tokens, 0) ELSE 0 END AS uncached_tokens,
+    r.results_by_id,
+    r.results_by_fallback,
+    r.results_unmatched,
+    COALESCE(r.cache_savings, 0.0) AS cache_savings,
+    COALESCE(r.cost, 0.0) AS cost
+FROM responses r JOIN conversations c ON c.number = r.conversation;
+
+-- The duration of an answer, and that of its first token, rounded to three digits to limit the number of rows.
+CREATE VIEW latency_counts_parts AS
+SELECT
+    r.node,
+    c.namespace,
+    CASE WHEN t.is_total = 1 THEN -1 ELSE CAST(r.created_at / 86400 AS INTEGER) END AS day,
+    r.provider,
+    r.model,
+    k.is_first AS is_first_token,
+    CAST(printf('%.2e', CASE WHEN k.is_first = 1 THEN r.first_token_seconds ELSE r.seconds END) AS REAL) AS seconds,
+    1 AS responses
+FROM responses r JOIN conversations c ON c.number = r.conversation
+CROSS JOIN (SELECT 0 AS is_total UNION ALL SELECT 1) t
+CROSS JOIN (SELECT 0 AS is_first UNION ALL SELECT 1) k
+WHERE r.status IN ('completed', 'lost') AND CASE WHEN k.is_first = 1 THEN r.first_token_seconds ELSE r.seconds END IS NOT NULL;
+
+CREATE VIEW conversation_sums_parts AS
+SELECT
+    p.node,
+    p.namespace,
+    CASE WHEN t.is_total = 1 THEN -1 ELSE p.day END AS day,
+    p.conversation,
+    p.provider,
+    p.model,
+    1 AS responses,
+    p.input_tokens + p.output_tokens AS tokens,
+    p.cost
+FROM response_sums_parts p CROSS JOIN (SELECT 0 AS is_total UNION ALL SELECT 1) t;
+
+-- An id may be known as an anchor before its response is added. A rejected or stopped request continues no chain.
+CREATE VIEW chain_links_parts AS
+SELECT
+    r.node,
+    c.namespace,
+    r.scope,
+    r.provider_response_id AS response_id,
+    COALESCE(r.depth, 0) AS depth,
+    CAST(r.created_at / 86400 AS INTEGER) AS day,
+    1 AS responses,
+    0 AS children
+FROM responses r JOIN conversations c ON c.number = r.conversation WHERE r.provider_response_id IS NOT NULL
+UNION ALL
+SELECT r.node, c.namespace, r.scope, r.anchor, 0, 0, 0, 1
+FROM responses r JOIN conversations c ON c.number = r.conversation WHERE r.anchor IS NOT NULL AND r.depth > 0;
