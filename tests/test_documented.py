@@ -45,7 +45,8 @@ from kedge.observe import metrics
 from kedge.planning import anchors
 from kedge.planning.cache_plan import CacheHint, CacheMiss
 from kedge.practice import context as practice_context
-from kedge.practice import script, text_rules
+from kedge.practice import model as practice_model
+from kedge.practice import text_rules
 from kedge.providers import clients, practice_memory
 from kedge.proxy import create_proxy_app
 from kedge.server import app as server_app
@@ -368,7 +369,7 @@ NUMBERS: dict[str, list[str]] = {
         f"(up to {text_rules.MAX_WORDS:,} words)",
         f"a chunk every {practice_context.SLOW} seconds, `very slowly` every {practice_context.VERY_SLOW}",
         f"at that interval (at most {practice_context.MAX_PACE:.0f})",
-        f"chunks, at most {script.MAX_PACE:.0f}\n",
+        f"chunks, at most {practice_model.MAX_PACE:.0f}\n",
         f"above {practice_memory.MAX_MEMORY_BYTES // 10**6} MB the oldest",
     ],
     "prompt-caching.md": [

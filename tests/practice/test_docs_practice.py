@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from kedge.practice import (
-    MessageOutput,
     OutputPart,
     PracticeOutput,
     PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
     Script,
-    ToolCallOutput,
     answer,
     model,
 )
@@ -120,16 +116,15 @@ class DocumentedConversation:
 
     def check_part(self, verb: str, expected: str, part: OutputPart) -> None:
         match verb, part:
-            case "thinks", ReasoningOutput(text):
+            case "thinks", OutputPart("reasoning", text):
                 self.add(type="reasoning", summary=[{"type": "summary_text", "text": text}])
-            case "", MessageOutput(text):
+            case "", OutputPart("text", text):
                 self.add(role="assistant", content=[{"type": "output_text", "text": text}])
-            case "refuses", RefusalOutput(text):
+            case "refuses", OutputPart("refusal", text):
                 self.add(role="assistant", content=[{"type": "refusal", "refusal": text}])
-            case "calls", ToolCallOutput(name, arguments, custom):
+            case "calls", OutputPart(kind, arguments, name) if name:
                 text = f"{name} {arguments}"
                 self.open_calls.append(f"call_{len(self.ask.items)}")
-                kind = "custom_tool_call" if custom else "function_call"
                 self.add(type=kind, name=name, arguments=arguments, call_id=self.open_calls[-1])
             case _:
                 raise AssertionError(f"shown as {verb!r}: {part}")
@@ -160,6 +155,6 @@ def test_the_script_of_the_page_is_valid() -> None:
     """The example script loads and answers as its comments say."""
     script = Script.from_data(tomllib.loads(code_blocks("toml")[0]))
     reply = script.answer(PracticeRequest([{"role": "user", "content": "How is the weather?"}]))
-    assert reply.parts[0] == ReasoningOutput("They want the weather.")
+    assert reply.parts[0] == OutputPart("reasoning", "They want the weather.")
     reply = script.answer(PracticeRequest([{"role": "user", "content": "My password is 1234"}]))
-    assert reply.parts == (ToolCallOutput("shout", "free text, for a custom tool", custom=True),)
+    assert reply.parts == (OutputPart("custom_tool_call", "free text, for a custom tool", "shout"),)

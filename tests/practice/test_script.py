@@ -7,13 +7,10 @@ import pytest
 
 from kedge.errors import InvalidScript
 from kedge.practice import (
-    MessageOutput,
+    OutputPart,
     PracticeOutput,
     PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
     Script,
-    ToolCallOutput,
     answer,
 )
 
@@ -57,8 +54,8 @@ def script(tmp_path: Path) -> Script:
 def test_when_matches_the_newest_message(script: Script) -> None:
     """``when`` searches for a text in the newest user message, ignoring case."""
     reply = script.answer(PracticeRequest([user_item("How is the WEATHER?")]))
-    call = ToolCallOutput("get_weather", json.dumps({"city": "Paris"}))
-    assert reply == PracticeOutput((ReasoningOutput("They want the weather."), call))
+    call = OutputPart("function_call", json.dumps({"city": "Paris"}), "get_weather")
+    assert reply == PracticeOutput((OutputPart("reasoning", "They want the weather."), call))
 
 
 def test_after_matches_a_tool_result(script: Script) -> None:
@@ -69,7 +66,7 @@ def test_after_matches_a_tool_result(script: Script) -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"},
     ]
     assert script.answer(PracticeRequest(items)) == PracticeOutput(
-        (MessageOutput("Sunny."),), pace=0.5
+        (OutputPart("text", "Sunny."),), pace=0.5
     )
 
 
@@ -77,14 +74,16 @@ def test_turn_matches_the_number_of_answers(script: Script) -> None:
     """``turn`` counts the answers in the context, one for each run of the model's items."""
     reasoning = {"type": "reasoning", "summary": []}
     items = [user_item("One."), reasoning, assistant_item("First."), user_item("Two.")]
-    assert script.answer(PracticeRequest(items)) == PracticeOutput((RefusalOutput("Not twice."),))
+    assert script.answer(PracticeRequest(items)) == PracticeOutput(
+        (OutputPart("refusal", "Not twice."),)
+    )
 
 
 def test_sees_matches_any_message(script: Script) -> None:
     """``sees`` searches all messages; an answer may have several calls, also custom ones."""
     reply = script.answer(PracticeRequest([user_item("A secret."), user_item("Hello.")]))
     assert reply == PracticeOutput(
-        (ToolCallOutput("shout", "psst", custom=True), ToolCallOutput("f", "{}"))
+        (OutputPart("custom_tool_call", "psst", "shout"), OutputPart("function_call", "{}", "f"))
     )
 
 
@@ -98,7 +97,9 @@ def test_a_script_may_be_json(tmp_path: Path) -> None:
     """A script may be a JSON file with the same tables."""
     path = tmp_path / "script.json"
     path.write_text('{"answers": [{"say": "Hi."}]}')
-    assert Script.load(path).answer(PracticeRequest([])) == PracticeOutput((MessageOutput("Hi."),))
+    assert Script.load(path).answer(PracticeRequest([])) == PracticeOutput(
+        (OutputPart("text", "Hi."),)
+    )
 
 
 INVALID_SCRIPTS: list[tuple[object, str]] = [

@@ -8,7 +8,7 @@ import pytest
 
 from kedge import connect
 from kedge.engines import Engine
-from kedge.practice.script import Script
+from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve

@@ -5,26 +5,7 @@ which context a server has stored. It uses items of the Responses API and no oth
 ``docs/practice.md`` lists its phrases.
 """
 
-from kedge.practice.context import (
-    MessageOutput,
-    OutputPart,
-    PracticeOutput,
-    PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
-    ToolCallOutput,
-)
-from kedge.practice.model import answer
-from kedge.practice.script import Script
+from kedge.practice.context import OutputPart, PracticeOutput, PracticeRequest
+from kedge.practice.model import Script, answer
 
-__all__ = [
-    "MessageOutput",
-    "OutputPart",
-    "PracticeOutput",
-    "PracticeRequest",
-    "ReasoningOutput",
-    "RefusalOutput",
-    "Script",
-    "ToolCallOutput",
-    "answer",
-]
+__all__ = ["OutputPart", "PracticeOutput", "PracticeRequest", "Script", "answer"]

@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from kedge.errors import SchemaTooComplex
 
@@ -44,41 +44,22 @@ class PracticeRequest:
     read_reasoning: Callable[[Item], str] = field(default=lambda _: "", compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningOutput:
-    """A reasoning item."""
+ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
+
+@dataclass(frozen=True, slots=True)
+class OutputPart:
+    """One item of an answer.
+
+    Args:
+        kind: The kind of the item.
+        text: Its text; of a call, the arguments or, for a custom tool, the input.
+        name: The name of the tool, for a call.
+    """
+
+    kind: ItemKind
     text: str
-    kind: ClassVar[Literal["reasoning"]] = "reasoning"
-
-
-@dataclass(frozen=True, slots=True)
-class MessageOutput:
-    """A message with one text part."""
-
-    text: str
-    kind: ClassVar[Literal["text"]] = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalOutput:
-    """A message with one refusal part."""
-
-    text: str
-    kind: ClassVar[Literal["refusal"]] = "refusal"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallOutput:
-    """A call of an offered tool; for a custom tool ``arguments`` is free text."""
-
-    name: str
-    arguments: str
-    custom: bool = False
-
-
-OutputPart = ReasoningOutput | MessageOutput | RefusalOutput | ToolCallOutput
-"""One item of an answer of the practice model."""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +317,7 @@ class TextResult:
     is_refusal: bool = False
 
 
-RuleHandler = Callable[[Utterance, "re.Match[str]"], TextResult | tuple[ToolCallOutput, ...] | None]
+RuleHandler = Callable[[Utterance, "re.Match[str]"], TextResult | tuple[OutputPart, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +345,7 @@ def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseR
 
 def first_match(
     rules: Sequence[PhraseRule], utterance: Utterance
-) -> tuple[TextResult | tuple[ToolCallOutput, ...], str] | None:
+) -> tuple[TextResult | tuple[OutputPart, ...], str] | None:
     """Try the rules in order, and return the first answer and the topic of its rule."""
     sentence = utterance.sentence
     start = max(0, len(sentence) - SEARCH_WINDOW)

@@ -1,29 +1,44 @@
-"""Answer requests with the practice model.
+"""Answer requests with the practice model, or with the fixed answers of a script, for tests and demos.
 
 Calls that ``tool_choice`` forces have precedence, then the results of tools, then the rules in the order
 of ``RULES``; the first one with an answer is used. A sentence that no rule matches is echoed, with the
 number of visible messages, so that any sentence shows how much context is stored.
+
+A script is JSON or TOML with one list, ``answers``. Each answer may have conditions (``when``: the newest user
+message contains this text; ``sees``: any message does; ``after``: the result of this tool follows
+that message; ``turn``: it is the n-th answer of the conversation) and has parts (``think``, ``say``,
+``refuse``, ``call``, in that order, and ``pace``). The first answer whose conditions are all met is
+used; if there is none, the practice model answers. Like those of the model, answers of a script depend
+on the context only.
 """
 
-from typing import Any
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
 
+import msgspec
+
+from kedge.errors import InvalidScript
 from kedge.practice import text_rules, tool_rules
 from kedge.practice.context import (
-    MessageOutput,
+    ItemKind,
     OutputPart,
     PhraseRule,
     PracticeOutput,
     PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
     TextResult,
-    ToolCallOutput,
     Utterance,
+    count_answers,
     first_match,
     format_count,
     is_model_item,
     items_after_last_user,
+    last_user_text,
     message_count,
+    message_texts,
     parse_utterance,
     prefix_rule,
     quote_text,
@@ -106,7 +121,7 @@ def answer(request: PracticeRequest) -> PracticeOutput:
 
     Example:
         >>> answer(PracticeRequest([{"role": "user", "content": "What is 6 * 7?"}])).parts
-        (MessageOutput(text='6 * 7 = 42.'),)
+        (OutputPart(kind='text', text='6 * 7 = 42.', name=''),)
     """
     utterance = parse_utterance(request)
     result, topic = respond(utterance)
@@ -115,19 +130,18 @@ def answer(request: PracticeRequest) -> PracticeOutput:
     if utterance.think or effort not in NON_REASONING_EFFORTS:
         newest = quote_text(utterance.message, MAX_QUOTE_LENGTH)
         text = f"{_describe_visible(request)} The newest from the user is {newest}. So I {topic}."
-        parts.append(ReasoningOutput(text))
+        parts.append(OutputPart("reasoning", text))
     if not isinstance(result, TextResult):
-        for call in result:
-            arguments = _replace_surrogates(call.arguments)
-            parts.append(ToolCallOutput(call.name, arguments, call.custom))
+        parts.extend(result)
     elif result.is_refusal:
-        parts.append(RefusalOutput(_replace_surrogates(result.text)))
+        parts.append(OutputPart("refusal", result.text))
     else:
-        parts.append(MessageOutput(_replace_surrogates(format_result(utterance, result))))
-    return PracticeOutput(tuple(parts), utterance.pace)
+        parts.append(OutputPart("text", format_result(utterance, result)))
+    storable = [replace(part, text=_replace_surrogates(part.text)) for part in parts]
+    return PracticeOutput(tuple(storable), utterance.pace)
 
 
-def respond(utterance: Utterance) -> tuple[TextResult | tuple[ToolCallOutput, ...], str]:
+def respond(utterance: Utterance) -> tuple[TextResult | tuple[OutputPart, ...], str]:
     """Find the text or the calls of the answer, and their topic."""
     if tool_rules.must_call(utterance.request) and (
         calls := tool_rules.make_forced_calls(utterance)
@@ -157,3 +171,147 @@ def _describe_visible(request: PracticeRequest) -> str:
 def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which no encoding can represent."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+MAX_PACE = 60.0
+
+
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call: ``arguments`` for a function, ``input`` for a custom tool."""
+
+    name: str
+    arguments: Mapping[str, Any] | str | None = None
+    input: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.arguments is not None and self.input is not None:
+            raise ValueError("arguments (a function) or input (a custom tool), not both")
+
+    def build_part(self) -> OutputPart:
+        """Return the part of an answer."""
+        if self.input is not None:
+            return OutputPart("custom_tool_call", self.input, self.name)
+        text = self.arguments
+        text = text if isinstance(text, str) else json.dumps(text or {})
+        return OutputPart("function_call", text, self.name)
+
+
+class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer of a script, with its conditions."""
+
+    when: str | None = None
+    sees: str | None = None
+    after: str | None = None
+    turn: int | None = None
+    think: str | None = None
+    say: str | None = None
+    refuse: str | None = None
+    call: ScriptedCall | list[ScriptedCall] = []
+    pace: Annotated[float, msgspec.Meta(ge=0, le=MAX_PACE)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.build_output().parts:
+            raise ValueError("no answer; add think, say, refuse or call")
+
+    def matches(self, request: PracticeRequest) -> bool:
+        """Return whether every condition is met."""
+        items = request.items
+        if self.when is not None and not _contains(last_user_text(items), self.when):
+            return False
+        if self.sees is not None and not any(
+            _contains(text, self.sees) for text in message_texts(items)
+        ):
+            return False
+        if self.after is not None and self.after not in dict(
+            tool_results(items_after_last_user(items))
+        ):
+            return False
+        return self.turn is None or count_answers(items) + 1 == self.turn
+
+    def build_output(self) -> PracticeOutput:
+        """Return the answer."""
+        texts: Mapping[ItemKind, str | None] = {
+            "reasoning": self.think,
+            "text": self.say,
+            "refusal": self.refuse,
+        }
+        parts = [OutputPart(kind, text) for kind, text in texts.items() if text is not None]
+        calls = self.call if isinstance(self.call, list) else [self.call]
+        return PracticeOutput((*parts, *(call.build_part() for call in calls)), self.pace)
+
+
+class _ScriptFile(msgspec.Struct, forbid_unknown_fields=True):
+    answers: list[ScriptEntry]
+
+
+def _contains(text: str, wanted: str) -> bool:
+    return wanted.casefold() in text.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Fixed answers, tried in order; the practice model answers if none applies.
+
+    Example:
+        >>> script = Script.from_data({"answers": [{"when": "weather", "say": "Sunny."}]})
+        >>> script.answer(PracticeRequest([{"role": "user", "content": "The weather?"}])).parts
+        (OutputPart(kind='text', text='Sunny.', name=''),)
+    """
+
+    entries: tuple[ScriptEntry, ...]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Load a script file.
+
+        Args:
+            path: A JSON file or, by its suffix ``.toml``, a TOML file.
+
+        Returns:
+            The script.
+
+        Raises:
+            InvalidScript: If the file cannot be read or is not a script.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        except OSError as error:
+            raise InvalidScript(str(path), f"cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise InvalidScript(str(path), f"is not valid: {error}") from error
+        return cls.from_data(data, path.name)
+
+    @classmethod
+    def from_data(cls, data: object, location: str = "script") -> Self:
+        """Return a script for the parsed content of a file.
+
+        Args:
+            data: A table with the list ``answers``.
+            location: The start of error messages, such as the name of the file.
+
+        Returns:
+            The script.
+
+        Raises:
+            InvalidScript: If the data is not a script.
+        """
+        try:
+            return cls(tuple(msgspec.convert(data, _ScriptFile).answers))
+        except msgspec.ValidationError as error:
+            raise InvalidScript(location, f"is not valid: {error}") from None
+
+    def answer(self, request: PracticeRequest) -> PracticeOutput:
+        """Return the first answer that applies, or the answer of the practice model.
+
+        Args:
+            request: The request to answer.
+
+        Returns:
+            The answer.
+        """
+        for entry in self.entries:
+            if entry.matches(request):
+                return entry.build_output()
+        return answer(request)

@@ -14,9 +14,9 @@ from typing import Any, cast
 from kedge.practice.context import (
     CALL_TYPES,
     Item,
+    OutputPart,
     PracticeRequest,
     TextResult,
-    ToolCallOutput,
     Utterance,
     is_model_item,
     items_after_last_user,
@@ -103,7 +103,7 @@ def must_call(request: PracticeRequest) -> bool:
     return choice.get("type") in ("function", "custom")
 
 
-def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
+def make_forced_calls(utterance: Utterance) -> tuple[OutputPart, ...]:
     """Return the calls that the sentence requests or, if there are none, a call of the best tool."""
     tools = offered_tools(utterance.request)
     if not tools:
@@ -113,7 +113,7 @@ def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
     return named or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
 
 
-def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
+def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart, ...] | None:
     """Return the calls that the sentence names."""
     tools = offered_tools(utterance.request)
     if not tools:
@@ -121,7 +121,7 @@ def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOu
     return _make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None
 
 
-def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallOutput, ...] | None:
+def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[OutputPart, ...] | None:
     """Return a call of the tool whose name consists of words of a question or a request."""
     tools = offered_tools(utterance.request)
     if not tools:
@@ -136,7 +136,7 @@ def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallO
 
 def _make_next_calls(
     utterance: Utterance, planned: Sequence[PlannedCall]
-) -> tuple[ToolCallOutput, ...]:
+) -> tuple[OutputPart, ...]:
     """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
     calls_so_far = sum(
         item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
@@ -196,13 +196,13 @@ def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
     return best
 
 
-def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
+def _make_call(utterance: Utterance, planned: PlannedCall) -> OutputPart:
     name = str(planned.tool["name"])
     clause = CLAUSE_HEAD.sub("", planned.text).strip()
     results = tool_results(items_after_last_user(utterance.request.items))
     result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
     if planned.tool.get("type") == "custom":
-        return ToolCallOutput(name, result or _read_custom_input(clause), custom=True)
+        return OutputPart("custom_tool_call", result or _read_custom_input(clause), name)
     utterance.budget.spend(len(clause) // SENTENCE_CHARACTERS_PER_STEP)
     facts = [result] if result else []
     hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
@@ -210,7 +210,7 @@ def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     arguments: Any = sample_value(
         schema, hints, lambda member: hints.remainder or member, utterance.budget
     )
-    return ToolCallOutput(name, encode_json(arguments or {}))
+    return OutputPart("function_call", encode_json(arguments or {}), name)
 
 
 def _read_custom_input(words: str) -> str:

@@ -12,18 +12,10 @@ from typing import Any, Literal, Protocol
 from anyio import sleep
 
 from kedge.errors import SchemaTooComplex
-from kedge.practice import (
-    OutputPart,
-    PracticeOutput,
-    PracticeRequest,
-    Script,
-    ToolCallOutput,
-    answer,
-)
+from kedge.practice import OutputPart, PracticeOutput, PracticeRequest, Script, answer
+from kedge.practice.context import ItemKind
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
 from kedge.server.object_forms import count_text
-
-ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +205,8 @@ def _iter_output(
     parts: tuple[OutputPart, ...], stream: bool, max_tokens: int | None
 ) -> Iterator[OutputEvent]:
     for part in parts:
-        if isinstance(part, ToolCallOutput):
-            text = part.arguments
-            yield ItemOpened("custom_tool_call" if part.custom else "function_call", part.name)
-        else:
-            text = part.text
-            yield ItemOpened(part.kind)
-        is_cut = False
+        yield ItemOpened(part.kind, part.name)
+        text, is_cut = part.text, False
         if max_tokens is not None:
             text, max_tokens, is_cut = _truncate_text(text, max_tokens)
         yield from map(ItemDelta, _WORD.findall(text) if stream else [text])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import InvalidSetting
-from kedge.practice.script import Script
+from kedge.practice.model import Script
 from kedge.server.faults import Faults
 from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits, Settings
