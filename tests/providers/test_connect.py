@@ -13,8 +13,8 @@ from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngin
 from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
 from kedge.providers import connect
+from kedge.providers.clients import ConnectSettings
 from kedge.providers.registry import resolve_ollama_url
-from kedge.providers.settings import ConnectSettings
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 

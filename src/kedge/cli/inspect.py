@@ -29,8 +29,8 @@ from kedge.errors import KedgeError, NotInStore
 from kedge.event_loops import run_sync
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
+from kedge.providers.clients import PRACTICE_SCOPE
 from kedge.providers.practice_memory import find_missing_responses
-from kedge.providers.settings import PRACTICE_SCOPE
 from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.text.display import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user

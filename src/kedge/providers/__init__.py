@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 from kedge.engines import Engine
 from kedge.errors import CannotConnect, InvalidSetting, describe_type
+from kedge.providers.clients import ConnectSettings
 from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
-from kedge.providers.settings import ConnectSettings
 
 ENTRY_POINT_GROUP = "kedge.providers"
 """The entry point group under which other packages add providers."""

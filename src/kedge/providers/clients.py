@@ -1,12 +1,15 @@
-"""Create the clients of engines, with their API keys, and derive the scope of their responses."""
+"""The settings of ``connect``, the clients of engines, with their API keys, and the scope of their responses."""
 
 import hashlib
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import kedge
+from kedge.engines import Engine
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
     GATEWAY_HEADERS,
@@ -14,17 +17,57 @@ from kedge.engines.http_errors import (
     ErrorBuilder,
     find_secrets,
 )
+from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.response import resolve_limit
-from kedge.errors import CannotConnect, InvalidSetting
+from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
+from kedge.memory.evidence import EvidenceStore, Trust
+from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
-from kedge.providers.settings import ClientSettings
 from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kedge.engines.http_client import HttpClient
     from kedge.engines.transport import AnyClient
+
+PRACTICE_SCOPE = "practice"
+"""The scope of the practice model's responses."""
+
+
+class ClientSettings(TypedDict, total=False):
+    """Settings of the HTTP client."""
+
+    timeout: Any
+    max_retries: int
+    max_response_bytes: int | None
+    organization: str
+    project: str
+    default_headers: Mapping[str, str]
+
+
+class ConnectSettings(ClientSettings, total=False):
+    """The keyword arguments of ``connect``. Some are only for one API; ``docs/engines.md`` describes them."""
+
+    api_key: str | None
+    base_url: str | None
+    mode: Mode
+    retention: float | None
+    max_depth: int | None
+    verify_every: int
+    params: Mapping[str, Any] | None
+    clock: Callable[[], float]
+    transport: Literal["http", "websocket"]
+    connections: int
+    lanes: int
+    trust: Trust
+    evidence_store: EvidenceStore | None
+    prompt_cache: bool
+    scope: str
+    max_tokens: str
+    max_call_id: int | None
+    replay_reasoning: bool
+    cache_control: bool
+    sampling: bool
+    cache_lifetime: CacheLifetime
 
 
 ANTHROPIC_VERSION = "2026-10-21"
@@ -167,3 +210,34 @@ def _resolve_owners(provider: str, client_settings: dict[str, Any]) -> dict[str,
         or (os.environ.get(variable) if provider == "openai" else None)
         for name, variable in _OWNER_VARIABLES.items()
     }
+
+
+def make_engine(
+    kind: type[Engine],
+    provider: str,
+    model: str,
+    base_url: str,
+    api_key: str | None,
+    settings: dict[str, Any],
+) -> Engine:
+    """Return an engine with the client of a server, and with its settings.
+
+    Raises:
+        UnknownSetting: The engine has no setting with one of these names.
+    """
+    settings["make_client"], settings["scope"] = prepare_client(
+        provider, base_url, api_key, settings
+    )
+    accepted = _list_settings(kind)
+    for name in settings.keys() - accepted:
+        public = ConnectSettings.__optional_keys__
+        known = public & (accepted | ClientSettings.__optional_keys__ | {"api_key", "base_url"})
+        raise UnknownSetting(name, known, f"the engine of {model!r}")
+    return cast("Callable[..., Engine]", kind)(model, **settings)
+
+
+@cache
+def _list_settings(kind: type[Engine]) -> frozenset[str]:
+    """Return the names of the settings of an engine and of the classes that it passes them to."""
+    constructors = [each.__init__ for each in kind.__mro__ if "__init__" in vars(each)]
+    return frozenset(name for each in constructors for name in signature(each).parameters)

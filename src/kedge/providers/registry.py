@@ -13,13 +13,11 @@ from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
-from kedge.providers.clients import prepare_client
-from kedge.providers.settings import PRACTICE_SCOPE, make_engine
+from kedge.providers.clients import PRACTICE_SCOPE, make_engine
 from kedge.security.encryption import can_encrypt
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 """The address of Ollama if ``OLLAMA_HOST`` is not set."""
-DEFAULT_ANTHROPIC_URL = "https://api.anthropic.com"
 _OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
 """Hosts of OpenAI's Chat Completions API, which has its own name for ``max_tokens`` and a limit for call ids."""
 _OPENROUTER_HOST = "openrouter.ai"
@@ -27,34 +25,96 @@ _CACHE_CONTROL_MODELS = ("anthropic/", "google/gemini", "qwen/")
 """Models for which OpenRouter passes on ``cache_control`` breakpoints."""
 
 
+def _build_responses_engine(
+    provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
+) -> Engine:
+    from kedge.engines.responses import ResponsesEngine
+
+    settings.setdefault("known_server", find_known_host(base_url))
+    if settings["known_server"] is not None:
+        settings.setdefault("prompt_cache", settings["known_server"].remembers)
+    _add_cache_rules(base_url, settings)
+    settings["provider"] = provider
+    return make_engine(ResponsesEngine, provider, model, base_url, api_key, settings)
+
+
+def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
+    """Add how the provider at an address caches prompts, if that is known."""
+    if rules := find_host_rules(urlsplit(base_url).hostname or ""):
+        settings.setdefault("cache_rules", rules)
+        settings.setdefault("prompt_cache", True)
+
+
+def _build_chat_engine(
+    provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
+) -> Engine:
+    from kedge.engines.chat_completions import ChatCompletionsEngine
+
+    _add_cache_rules(base_url, settings)
+    settings["provider"] = provider
+    return make_engine(ChatCompletionsEngine, provider, model, base_url, api_key, settings)
+
+
+def _build_anthropic_engine(
+    provider: str, model: str, address: str, api_key: str | None, **settings: Any
+) -> Engine:
+    from kedge.engines.anthropic import NO_SAMPLING_VERSION, AnthropicEngine
+
+    base_url = address.rstrip("/").removesuffix("/v1")
+    headers: dict[str, str] = settings.get("default_headers") or {}
+    versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
+    settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
+    settings["advice"] = Advice(
+        unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
+        no_model=f"is {model!r} a model of this server? Its documentation lists them",
+    )
+    return make_engine(AnthropicEngine, provider, model, base_url, api_key, settings)
+
+
 @dataclass(frozen=True, slots=True)
 class HostedProvider:
-    """A hosted Responses API."""
+    """A hosted API."""
 
     name: str
     key_variable: str
     """The environment variable with the API key."""
+    example: str
     base_url: str = ""
     url_variable: str = ""
     """The environment variable with the address, if the address can differ."""
     path: str = ""
     """The path that is appended to the address of the environment variable."""
-    example: str = ""
-    lanes: int = 16
-    """The number of responses that it generates concurrently on one WebSocket."""
+    generic: str = "responses"
+    """The provider of other servers with the same API, if there is one."""
+    build: Callable[..., Engine] = _build_responses_engine
+    settings: tuple[tuple[str, Any], ...] = (("lanes", 16), ("prompt_cache", True))
+    """The settings of its engines, unless others are given."""
 
     def __call__(self, model: str, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
-        _check_model(self.name, model, self.example, "responses")
+        self._check_model(model)
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
         if not api_key:
             raise CannotConnect(
                 f"no key for {self.name}:{model}: set {self.key_variable} in the environment, or pass api_key="
             )
         base_url = settings.pop("base_url", None) or self._resolve_url()
-        settings.setdefault("lanes", self.lanes)
-        settings.setdefault("prompt_cache", True)
-        return _build_responses_engine(self.name, model, base_url, api_key, **settings)
+        return self.build(
+            self.name, model, base_url, api_key, **{**dict(self.settings), **settings}
+        )
+
+    def _check_model(self, model: str) -> None:
+        """Reject a model string without a model, or with an address: the hosted service would receive the requests."""
+        if not model:
+            raise CannotConnect(
+                f"the model is missing; write for example {self.name}:{self.example}"
+            )
+        if "://" in model:
+            other = f", or write {self.generic}:<url>#<model>" if self.generic else ""
+            raise CannotConnect(
+                f"a model string of {self.name} has no address; pass it as base_url=, with a model such as "
+                f"{self.name}:{self.example}{other}"
+            )
 
     def _resolve_url(self) -> str:
         address = os.environ.get(self.url_variable, "") if self.url_variable else ""
@@ -83,8 +143,8 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
         unreachable=f"start the server, or correct its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
     )
-    settings = {**find_chat_settings(host, model), **settings}
-    return _build_chat_engine("chat", model, base_url, api_key, advice, **settings)
+    settings = {**find_chat_settings(host, model), **settings, "advice": advice}
+    return _build_chat_engine("chat", model, base_url, api_key, **settings)
 
 
 def find_chat_settings(host: str, model: str) -> dict[str, Any]:
@@ -100,57 +160,13 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
     """Return an engine for ``ollama:<model>``: Ollama on this machine, or at the address in ``OLLAMA_HOST``."""
     if not model:
         raise CannotConnect("the model is missing; write for example ollama:llama3.2")
-    advice = Advice(
+    settings["advice"] = Advice(
         unreachable="start it with: ollama serve",
         no_model=f"fetch it with: ollama pull {model}",
     )
-    address = settings.pop("base_url", None) or resolve_ollama_url(
-        os.environ.get("OLLAMA_HOST", "")
-    )
-    return _build_chat_engine(
-        "ollama", model, address, settings.pop("api_key", None), advice, **settings
-    )
-
-
-def connect_anthropic(model: str, **settings: Any) -> Engine:
-    """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
-    from kedge.engines.anthropic import NO_SAMPLING_VERSION, AnthropicEngine
-
-    _check_model("anthropic", model, _ANTHROPIC_EXAMPLE)
-    api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
-    if not api_key:
-        raise CannotConnect(
-            f"no key for anthropic:{model}: set ANTHROPIC_API_KEY in the environment, or pass api_key="
-        )
-    address = (
-        settings.pop("base_url", None)
-        or os.environ.get("ANTHROPIC_BASE_URL")
-        or DEFAULT_ANTHROPIC_URL
-    )
-    base_url = address.rstrip("/").removesuffix("/v1")
-    headers: dict[str, str] = settings.get("default_headers") or {}
-    versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
-    settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
-    make_client, scope = prepare_client("anthropic", base_url, api_key, settings)
-    advice = Advice(
-        unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
-        no_model=f"is {model!r} a model of this server? Its documentation lists them",
-    )
-    return make_engine(
-        AnthropicEngine, model, make_client=make_client, scope=scope, advice=advice, **settings
-    )
-
-
-def _check_model(provider: str, model: str, example: str, generic: str = "") -> None:
-    """Reject a model string without a model, or with an address: the hosted service would receive the requests."""
-    if not model:
-        raise CannotConnect(f"the model is missing; write for example {provider}:{example}")
-    if "://" in model:
-        other = f", or write {generic}:<url>#<model>" if generic else ""
-        raise CannotConnect(
-            f"a model string of {provider} has no address; pass it as base_url=, with a model such as "
-            f"{provider}:{example}{other}"
-        )
+    own_url = resolve_ollama_url(os.environ.get("OLLAMA_HOST", ""))
+    base_url, api_key = settings.pop("base_url", None) or own_url, settings.pop("api_key", None)
+    return _build_chat_engine("ollama", model, base_url, api_key, **settings)
 
 
 def resolve_ollama_url(host: str) -> str:
@@ -199,61 +215,37 @@ def _parse_address(kind: str, rest: str) -> tuple[str, str]:
     return base_url, model
 
 
-def _build_responses_engine(
-    provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
-) -> Engine:
-    from kedge.engines.responses import ResponsesEngine
-
-    settings.setdefault("known_server", find_known_host(base_url))
-    if settings["known_server"] is not None:
-        settings.setdefault("prompt_cache", settings["known_server"].remembers)
-    _add_cache_rules(base_url, settings)
-    make_client, scope = prepare_client(provider, base_url, api_key, settings)
-    return make_engine(
-        ResponsesEngine, model, make_client=make_client, scope=scope, provider=provider, **settings
-    )
-
-
-def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
-    """Add how the provider at an address caches prompts, if that is known."""
-    if rules := find_host_rules(urlsplit(base_url).hostname or ""):
-        settings.setdefault("cache_rules", rules)
-        settings.setdefault("prompt_cache", True)
-
-
-def _build_chat_engine(
-    provider: str,
-    model: str,
-    base_url: str,
-    api_key: str | None,
-    advice: Advice,
-    **settings: Any,
-) -> Engine:
-    from kedge.engines.chat_completions import ChatCompletionsEngine
-
-    _add_cache_rules(base_url, settings)
-    make_client, scope = prepare_client(provider, base_url, api_key, settings)
-    settings |= {"make_client": make_client, "scope": scope, "provider": provider, "advice": advice}
-    return make_engine(ChatCompletionsEngine, model, **settings)
-
-
 _HOSTED_PROVIDERS = (
     HostedProvider(
         "openai",
         key_variable="OPENAI_API_KEY",
+        example="gpt-5.1",
         base_url="https://api.openai.com/v1",
         url_variable="OPENAI_BASE_URL",
-        example="gpt-5.1",
     ),
     HostedProvider(
-        "xai", key_variable="XAI_API_KEY", base_url="https://api.x.ai/v1", example="grok-4", lanes=1
+        "xai",
+        key_variable="XAI_API_KEY",
+        example="grok-4",
+        base_url="https://api.x.ai/v1",
+        settings=(("lanes", 1), ("prompt_cache", True)),
     ),
     HostedProvider(
         "azure",
         key_variable="AZURE_OPENAI_API_KEY",
+        example="my-deployment",
         url_variable="AZURE_OPENAI_ENDPOINT",
         path="/openai/v1",
-        example="my-deployment",
+    ),
+    HostedProvider(
+        "anthropic",
+        key_variable="ANTHROPIC_API_KEY",
+        example="claude-opus-4-8",
+        build=_build_anthropic_engine,
+        settings=(),
+        base_url="https://api.anthropic.com",
+        url_variable="ANTHROPIC_BASE_URL",
+        generic="",
     ),
 )
 PROVIDERS: dict[str, Callable[..., Engine]] = {
@@ -261,17 +253,14 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
     "responses": connect_responses,
     "chat": connect_chat,
     "ollama": connect_ollama,
-    "anthropic": connect_anthropic,
     "practice": connect_practice,
 }
-_ANTHROPIC_EXAMPLE = "claude-opus-4-8"
 
 
 def list_configured_models() -> list[str]:
     """Return an example of a model string for each hosted provider whose key is in the environment."""
-    examples = {hosted.key_variable: (hosted.name, hosted.example) for hosted in _HOSTED_PROVIDERS}
-    examples["ANTHROPIC_API_KEY"] = "anthropic", _ANTHROPIC_EXAMPLE
-    return [":".join(each) for variable, each in examples.items() if os.environ.get(variable)]
+    configured = [each for each in _HOSTED_PROVIDERS if os.environ.get(each.key_variable)]
+    return [f"{each.name}:{each.example}" for each in configured]
 
 
 ADDRESS_PROVIDERS = frozenset({"responses", "chat"})
