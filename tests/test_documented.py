@@ -22,7 +22,7 @@ import pytest
 from starlette.routing import Route
 
 import kedge
-from kedge import compaction, engines, errors, mcp, middleware
+from kedge import compaction, engines, errors, mcp, middleware, tokens
 from kedge.backends import engine_model
 from kedge.batch import conversation_task, rate_limit
 from kedge.chat import state as chat_state
@@ -59,7 +59,6 @@ from kedge.server.storage import database as server_database
 from kedge.store import import_export, open_store, response_sums, search, token_registry
 from kedge.store import open as store_open
 from kedge.store.search_query import TEXT_INDEXES
-from kedge.tokens import items as token_items
 from kedge.tools import Tool, call_runner
 from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, shapes
@@ -305,7 +304,7 @@ def read_script_constant(name: str, constant: str) -> int:
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 MAX_ATTACHMENT_MB = schemas.MAX_ATTACHMENT_BYTES // 10**6
 WORDS = {2: "two", 4: "four", 5: "five"}
-MINIMUMS = token_items.MIN_TOKENS.values()
+MINIMUMS = tokens.MIN_TOKENS.values()
 CACHE_MINIMUMS = f"{min(MINIMUMS)} to {max(MINIMUMS):,}"
 NUMBERS: dict[str, list[str]] = {
     "adoption.md": [
@@ -384,7 +383,7 @@ NUMBERS: dict[str, list[str]] = {
         f"in steps of {server_cache.CACHED_TOKENS_STEP}",
         f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
         f"that of the model: {CACHE_MINIMUMS} tokens, by default",
-        f"tokens, by default {token_items.DEFAULT_MIN_TOKENS:,} |",
+        f"tokens, by default {tokens.DEFAULT_MIN_TOKENS:,} |",
         f"add up to {requests.MAX_ITEMS_PER_REQUEST} items",
         f"a lease of {Limits().lease_seconds:.0f} seconds",
         f"After {WORDS[claims.MAX_ATTEMPTS]} attempts a response is failed",

@@ -29,8 +29,7 @@ from kedge.analytics import (
 )
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting, ServerFailed
-from kedge.prices import Prices
-from kedge.prices.prices import Price
+from kedge.prices import Price, Prices
 from kedge.store import Store, open_store, response_sums
 from kedge.store.records import ResponseStatus
 from kedge.store.summaries import list_summaries

@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 
 from kedge import Conversation, HeadConflict, connect, open_store
-from kedge.tokens.counter import get_encoding
+from kedge.tokens import get_encoding
 
 
 async def send_items(

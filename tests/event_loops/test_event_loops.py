@@ -11,8 +11,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from kedge import KedgeError, run_sync
-from kedge.event_loops import PerLoop, SharedLock, SyncCall, sync_calls
+from kedge import KedgeError, event_loops, run_sync
+from kedge.event_loops import PerLoop, SharedLock, SyncCall
 
 name: ContextVar[str] = ContextVar("name")
 
@@ -50,7 +50,7 @@ def test_a_coroutine_is_run_to_its_end() -> None:
 
 def test_a_long_wait_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that arrives just before a blocking wait would otherwise be handled only after it."""
-    monkeypatch.setattr(sync_calls, "MAX_BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(event_loops, "MAX_BLOCK_SECONDS", 0.01)
     assert run_sync(asyncio.sleep(0.05, "done")) == "done"
 
 

@@ -9,7 +9,6 @@ from openai import BadRequestError, OpenAI
 from kedge import tokens
 from kedge.server.object_forms import MIN_THREAD_CHARS
 from kedge.testing import TestServer, serve
-from kedge.tokens import counter
 from server.gated_model import GatedModel
 
 LINE = "All work and no play makes Jack a dull boy, he said. "
@@ -82,7 +81,7 @@ def test_a_text_over_the_window_is_rejected_after_bounded_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a text far above the context window, only samples are encoded."""
-    encoding = counter.get_encoding()
+    encoding = tokens.get_encoding()
     lengths: list[int] = []
 
     class RecordingEncoding:
@@ -90,8 +89,8 @@ def test_a_text_over_the_window_is_rejected_after_bounded_work(
             lengths.append(len(text))
             return encoding.encode_ordinary(text)
 
-    monkeypatch.setattr(counter, "get_encoding", RecordingEncoding)
+    monkeypatch.setattr(tokens, "get_encoding", RecordingEncoding)
     with serve() as server, pytest.raises(BadRequestError) as exc_info:
         send(server, "responses", [LINE * (10_000_000 // len(LINE))], stream=False)
     assert exc_info.value.code == "context_length_exceeded"
-    assert sum(lengths) <= counter.MAX_EXACT_LENGTH
+    assert sum(lengths) <= tokens.MAX_EXACT_LENGTH

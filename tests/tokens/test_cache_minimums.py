@@ -3,7 +3,7 @@
 import pytest
 
 from kedge.engines.prompt_cache import anthropic_rules
-from kedge.tokens.items import find_min_tokens
+from kedge.tokens import find_min_tokens
 
 
 @pytest.mark.parametrize(

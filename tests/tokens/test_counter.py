@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from tiktoken import Encoding
 from tiktoken_ext import openai_public
 
+from kedge import tokens
 from kedge.errors import BrokenInstallation
-from kedge.tokens import TiktokenCounter, count_json, count_text, counter
+from kedge.tokens import TiktokenCounter, count_json, count_text
 
 
 @pytest.fixture(scope="module")
 def reference() -> Encoding:
     """Return tiktoken's o200k_base encoding, built from the bundled vocabulary instead of a download."""
-    fields = counter.read_vocabulary().split()
+    fields = tokens.read_vocabulary().split()
     pairs = zip(fields[::2], fields[1::2], strict=True)
     ranks = {b64decode(token): int(rank) for token, rank in pairs}
     with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +41,7 @@ def test_count_equals_tiktoken(reference: Encoding, text: str) -> None:
 @given(st.text(alphabet=st.characters(), min_size=1), st.integers(1, 4_000))
 def test_count_of_a_long_text_equals_tiktoken(reference: Encoding, text: str, size: int) -> None:
     """The count of a text long enough to be cached by its hash equals that of tiktoken."""
-    text = (text * size)[: counter.MAX_SHORT_TEXT * 4] + "x" * counter.MAX_SHORT_TEXT
+    text = (text * size)[: tokens.MAX_SHORT_TEXT * 4] + "x" * tokens.MAX_SHORT_TEXT
     assert count_text(text) == len(reference.encode_ordinary(text))
     assert count_text(text) == len(reference.encode_ordinary(text))
 
@@ -59,8 +60,8 @@ def test_lone_surrogates_are_counted(reference: Encoding, text: str) -> None:
 
 def test_special_tokens_and_pattern_equal_tiktoken(reference: Encoding) -> None:
     """The copied special tokens and pattern equal those of tiktoken."""
-    assert counter.get_encoding()._pat_str == reference._pat_str
-    assert reference._special_tokens == counter.SPECIAL_TOKENS
+    assert tokens.get_encoding()._pat_str == reference._pat_str
+    assert reference._special_tokens == tokens.SPECIAL_TOKENS
 
 
 def test_value_is_counted_as_compact_json(reference: Encoding) -> None:
@@ -71,8 +72,8 @@ def test_value_is_counted_as_compact_json(reference: Encoding) -> None:
 def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts of short and long texts are cached."""
     counted: list[str] = []
-    real = counter.split_text
-    monkeypatch.setattr(counter, "split_text", lambda text: counted.append(text) or real(text))
+    real = tokens.split_text
+    monkeypatch.setattr(tokens, "split_text", lambda text: counted.append(text) or real(text))
     token_counter = TiktokenCounter()
     for text in ("short", "long " * 1_000):
         assert token_counter.count_text(text) == token_counter.count_text("".join(list(text)))
@@ -81,10 +82,10 @@ def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache drops old counts, and does not store long texts."""
-    monkeypatch.setattr(counter, "MAX_CACHED_LONG", 3)
+    monkeypatch.setattr(tokens, "MAX_CACHED_LONG", 3)
     token_counter = TiktokenCounter()
     for i in range(10):
-        token_counter.count_text(f"{i} " * counter.MAX_SHORT_TEXT)
+        token_counter.count_text(f"{i} " * tokens.MAX_SHORT_TEXT)
     assert len(token_counter._long_cache) == 3
     assert all(isinstance(key, bytes) for key in token_counter._long_cache)
 
@@ -92,9 +93,9 @@ def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that count at the same time load the vocabulary only once."""
     loads: list[int] = []
-    real = counter.read_vocabulary
-    monkeypatch.setattr(counter, "read_vocabulary", lambda: loads.append(1) or real())
-    counter._build_encoding.cache_clear()
+    real = tokens.read_vocabulary
+    monkeypatch.setattr(tokens, "read_vocabulary", lambda: loads.append(1) or real())
+    tokens._build_encoding.cache_clear()
     start = threading.Barrier(4)
 
     def count(i: int) -> int:
@@ -108,9 +109,9 @@ def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_damaged_vocabulary_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary file with a wrong hash raises ``BrokenInstallation``."""
-    monkeypatch.setattr(counter, "VOCABULARY_SHA256", "0" * 64)
+    monkeypatch.setattr(tokens, "VOCABULARY_SHA256", "0" * 64)
     with pytest.raises(BrokenInstallation, match="reinstall kedge"):
-        counter.read_vocabulary()
+        tokens.read_vocabulary()
 
 
 OFFLINE_SCRIPT = """
@@ -151,11 +152,11 @@ def test_a_very_long_text_is_counted_from_samples(
 ) -> None:
     """A very long text is counted from a fixed number of samples, and the estimate is close."""
     read: list[int] = []
-    monkeypatch.setattr(counter, "get_encoding", lambda: RecordingEncoding(reference, read))
+    monkeypatch.setattr(tokens, "get_encoding", lambda: RecordingEncoding(reference, read))
     line = "The quick brown fox jumps over the lazy dog, and the dog lets it. "
-    text = line * (counter.MAX_EXACT_LENGTH // len(line) + 1)
+    text = line * (tokens.MAX_EXACT_LENGTH // len(line) + 1)
     estimate = TiktokenCounter().count_text(text)
-    assert sum(read) == counter.SAMPLE_CHUNKS * counter.CHUNK_LENGTH
+    assert sum(read) == tokens.SAMPLE_CHUNKS * tokens.CHUNK_LENGTH
     exact = len(reference.encode_ordinary(line * 100)) * len(text) / len(line * 100)
     assert estimate == pytest.approx(exact, rel=0.01)
 

@@ -4,19 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.tokens import counter
+from kedge import tokens
 
 BLANKS = [" ", "\t", "\x0c", "\u00a0", "\u2003", "\u3000"]
 
 
 def count_pieces(text: str) -> int:
-    return sum(
-        len(counter.get_encoding().encode_ordinary(part)) for part in counter.split_text(text)
-    )
+    return sum(len(tokens.get_encoding().encode_ordinary(part)) for part in tokens.split_text(text))
 
 
 def count_exact(text: str) -> int:
-    return len(counter.get_encoding().encode_ordinary(text))
+    return len(tokens.get_encoding().encode_ordinary(text))
 
 
 @pytest.mark.parametrize(
@@ -34,13 +32,13 @@ def test_a_run_of_one_blank_is_counted_exactly(blank: str, before: str, after: s
 def test_run_before_a_line_break_is_not_split() -> None:
     """A run before a line break is not split, because the pattern matches it without recursion."""
     text = " " * 150_000 + "\nx"
-    assert list(counter.split_text(text)) == [text]
+    assert list(tokens.split_text(text)) == [text]
 
 
 def test_run_of_mixed_blanks_is_counted_approximately() -> None:
     """Each split inside a run of mixed blanks adds at most two tokens and never removes one."""
     text = "x" + " \t\u00a0\t" * 40_001 + "y"
-    cuts = sum(1 for _ in counter.split_text(text))
+    cuts = sum(1 for _ in tokens.split_text(text))
     assert 0 <= count_pieces(text) - count_exact(text) <= 2 * cuts
 
 
@@ -55,9 +53,9 @@ small = st.lists(
 def test_splitting_runs_does_not_change_the_count(text: str) -> None:
     """Splitting a text at long runs does not change its count, for any text and low limits."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counter, "MAX_BLANK_RUN", 4)
-        patch.setattr(counter, "CHUNK_LENGTH", 1_000)
-        patch.setattr(counter, "_LONG_RUN_PATTERN", counter.compile_long_run(4))
-        assert "".join(counter.split_text(text)) == text
+        patch.setattr(tokens, "MAX_BLANK_RUN", 4)
+        patch.setattr(tokens, "CHUNK_LENGTH", 1_000)
+        patch.setattr(tokens, "_LONG_RUN_PATTERN", tokens.compile_long_run(4))
+        assert "".join(tokens.split_text(text)) == text
         if "\t" not in text or " " not in text:
             assert count_pieces(text) == count_exact(text)

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.tokens import count_items, count_json, count_text
-from kedge.tokens.items import (
+from kedge.tokens import (
     AUDIO_TOKENS,
     FILE_TOKENS,
     IMAGE_TOKENS,
     ITEM_OVERHEAD,
     LOW_DETAIL_IMAGE_TOKENS,
+    count_items,
+    count_json,
+    count_text,
 )
 
 TEXT = "What is the weather in Paris?"

@@ -6,12 +6,13 @@ branches of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Unpack
 
 from msgspec import structs
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.chat.reply import ChatReply, ChatStream, StateWriter
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
@@ -26,7 +27,7 @@ from kedge.chat.state import (
     leave_out,
     state_from_turn,
 )
-from kedge.compaction import Compactor, compact_turn
+from kedge.compaction import CompactionResult, Compactor, TurnCompacted, compact_turn
 from kedge.engines import (
     ContentFilters,
     Engine,
@@ -34,14 +35,19 @@ from kedge.engines import (
     OutputSchema,
     Reply,
     ResendLimit,
+    RunStream,
+    Stream,
     find_filters,
     unwrap,
 )
+from kedge.engines.reply import answer_text
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
-from kedge.errors import InvalidSetting, describe_type
+from kedge.errors import Blocked, EngineError, InvalidSetting, KedgeError, describe_type
 from kedge.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
+from kedge.events.run import AnswerFinished, ToolFinished
+from kedge.events.types import Event
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -49,17 +55,135 @@ from kedge.planning.record import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
-from kedge.turns import Block, Turn, UnknownBlock, user
+from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids, user
 from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
 
 T = TypeVar("T", default=None)
+T_co = TypeVar("T_co", covariant=True, default=None)
 
 State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
 
 UNSTORED_LEAD = "leading system blocks are not stored; give them with each call"
+
+
+StateWriter = Callable[[Turn, frozenset[str]], bytes]
+"""Returns the state bytes of a Turn and of the ids of the blocks that a model has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply(Reply[T_co], Generic[T_co]):
+    """The answer to one message, and the state to continue with.
+
+    Attributes:
+        state: The state bytes for the next call; ``turn`` is the conversation in it, with the leading system
+            blocks of this call.
+        compaction: The changes by compaction, if there were any.
+        discarded: Why the state could not be used and a new conversation was started; None if it was
+            used.
+    """
+
+    state: bytes = field(default=b"", repr=False)
+    compaction: CompactionResult | None = field(default=None, repr=False)
+    discarded: DiscardedState | None = None
+
+
+class ChatStream(RunStream[ChatReply[T]], Generic[T]):
+    """The events of one call, and after the last event the answer.
+
+    Example:
+        ```python
+        async with chat.stream_with_state(state, "Hello") as stream:
+            async for event in stream:
+                ...
+        state = stream.reply.state
+        ```
+    """
+
+    def __init__(
+        self,
+        stream: Stream[Any],
+        turn: Turn,
+        initial_state: bytes,
+        write_state: StateWriter,
+        discarded: DiscardedState | None = None,
+    ) -> None:
+        super().__init__(lambda: stream, stream.schema)
+        self._stream = stream
+        self._write_state = write_state
+        self._initial_state = initial_state
+        self._discarded = discarded
+        self._sent_turn = self._turn = turn
+        self._seen_ids: frozenset[str] = frozenset()
+        self._compaction: CompactionResult | None = None
+        self._reply: ChatReply[Any] | None = None
+
+    @property
+    def reply(self) -> ChatReply[T]:
+        """The reply; available once the stream has ended.
+
+        Raises:
+            KedgeError: The stream has not ended.
+        """
+        if self._reply is None:
+            raise KedgeError(
+                "the stream has not ended: iterate over it to the end before reading its reply; "
+                "the state you sent is unchanged and can be used again"
+            )
+        return self._reply
+
+    @property
+    def state(self) -> bytes:
+        """The current state, at any time, with all finished answers and tool results."""
+        return self._reply.state if self._reply else self._write(self._turn)
+
+    def _result(self) -> ChatReply[T]:
+        return self.reply
+
+    def _handle_event(self, event: Event) -> Event:
+        match event:
+            case AnswerFinished():
+                self._turn = event.turn
+                self._seen_ids = snapshot_block_ids(event.turn)
+            case ToolFinished():
+                self._turn = self._turn.append(event.result)
+            case TurnCompacted():
+                self._compaction = event.result
+            case _:
+                pass
+        return event
+
+    def _handle_error(self, error: Exception) -> None:
+        try:
+            state = self._state_after_error(error)
+        except Blocked:  # the current Turn must not be stored
+            state = self._initial_state
+        error.state = state  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _state_after_error(self, error: Exception) -> bytes:
+        """Return the state after an error: the current one, or the initial one if nothing was sent."""
+        if isinstance(error, EngineError):
+            return self._write(error.turn or self._turn)
+        return self.state if self._seen_ids else self._initial_state
+
+    def _handle_end(self) -> None:
+        if self._reply is None:
+            stream = self._stream
+            turn = stream.filters.apply_to_turn(stream.turn, ("output",))
+            self._reply = stream.build_reply(
+                ChatReply,
+                text=answer_text(turn, self._sent_turn),
+                turn=turn,
+                state=self._write(turn),
+                compaction=self._compaction,
+                discarded=self._discarded,
+            )
+
+    def _write(self, turn: Turn) -> bytes:
+        """Return the state bytes of a Turn after the guards of the stack."""
+        return self._write_state(self._stream.filters.apply_to_turn(turn), self._seen_ids)
 
 
 class _StateInspector:
@@ -182,7 +306,7 @@ class Chat(AsyncResource):
         turn = _build_turn(start, blocks)
         options.setdefault("keep_reasoning", self.keep_reasoning)
         stream = self.engine.stream(turn, output=output, **options)
-        return ChatStream(stream, turn, as_bytes(state), self._make_writer(start), discarded)
+        return ChatStream(stream, turn, as_bytes(state), partial(self._write, start), discarded)
 
     def read_state(self, state: State) -> Turn:
         """Return the conversation of a state, to look at it or to edit it for ``write_state``.
@@ -217,7 +341,7 @@ class Chat(AsyncResource):
                 turn = turn.edit(block.id, filtered)
         if turn.leading:
             log.warning(UNSTORED_LEAD)
-        return self._make_writer(start)(drop_changed_anchors(turn), frozenset())
+        return self._write(start, drop_changed_anchors(turn))
 
     async def compact_pending(self, state: State) -> bytes:
         """Compact now, before a call, if there are pending blocks and the compactor decides so.
@@ -239,7 +363,7 @@ class Chat(AsyncResource):
             occasion="pending",
             filters=self._filters(),
         )
-        return self._make_writer(start)(turn, frozenset())
+        return self._write(start, turn)
 
     inspect_state = _StateInspector()
     """Return a ``StateReport``: the content of a state, and why it would be discarded."""
@@ -300,17 +424,12 @@ class Chat(AsyncResource):
                 block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
         return found
 
-    def _make_writer(self, start: ChatState) -> StateWriter:
-        """Return a function that writes the states of a call that started with this one."""
-        before = frozenset(block.id for block in start.blocks[: start.processed_length])
-
-        def write(turn: Turn, seen: frozenset[str]) -> bytes:
-            length = _count_seen(turn.body, before | seen)
-            return self._encode_state(state_from_turn(turn, self.provider, length))
-
-        return write
-
-    def _encode_state(self, state: ChatState) -> bytes:
+    def _write(self, start: ChatState, turn: Turn, seen: frozenset[str] = frozenset()) -> bytes:
+        """Return the state of a Turn after a call that started with a state; a model has seen these blocks."""
+        read = seen.union(block.id for block in start.blocks[: start.processed_length])
+        body = turn.body
+        length = next((end for end in range(len(body), 0, -1) if body[end - 1].id in read), 0)
+        state = state_from_turn(turn, self.provider, length)
         data = encode_state(state)
         data = self.cipher.encrypt(data) if self.cipher else data
         self._recent.add(data, state)
@@ -352,11 +471,3 @@ def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tup
         blocks.append(block)
         ids.add(getattr(block, "id", ""))
     return Turn(blocks).blocks  # the constructor checks that they are blocks
-
-
-def _count_seen(blocks: Sequence[Block], seen: frozenset[str]) -> int:
-    """Return the number of blocks up to the last one that a model has read."""
-    for index in range(len(blocks) - 1, -1, -1):
-        if blocks[index].id in seen:
-            return index + 1
-    return 0

@@ -1,18 +1,16 @@
 """Configuration: the table of settings, and the sources of their values."""
 
 from kedge.config.loader import (
+    CONFIG_ENV,
     Config,
     SettingValue,
     Source,
+    config_path,
+    data_dir,
     load_config,
     mask,
     mask_url,
     mask_value,
-)
-from kedge.config.paths import (
-    CONFIG_ENV,
-    config_path,
-    data_dir,
     store_file,
     store_url,
 )

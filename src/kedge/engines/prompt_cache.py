@@ -29,7 +29,7 @@ from kedge.planning import (
     plan_cache,
 )
 from kedge.security.bounded_dict import BoundedDict
-from kedge.tokens.items import find_min_tokens
+from kedge.tokens import find_min_tokens
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 

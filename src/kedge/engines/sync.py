@@ -9,8 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kedge.engines.base import Engine
 from kedge.engines.stream import RunStream
-from kedge.event_loops import SyncCall, SyncFacade, delegate, wrap_method
-from kedge.event_loops.per_loop import ResourceT
+from kedge.event_loops import ResourceT, SyncCall, SyncFacade, delegate, wrap_method
 from kedge.events import Event
 
 P = ParamSpec("P")

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kedge import tokens
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
-from kedge.tokens import items as item_counts
-from kedge.tokens.items import CountText, to_compact_json
+from kedge.tokens import CountText, to_compact_json
 
 if TYPE_CHECKING:
     from kedge.server.models import ModelUsage
@@ -193,12 +192,12 @@ def count_text(text: str) -> int:
 
 def count_items(items: Iterable[Item]) -> int:
     """Count the tokens of items; additive over the items."""
-    return item_counts.count_each(items, _get_counter())
+    return tokens.count_each(items, _get_counter())
 
 
 def count_item(item: Item) -> int:
     """Count the tokens of one item."""
-    return item_counts.count_item(item, _get_counter())
+    return tokens.count_item(item, _get_counter())
 
 
 def count_json(value: object) -> int:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from kedge.config import store_file, store_url
-from kedge.config.paths import URL_FORMATS
+from kedge.config.loader import URL_FORMATS
 from kedge.database.responses import SERVER_PREFIX, create_response_tables, use_practice_tables
 from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.database.sqlite import MEMORY, SQLiteDatabase

@@ -54,7 +54,7 @@ from kedge.server.routes.message_requests import (
 from kedge.server.sse import encode_event
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode
-from kedge.tokens.items import find_min_tokens
+from kedge.tokens import find_min_tokens
 
 Body = Mapping[str, Any]
 
