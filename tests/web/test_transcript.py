@@ -20,10 +20,8 @@ from kedge.turns import (
 )
 from kedge.web.page_templates import PageMarkdown
 from kedge.web.transcript import (
+    MessageViews,
     indent_json,
-    render_exchanges,
-    render_messages,
-    render_ranges,
     split_exchanges,
     summarize_text,
 )
@@ -41,12 +39,13 @@ def make_response(number: int, name: str = "", **members: Any) -> RequestRecord:
 
 def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: RequestRecord) -> list[Any]:
     """Return exchanges as (node, before, texts asked, texts answered), and the texts after the last one."""
-    spans, text = split_exchanges(path, blocks, {row.node: row for row in rows})
+    messages = MessageViews(blocks)
+    exchanges, text = split_exchanges(path, messages, {row.node: row for row in rows})
     transcript: list[Any] = [
         (each.node, each.before, [m.text for m in each.asked], [m.text for m in each.answered])
-        for each in render_exchanges(spans, blocks)
+        for each in exchanges
     ]
-    return [*transcript, [message.text for message in render_ranges(text, blocks, {})]]
+    return [*transcript, [message.text for message in messages.render_ranges(text)]]
 
 
 def test_each_response_ends_an_exchange() -> None:
@@ -102,10 +101,9 @@ def test_failure_without_blocks_is_shown() -> None:
         make_node(3, 2, "failed", 1, 1),
     ]
     row = make_response(3, status="refused", error="no such model")
-    spans, _ = split_exchanges(path, [user("a")], {3: row})
-    (exchange,) = render_exchanges(spans, [user("a")])
+    (exchange,), _ = split_exchanges(path, MessageViews([user("a")]), {3: row})
     assert exchange.is_trouble
-    assert (exchange.status, exchange.error) == ("refused", "no such model")
+    assert (exchange.status, exchange.row) == ("refused", row)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +122,21 @@ def test_failure_without_blocks_is_shown() -> None:
 )
 def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, expected: str) -> None:
     """Each kind of block is shown under a readable title."""
-    (message,) = render_messages([block], {"c": "add"})
+    *_, message = MessageViews([tool_call("add", {}, call_id="c"), block]).render()
     assert (message.kind, message.title) == (kind, title)
     assert expected in PageMarkdown().render(message.source)
 
 
 def test_origin_of_block_is_shown() -> None:
     """The origin of a block is shown if it is neither the user nor the engine."""
-    (message,) = render_messages([user("x", origin="repair")], {})
+    (message,) = MessageViews([user("x", origin="repair")]).render()
     assert message.tags == ("by repair",)
 
 
 def test_files_and_images_are_named() -> None:
     """Files and images are labeled, and linked only if the link is safe."""
     parts = [file("https://a.example/b.pdf", filename="b.pdf"), image("javascript:alert(1)")]
-    (message,) = render_messages([user(parts)], {})
+    (message,) = MessageViews([user(parts)]).render()
     assert [(each.alt, each.link, each.src) for each in message.images] == [
         ("File: b.pdf", "https://a.example/b.pdf", ""),
         ("Image: javascript:alert(1)", "", ""),

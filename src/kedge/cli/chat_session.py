@@ -9,12 +9,12 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -151,22 +151,18 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     is_new = row is None
     if row is None and options.name:
         row, is_new = await store.create_titled(options.name, data=model_data(model))
-    if row is None:
-        conversation = await Conversation.create(
-            model, store=store, ttl=options.ttl, data=model_data(model), **settings
-        )
-    else:
+    row = row or await store.create(data=model_data(model))
+    try:
         if options.ttl is not None:
             await store.update(row.id, ttl=options.ttl)
-        try:
-            conversation = await Conversation.open(model, store=store, id=row.id, **settings)
-        except BaseException:
-            if is_new:
-                await store.delete(row)
-            raise
-    session = ChatSession(store, conversation, model, settings, options, stack)
-    session.is_saved, session.is_new = is_saved, is_new
-    session.attached = attached
+        conversation = await Conversation.open(model, store=store, id=row.id, **settings)
+    except BaseException:
+        if is_new:
+            await store.delete(row)
+        raise
+    session = ChatSession(
+        store, conversation, model, settings, options, attached, is_saved, is_new, stack
+    )
     stack.push_async_callback(session.aclose)
     return session
 
@@ -216,35 +212,53 @@ def _has_exporter() -> bool:
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
+class SlashCommand(NamedTuple):
+    """A slash command."""
+
+    usage: str
+    help: str
+    run: "Callable[[ChatSession, str], Awaitable[str]]"
+
+
+SLASH_COMMANDS: dict[str, SlashCommand] = {}
+"""The commands of a chat, by name."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def slash_command(usage: str) -> Callable[[F], F]:
+    """Return a decorator for a slash command, whose docstring is its line of help."""
+
+    def add(method: F) -> F:
+        line = (method.__doc__ or "").rstrip(".")
+        known = SlashCommand(usage, f"{line[:1].lower()}{line[1:]}", method)
+        SLASH_COMMANDS[usage.partition(" ")[0]] = known
+        return method
+
+    return add
+
+
+@dataclass
 class ChatSession:
     """One chat: the conversation and its output."""
 
-    def __init__(
-        self,
-        store: Store,
-        conversation: Conversation,
-        model: str,
-        settings: dict[str, Any],
-        chat_options: ChatOptions,
-        stack: AsyncExitStack,
-    ) -> None:
-        self.store = store
-        self.conversation = conversation
-        self.model = model
-        self.settings = settings
-        self.chat_options = chat_options
-        self.send_options: dict[str, Any] = {"mode": chat_options.mode} if chat_options.mode else {}
-        if chat_options.schema_file:
-            self.send_options["output"] = load_schema_file(chat_options.schema_file)
-        self.output: ChatOutput = create_output(
-            as_json=is_json(), is_typed=bool(chat_options.schema_file)
-        )
-        self.failed = False
-        self.is_saved = False
-        self.is_new = True
-        self.attached: list[Part] = []
-        """The attachments of the next message."""
-        self._stack = stack
+    store: Store
+    conversation: Conversation
+    model: str
+    settings: dict[str, Any]
+    chat_options: ChatOptions
+    attached: list[Part]
+    """The attachments of the next message."""
+    is_saved: bool
+    is_new: bool
+    stack: AsyncExitStack
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        mode, schema_file = self.chat_options.mode, self.chat_options.schema_file
+        self.send_options: dict[str, Any] = {"mode": mode} if mode else {}
+        if schema_file:
+            self.send_options["output"] = load_schema_file(schema_file)
+        self.output: ChatOutput = create_output(as_json=is_json(), is_typed=bool(schema_file))
 
     def format_greeting(self) -> str:
         """Return the first lines on a terminal."""
@@ -327,37 +341,35 @@ class ChatSession:
         if text:
             self.output.show_output(name, text)
 
-    async def attach(self, source: str) -> str:
-        """Attach a file to the next message."""
-        if source in ("", "-"):  # the standard input has the messages
-            return "usage: /attach FILE, or /attach URL"
-        self.attached.append(attach_file(source))
-        return f"{pluralize(len(self.attached), 'file')} attached to your next message"
-
+    @slash_command("/plan [TEXT]")
     async def plan(self, text: str) -> str:
-        """Return the plan of the next request."""
+        """Show what the next request would send, and why."""
         messages = [user([text, *self.attached])] if text else []
         options: dict[str, Any] = {"streaming": True, **self.send_options}
         return (await self.conversation.probe_and_plan(*messages, **options)).explain()
 
+    @slash_command("/show")
     async def show(self, _: str) -> str:
-        """Return the conversation, one line per block."""
+        """Show the conversation, one line per block."""
         return str(self.conversation.turn)
 
+    @slash_command("/tree")
     async def tree(self, _: str) -> str:
-        """Return the tree in the form of ``kedge tree``."""
+        """Show the tree, with undone and forked branches."""
         from kedge.cli.show import load_tree, render_tree
 
         tree = await load_tree(self.store, self.conversation.row)
         return "\n".join(render_tree(tree, self.store.clock()))
 
+    @slash_command("/undo")
     async def undo(self, _: str) -> str:
-        """Go back to before the last question."""
+        """Go back to before your last message."""
         await self.conversation.undo()
         return self._format_position("back at")
 
+    @slash_command("/redo")
     async def redo(self, _: str) -> str:
-        """Redo what was undone."""
+        """Go forward again to what was undone."""
         await self.conversation.redo()
         return self._format_position("forward at")
 
@@ -365,14 +377,7 @@ class ChatSession:
         blocks = pluralize(len(self.conversation.turn), "block")
         return f"{verb} node {self.conversation.head}, {blocks}"
 
-    async def edit_message(self, text: str) -> str:
-        """Write a message in an editor and send it."""
-        message = (click.edit(text) or "").strip()
-        if not message:
-            return "nothing was sent: the text in the editor is empty or was not saved"
-        await self._send(message)
-        return ""
-
+    @slash_command("/save NAME")
     async def save(self, title: str) -> str:
         """Store the conversation under a name."""
         if not title:
@@ -390,7 +395,7 @@ class ChatSession:
         """Copy a conversation in memory to the user's store and continue there."""
         old, lines = self.conversation, await self.conversation.export()
         opened = use_store(make=True, connects=True)
-        self.store = await self._stack.enter_async_context(opened)
+        self.store = await self.stack.enter_async_context(opened)
         (row,) = await self.store.import_(lines)
         self.conversation = await Conversation.open(
             self.model, store=self.store, id=row.id, **self.settings
@@ -398,8 +403,18 @@ class ChatSession:
         self.is_saved, self.is_new = True, False
         await old.aclose()
 
+    @slash_command("/editor [TEXT]")
+    async def edit_message(self, text: str) -> str:
+        """Write a message in $EDITOR."""
+        message = (click.edit(text) or "").strip()
+        if not message:
+            return "nothing was sent: the text in the editor is empty or was not saved"
+        await self._send(message)
+        return ""
+
+    @slash_command("/edit TEXT")
     async def edit(self, text: str) -> str:
-        """Replace the last question and ask again; the old one remains in the tree."""
+        """Replace your last message and ask again."""
         if not text:
             return "usage: /edit TEXT, with the new text of your last message"
         blocks = self.conversation.turn.blocks
@@ -409,8 +424,17 @@ class ChatSession:
         await self._send(text)
         return ""
 
+    @slash_command("/attach FILE")
+    async def attach(self, source: str) -> str:
+        """Attach a file or a URL to your next message."""
+        if source in ("", "-"):  # the standard input has the messages
+            return "usage: /attach FILE, or /attach URL"
+        self.attached.append(attach_file(source))
+        return f"{pluralize(len(self.attached), 'file')} attached to your next message"
+
+    @slash_command("/resume")
     async def resume(self, _: str) -> str:
-        """Request the answer to a message that has none after an error or a Ctrl-C."""
+        """Answer your last message if it has no answer."""
         head = self.conversation.head
         pending = [node.id for node in await self.conversation.pending() if node.parent == head]
         if not pending:
@@ -418,6 +442,7 @@ class ChatSession:
         await self._show_turn(self.conversation.stream_resume(pending[-1], **self.send_options))
         return ""
 
+    @slash_command("/fork [TITLE]")
     async def fork(self, title: str) -> str:
         """Continue in a new conversation from here."""
         data = self.conversation.row.data
@@ -427,8 +452,9 @@ class ChatSession:
         self.conversation = forked
         return f"now in the fork {forked.id}"
 
+    @slash_command("/model [MODEL]")
     async def change_model(self, model: str) -> str:
-        """Return the current model, or switch to another."""
+        """Show the current model, or switch to another."""
         if not model:
             return f"current model: {mask_url(self.model)}"
         remember(model_references(model))
@@ -441,46 +467,17 @@ class ChatSession:
         await self.conversation.update_with(lambda row: {"data": {**row.data, **model_data(model)}})
         return f"current model: {mask_url(model)}"
 
+    @slash_command("/help")
     async def help(self, _: str) -> str:
-        """Return the list of commands."""
+        """List the commands."""
         return "\n".join(
             f"{each.usage:<15} {each.help}" for each in SLASH_COMMANDS.values() if each.help
         )
 
+    @slash_command("/quit")
     async def quit(self, _: str) -> str:
-        """End the chat."""
+        """End the chat (also Ctrl-D)."""
         raise Quit
 
 
-@dataclass(frozen=True, slots=True)
-class SlashCommand:
-    """A slash command."""
-
-    usage: str
-    help: str
-    run: Callable[[ChatSession, str], Any]
-
-
-_COMMANDS = (
-    SlashCommand(
-        "/plan [TEXT]", "show what the next request would send, and why", ChatSession.plan
-    ),
-    SlashCommand("/show", "show the conversation, one line per block", ChatSession.show),
-    SlashCommand("/tree", "show the tree, with undone and forked branches", ChatSession.tree),
-    SlashCommand("/undo", "go back to before your last message", ChatSession.undo),
-    SlashCommand("/redo", "go forward again to what was undone", ChatSession.redo),
-    SlashCommand("/save NAME", "store the conversation under a name", ChatSession.save),
-    SlashCommand("/editor [TEXT]", "write a message in $EDITOR", ChatSession.edit_message),
-    SlashCommand("/edit TEXT", "replace your last message and ask again", ChatSession.edit),
-    SlashCommand("/attach FILE", "attach a file or a URL to your next message", ChatSession.attach),
-    SlashCommand("/resume", "answer your last message if it has no answer", ChatSession.resume),
-    SlashCommand("/fork [TITLE]", "continue in a new conversation from here", ChatSession.fork),
-    SlashCommand(
-        "/model [MODEL]", "show the current model, or switch to another", ChatSession.change_model
-    ),
-    SlashCommand("/help", "list the commands", ChatSession.help),
-    SlashCommand("/quit", "end the chat (also Ctrl-D)", ChatSession.quit),
-    SlashCommand("/exit", "", ChatSession.quit),
-)
-SLASH_COMMANDS = {each.usage.partition(" ")[0]: each for each in _COMMANDS}
-"""The commands of a chat, by name."""
+SLASH_COMMANDS["/exit"] = SLASH_COMMANDS["/quit"]._replace(help="")

@@ -290,9 +290,7 @@ class AnnotatedTree:
 
         response = self.tree.responses.get(node.id)
         marks = find_marks(node, response, now)
-        shape = shape_node(
-            node, response, parent=node.parent, label=self.excerpt(node.id), marks=list(marks)
-        )
+        shape = shape_node(node, response, marks, label=self.excerpt(node.id))
         return {
             **shape.model_dump(mode="json"),
             "kept": node.kept,

@@ -265,9 +265,9 @@ async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> shapes.ChainSh
             shapes.shape_node(
                 stored[node.id],
                 tree.responses.get(node.id),
+                node.marks,
                 parent=node.parent,
                 label=node.label,
-                marks=list(node.marks),
             )
             for node in nodes
         ],

@@ -24,7 +24,7 @@ from kedge.text.display import (
 )
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
 from kedge.turns.text_format import describe
-from kedge.web.transcript import MessageView, indent_json, render_messages, tool_names
+from kedge.web.transcript import MessageView, MessageViews, indent_json
 
 MAX_WORDS = 2_000
 """The number of words above which a changed text is not compared word by word."""
@@ -63,7 +63,7 @@ def block_text(block: Block) -> str:
 
 def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[DiffRow, ...], int]:
     """Return the differences of two paths, and the number of blocks that are the same."""
-    messages = [render_messages(blocks, tool_names(blocks)) for blocks in (left, right)]
+    messages = [MessageViews(blocks).render() for blocks in (left, right)]
     rows: list[DiffRow] = []
     common, words = 0, 0
     for tag, i1, i2, j1, j2 in _match_blocks(left, right):

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from kedge.conversation import ConversationStream
-from kedge.engines import Engine, Middleware
+from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, KedgeError, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import (
@@ -28,7 +28,7 @@ from kedge.events.run import (
     ToolFinished,
     ToolStarted,
 )
-from kedge.middleware import BaseMiddleware
+from kedge.middleware import two_phase
 from kedge.planning.explain import format_headline
 from kedge.store.tree import path_to, read_tree
 from kedge.text.display import HEALING_TEXTS, format_size
@@ -113,7 +113,7 @@ async def resolve_turn(service: ConversationService, name: str, body: NewTurn) -
     check_head(opened, body.head)
     options = {"key": body.key, **_build_options(body), **opened.options}
     if body.edit is not None:
-        edit = partial(_replace_text, text=body.text, added=parts)
+        edit = partial(_edit_user_block, text=body.text, added=parts)
         blocks, parent, keep = await _edit_question(service, opened, body.edit, edit)
         return TurnRequest(opened, blocks, parent, keep, text=body.text, options=options)
     node = opened.node if at else None
@@ -144,38 +144,27 @@ async def resolve_resume(service: ConversationService, name: str, body: NewResum
 
 def _build_options(settings: RequestSettings) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
-    reasoning = settings.reasoning.model_dump(exclude_none=True) if settings.reasoning else {}
+    members = {"reasoning", "temperature", "top_p", "max_output_tokens"}
+    options = settings.model_dump(include=members, exclude_none=True)
     if settings.effort is not None:
-        reasoning["effort"] = settings.effort
-    options = {
-        "reasoning": reasoning or None,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "max_output_tokens": settings.max_output_tokens,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+        options.setdefault("reasoning", {})["effort"] = settings.effort
+    return {name: value for name, value in options.items() if value != {}}
 
 
 def _build_middleware(settings: RequestSettings) -> tuple[Middleware, ...]:
     text = settings.system
-    return () if text is None else (lambda engine: _InstructionsMiddleware(engine, text),)
+    if text is None:
+        return ()
+    return (two_phase(lambda turn: _replace_instructions(turn, text), name="settings"),)
 
 
-class _InstructionsMiddleware(BaseMiddleware):
-    """Middleware that replaces the leading system text of a Turn; no digest includes it, so anchors remain valid."""
-
-    name = "settings"
-
-    def __init__(self, inner: Engine, text: str) -> None:
-        super().__init__(inner)
-        self.text = text
-
-    def enter(self, turn: Turn) -> Turn:
-        if read_instructions(turn.blocks) == self.text:
-            return turn
-        for block in turn.leading:
-            turn = turn.remove(block.id)
-        return turn.insert(0, system(self.text)) if self.text else turn
+def _replace_instructions(turn: Turn, text: str) -> Turn:
+    """Replace the leading system text of a Turn; no digest includes it, so anchors remain valid."""
+    if read_instructions(turn.blocks) == text:
+        return turn
+    for block in turn.leading:
+        turn = turn.remove(block.id)
+    return turn.insert(0, system(text)) if text else turn
 
 
 def check_head(opened: OpenConversation, head: int | None) -> None:
@@ -204,25 +193,38 @@ async def _edit_question(
     path = path_to(opened.tree, opened.node)
     lengths = {node.id: node.length for node in path}
     blocks = (await service.store.load(opened.conversation.row, opened.node)).blocks
+    index = next((index for index, block in enumerate(blocks) if block.id == block_id), -1)
     for node, start, stop in iter_block_ranges(path):
-        for index in range(start, stop):
-            if blocks[index].id != block_id:
-                continue
+        if start <= index < stop:
+            new = edit(blocks[index])
             if node.kind == "asked" and start == lengths[node.parent]:
-                old = blocks[start:stop]
-                new = [edit(block) if block.id == block_id else block for block in old]
-                return new, node.parent, None
-            return [edit(blocks[index])], node.id, index
+                return [*blocks[start:index], new, *blocks[index + 1 : stop]], node.parent, None
+            return [new], node.id, index
     raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
 
 
-def _replace_text(block: Block, text: str, added: Sequence[Part] = ()) -> Block:
-    """Replace the text of a user block; images and files are retained."""
+def _edit_user_block(block: Block, text: str, added: Sequence[Part] = ()) -> Block:
+    """Replace the text of a user block that is sent again; images and files are retained."""
     if not isinstance(block, UserBlock):
         raise InvalidSetting("only user messages can be edited and sent again")
-    rest = (part for part in block.parts if not isinstance(part, TextPart))
-    metadata = {**block.metadata, EDITED_KEY: block.id}
-    return user([TextPart(text), *rest, *added], metadata=metadata)
+    return _replace_text(block, text, added, {**block.metadata, EDITED_KEY: block.id})
+
+
+def _replace_text(
+    block: Block, text: str, added: Sequence[Part] = (), metadata: Mapping[str, Any] | None = None
+) -> Block:
+    match block:
+        case UserBlock():
+            rest = (part for part in block.parts if not isinstance(part, TextPart))
+            return user([TextPart(text), *rest, *added], metadata=metadata or {})
+        case AssistantBlock():
+            return assistant(text)
+        case SystemBlock():
+            return system(text, role=block.role)
+        case _:
+            raise InvalidSetting(
+                "only messages of the user, the model and the system can be edited"
+            )
 
 
 async def edit_block(service: ConversationService, name: str, body: BlockEdit) -> EditShape:
@@ -236,19 +238,7 @@ async def edit_block(service: ConversationService, name: str, body: BlockEdit) -
     check_head(opened, body.head)
     conversation = opened.conversation
     old = conversation.turn.blocks[conversation.turn.index(body.block)]
-    match old:
-        case UserBlock():
-            rest = (part for part in old.parts if not isinstance(part, TextPart))
-            new: Block = user([TextPart(body.text), *rest])
-        case AssistantBlock():
-            new = assistant(body.text)
-        case SystemBlock():
-            new = system(body.text, role=old.role)
-        case _:
-            raise InvalidSetting(
-                "only messages of the user, the model and the system can be edited"
-            )
-    node = await conversation.edit(body.block, new)
+    node = await conversation.edit(body.block, _replace_text(old, body.text))
     return EditShape(conversation=conversation.id, node=node.id)
 
 

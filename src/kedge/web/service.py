@@ -47,7 +47,6 @@ from kedge.store.tree import (
 from kedge.turns import Block, SystemBlock
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import (
-    DiffRow,
     PlanCard,
     block_text,
     build_diff,
@@ -58,16 +57,7 @@ from kedge.web.plan_card import (
 from kedge.web.runs import DeletionQueue, RunRegistry, TurnRun
 from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status
-from kedge.web.transcript import (
-    ExchangeView,
-    mark_edits,
-    mark_messages,
-    render_exchanges,
-    render_pending,
-    render_ranges,
-    split_exchanges,
-    tool_names,
-)
+from kedge.web.transcript import ExchangeView, MessageViews, find_pending, split_exchanges
 from kedge.workflows.roles import WORKFLOW_KEY
 
 MAX_HITS = 2000
@@ -113,23 +103,6 @@ class Branch:
     label: str
     created_at: float
     is_head: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The differences of two paths of a conversation, block by block."""
-
-    id: str
-    name: str
-    left: str
-    right: str
-    rows: tuple[DiffRow, ...]
-    left_label: str
-    right_label: str
-    left_sums: Totals
-    right_sums: Totals
-    common_count: int
-    """The number of blocks that are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +200,12 @@ class ConversationService:
             node = await self._find_view_of(row, tree, node, block)
         loaded, nodes = await self.store.load(row, node), path_to(tree, node)
         blocks = loaded.blocks
-        spans, ranges = split_exchanges(nodes, blocks, tree.responses)
-        omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
+        messages = MessageViews(blocks, await self._load_previous_texts(row, nodes, blocks))
+        exchanges, ranges = split_exchanges(nodes, messages, tree.responses)
+        omitted = 0 if show_all else max(len(exchanges) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, await self.store.newest_response(row, node))
-        previous = await self._load_previous_texts(row, nodes, blocks)
-        pending = render_pending(nodes, ranges, blocks)
-        messages = () if pending else render_ranges(ranges, blocks, tool_names(blocks))
+        pending = find_pending(nodes, ranges, messages)
         runs, summary = self.runs.list(row.id), await self._summarize(row)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
@@ -251,11 +223,11 @@ class ConversationService:
             "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
             "chosen_label": _node_label(chain, chosen),
             "head": chain.head,
-            "path": mark_edits(render_exchanges(spans[omitted:], blocks), previous),
+            "path": exchanges[omitted:],
             "accepted": ",".join((*IMAGE_TYPES, *FILE_TYPES)),
             "system": read_instructions(blocks),
             "object_id": loaded.state.conversation_id,
-            "pending": mark_messages(messages, previous),
+            "pending": () if pending else messages.render_ranges(ranges),
             "unanswered": [*((pending,) if pending else ()), *unanswered],
             "branches": _list_branches(layout, tree),
             "sums": chain.sums,
@@ -290,26 +262,22 @@ class ConversationService:
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
         exchanges: list[ExchangeView] = []
-        found = await self.store.unanswered_after(row, node)
-        for each in found[-MAX_UNANSWERED:]:
+        for each in (await self.store.unanswered_after(row, node))[-MAX_UNANSWERED:]:
             question = each.question.id
             if question == node or any(run.has_asked(question) for run in runs):
                 continue
-            path, blocks = (
-                path_to(tree, each.end.id),
-                (await self.store.load(row, each.end.id)).blocks,
-            )
-            spans, ranges = split_exchanges(path, blocks, tree.responses)
-            exchanges += render_exchanges([s for s in spans if s.question == question], blocks)
-            pending = render_pending(path, ranges, blocks)
-            if pending:
+            path = path_to(tree, each.end.id)
+            messages = MessageViews((await self.store.load(row, each.end.id)).blocks)
+            found, ranges = split_exchanges(path, messages, tree.responses)
+            exchanges += [exchange for exchange in found if exchange.question == question]
+            if pending := find_pending(path, ranges, messages):
                 exchanges.append(pending)
             elif not exchanges[-1].is_trouble:  # its last answer has a tool call without a result
                 exchanges[-1] = replace(exchanges[-1], status=each.status, has_progress=True)
         return exchanges
 
-    async def compare(self, name: str, left: str, right: str) -> Comparison:
-        """Compare the paths to two nodes block by block."""
+    async def compare(self, name: str, left: str, right: str) -> dict[str, Any]:
+        """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
         chain = build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
@@ -317,18 +285,15 @@ class ConversationService:
         rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1])
         labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
-        return Comparison(
-            id=row.id,
-            name=_name_conversation(await self._summarize(row)),
-            left=str(ends[0]),
-            right=str(ends[1]),
-            rows=rows,
-            left_label=labels[0],
-            right_label=labels[1],
-            left_sums=totals[0],
-            right_sums=totals[1],
-            common_count=common,
-        )
+        return {
+            "id": row.id,
+            "name": _name_conversation(await self._summarize(row)),
+            "left": str(ends[0]),
+            "right": str(ends[1]),
+            "rows": rows,
+            "sides": list(zip(("left", "right"), ends, totals, labels, strict=True)),
+            "common_count": common,  # the number of blocks that are the same
+        }
 
     async def _load_previous_texts(
         self, row: ConversationRow, path: Sequence[Node], blocks: Sequence[Block]

@@ -353,15 +353,18 @@ def shape_overview(summary: ConversationSummary, status: str) -> OverviewShape:
     return OverviewShape.of(summary, **own, status=status)
 
 
-def shape_node(node: Node, response: RequestRecord | None, **others: Any) -> NodeShape:
+def shape_node(
+    node: Node, response: RequestRecord | None, marks: Iterable[str], **others: Any
+) -> NodeShape:
     """Return the form of a node.
 
     Args:
         node: The node.
         response: The response that it was created by, if any.
-        **others: Its label and marks, and as ``parent`` the node before it among those that are shown.
+        marks: Its marks.
+        **others: Its label, and as ``parent`` the node before it among those that are shown.
     """
-    return NodeShape.of(node, node=node.id, response=response, **others)
+    return NodeShape.of(node, node=node.id, response=response, marks=sorted(marks), **others)
 
 
 def shape_plan(plan: "RequestPlan") -> PlanShape:

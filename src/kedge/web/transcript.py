@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, assert_never, cast
 from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
-from msgspec import structs
 
 from kedge.security.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
@@ -82,26 +82,68 @@ class MessageView:
     """Shown instead of ``source``, if there is any: the differences to another message."""
 
 
-@dataclass(frozen=True, slots=True)
+class MessageViews:
+    """Converts the blocks of a path to messages; the result of a tool has the name of the tool.
+
+    Args:
+        blocks: The blocks.
+        previous: The texts of edited blocks before their edit, by block id.
+    """
+
+    def __init__(self, blocks: Sequence[Block], previous: Mapping[str, str] | None = None) -> None:
+        self.blocks = blocks
+        self._previous = previous or {}
+        calls = (block for block in blocks if isinstance(block, ToolCallBlock))
+        self._names = {block.call_id: block.name for block in calls}
+
+    def render(
+        self, start: int = 0, stop: int | None = None, *tags: str
+    ) -> tuple[MessageView, ...]:
+        """Return the messages of a range of blocks, with further tags."""
+        views = [_render_block(block, self._names) for block in self.blocks[start:stop]]
+        return tuple(
+            replace(view, previous=self._previous.get(view.id), tags=(*view.tags, *tags))
+            for view in views
+        )
+
+    def render_ranges(self, ranges: Sequence[BlockRange]) -> tuple[MessageView, ...]:
+        """Return the messages of the blocks that some nodes added."""
+        return tuple(
+            message
+            for node, start, stop in ranges
+            for message in self.render(start, stop, *(("merged",) * (node.kind == "merged")))
+        )
+
+
+@dataclass(frozen=True)
 class ExchangeView:
-    """A question and its answer.
+    """A question and its answer, whose messages are rendered when they are needed.
 
     ``node`` is the node of the answer, ``question`` that of the question (0 if history was rewritten),
     ``before`` the node before it. ``row`` is None while there is no response.
     """
 
+    messages: MessageViews
     node: int
-    before: int
-    response_id: str
-    asked: tuple[MessageView, ...]
-    answered: tuple[MessageView, ...]
     row: RequestRecord | None
-    status: str = "completed"
-    error: str = ""
-    created_at: float | None = None
+    asked_ranges: tuple[BlockRange, ...]
+    answered_range: tuple[int, int]
+    created_at: float
+    before: int = 0
     question: int = 0
+    status: str = "pending"
     has_progress: bool = False
     """Whether a part of the turn, such as the results of tools, is stored."""
+
+    @cached_property
+    def asked(self) -> tuple[MessageView, ...]:
+        """The messages before the answer."""
+        return self.messages.render_ranges(self.asked_ranges)
+
+    @cached_property
+    def answered(self) -> tuple[MessageView, ...]:
+        """The messages of the answer."""
+        return self.messages.render(*self.answered_range)
 
     @property
     def is_trouble(self) -> bool:
@@ -125,31 +167,9 @@ _TROUBLES = {
 }
 
 
-def tool_names(blocks: Sequence[Block]) -> dict[str, str]:
-    """Return the names of the called tools, by call id."""
-    return {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
-
-
-def render_messages(blocks: Sequence[Block], names: Mapping[str, str]) -> tuple[MessageView, ...]:
-    """Convert blocks to messages; a result has the name of its tool."""
-    return tuple(_render_block(block, names) for block in blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeSpan:
-    """The block ranges of one exchange."""
-
-    node: Node
-    row: RequestRecord
-    before: int
-    asked: tuple[BlockRange, ...]
-    answered: tuple[int, int]
-    question: int = 0
-
-
 def split_exchanges(
-    path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, RequestRecord]
-) -> tuple[tuple[ExchangeSpan, ...], tuple[BlockRange, ...]]:
+    path: Sequence[Node], messages: MessageViews, responses: Mapping[int, RequestRecord]
+) -> tuple[list[ExchangeView], list[BlockRange]]:
     """Return the exchanges on a path, and the blocks after the last of them.
 
     Where history was rewritten, a node contains blocks of earlier responses: they are shown with their
@@ -158,124 +178,50 @@ def split_exchanges(
     by_response_id = {
         row.provider_response_id: row for row in responses.values() if row.provider_response_id
     }
-    done: list[ExchangeSpan] = []
+    done: list[ExchangeView] = []
     ranges: list[BlockRange] = []
     before = question = 0
+
+    def add(node: Node, row: RequestRecord, answered: tuple[int, int], **source: int) -> None:
+        has_progress = any(each.kind == "results" for each, _, _ in ranges)
+        created_at, asked = row.created_at or node.created_at, tuple(ranges)
+        view = ExchangeView(messages, row.node, row, asked, answered, created_at, **source)
+        done.append(replace(view, status=row.status, has_progress=has_progress))
+        ranges.clear()
+
     for node, start, stop in iter_block_ranges(path):
         if node.kind == "asked":
             before, question = node.parent, node.id
         row = responses.get(node.id)
-        if row is None:
-            rewritten, ranges = _split_rewritten(
-                (node, start, stop), blocks, by_response_id, ranges
-            )
-            done += rewritten
-        elif stop > start or row.status not in ANSWERED_STATUSES:
-            done.append(ExchangeSpan(node, row, before, tuple(ranges), (start, stop), question))
-            ranges, before = [], 0
-    return tuple(done), tuple(ranges)
+        if row is not None:
+            if stop > start or row.status not in ANSWERED_STATUSES:
+                add(node, row, (start, stop), before=before, question=question)
+                before = 0
+            continue
+        rewritten = len(done)
+        for index in range(start, stop):
+            row = by_response_id.get(messages.blocks[index].response_id)
+            last = done[-1] if len(done) > rewritten else None
+            if row is None:
+                ranges.append((node, index, index + 1))
+            elif last and last.row is row and last.answered_range[1] == index:
+                done[-1] = replace(last, answered_range=(last.answered_range[0], index + 1))
+            else:
+                add(node, row, (index, index + 1))
+    return done, ranges
 
 
-def _split_rewritten(
-    where: BlockRange,
-    blocks: Sequence[Block],
-    by_response_id: Mapping[str, RequestRecord],
-    pending: list[BlockRange],
-) -> tuple[list[ExchangeSpan], list[BlockRange]]:
-    """Return the exchanges inside a node that was not created by a request, and the blocks after them."""
-    node, start, stop = where
-    done: list[ExchangeSpan] = []
-    for index in range(start, stop):
-        row = by_response_id.get(blocks[index].response_id)
-        last = done[-1] if done else None
-        if row is None:
-            pending = [*pending, (node, index, index + 1)]
-        elif last and last.row is row and last.answered[1] == index:
-            done[-1] = replace(last, answered=(last.answered[0], index + 1))
-        else:
-            done.append(
-                ExchangeSpan(
-                    structs.replace(node, id=row.node), row, 0, tuple(pending), (index, index + 1)
-                )
-            )
-            pending = []
-    return done, pending
-
-
-def render_exchanges(
-    spans: Sequence[ExchangeSpan], blocks: Sequence[Block]
-) -> tuple[ExchangeView, ...]:
-    """Render exchanges."""
-    names = tool_names(blocks)
-    return tuple(
-        ExchangeView(
-            node=span.node.id,
-            before=span.before,
-            response_id=span.row.provider_response_id,
-            asked=render_ranges(span.asked, blocks, names),
-            answered=render_messages(blocks[slice(*span.answered)], names),
-            row=span.row,
-            status=span.row.status,
-            error=span.row.error,
-            created_at=span.row.created_at or span.node.created_at,
-            question=span.question,
-            has_progress=any(node.kind == "results" for node, _, _ in span.asked),
-        )
-        for span in spans
-    )
-
-
-def mark_messages(
-    messages: Sequence[MessageView], previous: Mapping[str, str]
-) -> tuple[MessageView, ...]:
-    """Add the previous texts of edited blocks, by block id."""
-    return tuple(replace(each, previous=previous.get(each.id)) for each in messages)
-
-
-def mark_edits(
-    exchanges: Sequence[ExchangeView], previous: Mapping[str, str]
-) -> tuple[ExchangeView, ...]:
-    """Add the previous texts of edited blocks to exchanges."""
-    return tuple(
-        replace(
-            each,
-            asked=mark_messages(each.asked, previous),
-            answered=mark_messages(each.answered, previous),
-        )
-        for each in exchanges
-    )
-
-
-def render_pending(
-    path: Sequence[Node], ranges: Sequence[BlockRange], blocks: Sequence[Block]
+def find_pending(
+    path: Sequence[Node], ranges: Sequence[BlockRange], messages: MessageViews
 ) -> ExchangeView | None:
-    """Render a path that ends with a question, or with the results of tools, without an answer."""
+    """Return the exchange of a path that ends with a question, or with the results of tools, without an answer."""
     question = next((node for node in reversed(path) if node.kind == "asked"), None)
-    if question is None or path[-1].kind not in ("asked", "results"):
+    end = path[-1]
+    if question is None or end.kind not in ("asked", "results"):
         return None
-    return ExchangeView(
-        node=path[-1].id,
-        before=question.parent,
-        response_id="",
-        asked=render_ranges(ranges, blocks, tool_names(blocks)),
-        answered=(),
-        row=None,
-        status="pending",
-        created_at=path[-1].created_at,
-        question=question.id,
-        has_progress=path[-1].kind == "results",
-    )
-
-
-def render_ranges(
-    ranges: Sequence[BlockRange], blocks: Sequence[Block], names: Mapping[str, str]
-) -> tuple[MessageView, ...]:
-    """Render the blocks of some nodes."""
-    return tuple(
-        message
-        for node, start, stop in ranges
-        for message in _tag_messages(render_messages(blocks[start:stop], names), node.kind)
-    )
+    view = ExchangeView(messages, end.id, None, tuple(ranges), (0, 0), end.created_at)
+    has_progress = end.kind == "results"
+    return replace(view, before=question.parent, question=question.id, has_progress=has_progress)
 
 
 def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
@@ -287,11 +233,6 @@ def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
         limit = min(limit, node.kept)
     for node, stop in zip(path, reversed(limits), strict=True):
         yield node, min(node.kept, stop), stop
-
-
-def _tag_messages(messages: Sequence[MessageView], kind: str) -> list[MessageView]:
-    tags = (kind,) if kind in ("merged", "imported") else ()
-    return [replace(each, tags=(*each.tags, *tags)) for each in messages]
 
 
 def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
