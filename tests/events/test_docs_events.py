@@ -8,8 +8,8 @@ from typing import get_args
 import kedge.events
 import kedge.events.run
 from kedge.events import Event
+from kedge.events.items import ItemTable
 from kedge.events.responses import OPAQUE_TYPES
-from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, OutcomeStatus, ResponseFacts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
@@ -49,4 +49,4 @@ def test_every_event_that_is_passed_on_is_documented() -> None:
 
 def test_documented_attributes_exist() -> None:
     """The documented attributes ``calls`` and ``call_ids`` exist."""
-    assert (ToolCallState().calls, ToolCallState().call_ids) == ({}, {})
+    assert (ItemTable().calls, ItemTable().call_ids) == ({}, {})

@@ -23,15 +23,15 @@ from events.streams import (
 from kedge.events import (
     AnomalyNoted,
     CallSummary,
+    ItemTable,
     ResponsesDecoder,
     StreamEvent,
     ToolArgumentsDelta,
     ToolCallCompleted,
     ToolCallRenamed,
     ToolCallStarted,
-    ToolCallState,
-    ToolCallUpdate,
 )
+from kedge.events.items import read_item
 from kedge.observe.logs import get_fields
 from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result
 
@@ -146,19 +146,19 @@ def test_requirement_2_1_results_are_matched_to_calls() -> None:
 
 def test_requirement_2_2_calls_are_stored_by_call_id() -> None:
     """Calls are stored by ``call_id``, with a map from item ids to call ids."""
-    state = ToolCallState()
-    state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
-    state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
+    state = ItemTable()
+    state.start(read_item(call_item("fc_1", "call_1"), 0))
+    state.start(read_item(call_item("fc_2", "call_2"), 1))
     assert list(state.calls) == ["call_1", "call_2"]
     assert state.call_ids == {"fc_1": "call_1", "fc_2": "call_2"}
 
 
 def test_requirement_2_3_completion_is_tracked_by_call_id() -> None:
     """One of two calls can be completed while the other is still open."""
-    state = ToolCallState()
-    state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
-    state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
-    state.finish(ToolCallUpdate("call_2", "roll", "fc_2", 1, arguments="{}"))
+    state = ItemTable()
+    state.start(read_item(call_item("fc_1", "call_1"), 0))
+    state.start(read_item(call_item("fc_2", "call_2"), 1))
+    state.finish(read_item(call_item("fc_2", "call_2"), 1))
     assert [call.call_id for call in state.calls.values() if call.completed] == ["call_2"]
     assert state.summary().open == ("call_1",)
 

@@ -4,8 +4,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from kedge.errors import EngineError
+from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
-from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
 from kedge.planning.plan import is_fallback_reason, name_send
@@ -142,7 +142,7 @@ def record_lost_context(response_id: str) -> None:
     )
 
 
-def record_calls(calls: ToolCallState) -> None:
+def record_calls(calls: ItemTable) -> None:
     """Count the calls of a finished response by how their ids were determined."""
     for name, number in (
         ("extracted", calls.extracted),

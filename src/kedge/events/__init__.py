@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from kedge.events.assembler import DAMAGED_STREAM, Assembler
 from kedge.events.decoder import StreamDecoder
-from kedge.events.items import ToolCall
+from kedge.events.items import CallSummary, ItemTable, ToolCall
 from kedge.events.request_record import RequestRecord
 from kedge.events.run import (
     AnswerFinished,
@@ -23,7 +23,6 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.events.sse import SSEDecoder, SSEMessage
-from kedge.events.tool_calls import CallSummary, ToolCallState, ToolCallUpdate
 from kedge.events.types import (
     PARTIAL,
     AnomalyNoted,
@@ -79,6 +78,7 @@ __all__ = [
     "Healed",
     "ItemCompleted",
     "ItemStarted",
+    "ItemTable",
     "ModeChanged",
     "OpaqueEvent",
     "Outcome",
@@ -107,8 +107,6 @@ __all__ = [
     "ToolCallCompleted",
     "ToolCallRenamed",
     "ToolCallStarted",
-    "ToolCallState",
-    "ToolCallUpdate",
     "ToolFinished",
     "ToolStarted",
     "TurnEdited",

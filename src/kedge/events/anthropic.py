@@ -20,7 +20,7 @@ from msgspec import structs
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
-from kedge.events.tool_calls import ToolCallState, ToolCallUpdate
+from kedge.events.items import ItemTable, ToolCall, read_item
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
@@ -71,10 +71,11 @@ class ContentBlockBuilder:
         """The id of the output item, as a member of it."""
         return {"id": self.item_id} if self.item_id else {}
 
-    @property
-    def item_type(self) -> str:
-        """The type of the output item that is built from it."""
-        return _ITEM_TYPES.get(self.type, self.type)
+    def build_call(self, **arguments: str) -> JsonObject:
+        """Return the output item of a call."""
+        call_id, name = self.block.get("id"), fields.get_text(self.block, "name")
+        call = {"type": "function_call", "call_id": call_id, "name": name}
+        return {**call, **arguments, **self.identity}
 
     def is_repeated_by(self, block: JsonObject) -> bool:
         """Return whether a block that starts under the same index is this one, started again."""
@@ -98,7 +99,7 @@ class ContentBlockBuilder:
         )
 
 
-def complete_block(builder: ContentBlockBuilder, calls: ToolCallState) -> EventList:
+def complete_block(builder: ContentBlockBuilder, calls: ItemTable) -> EventList:
     """Return the events of a complete block."""
     if builder.type == "tool_use":
         return _complete_call(builder, calls)
@@ -107,20 +108,19 @@ def complete_block(builder: ContentBlockBuilder, calls: ToolCallState) -> EventL
     return [ItemCompleted({**item, **identity}, builder.output_index)]
 
 
-def _complete_call(builder: ContentBlockBuilder, calls: ToolCallState) -> EventList:
+def _complete_call(builder: ContentBlockBuilder, calls: ItemTable) -> EventList:
     block, arguments = builder.block, builder.text("input")
     if not arguments.strip():
         tool_input = block.get("input")
         arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
-    call_id, name = block.get("id"), fields.get_text(block, "name")
-    seen = ToolCallUpdate(call_id, name, builder.item_id, builder.output_index, arguments=arguments)
-    call, events = calls.finish(seen)
-    if not call.name:
+    item = builder.build_call(arguments=arguments)
+    call, events = calls.finish(read_item(item, builder.output_index))
+    if not isinstance(call, ToolCall) or not call.name:
         return [*events, AnomalyNoted("malformed", "the tool call has no name")]
     rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
     if rest.get("caller") == {"type": "direct"}:
         del rest["caller"]
-    item = {**call.to_item(), **builder.identity, **({NATIVE_KEY: rest} if rest else {})}
+    item = {**call.complete_item(item), **({NATIVE_KEY: rest} if rest else {})}
     return [*events, ItemCompleted(item, builder.output_index)]
 
 
@@ -231,11 +231,10 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
     state.blocks.append(growing)
     state.by_index[key] = growing
     if growing.type == "tool_use":
-        name = fields.get_text(growing.block, "name")
-        seen = ToolCallUpdate(growing.block.get("id"), name, growing.item_id, index)
-        found += state.calls.start(seen)
+        found += state.calls.start(read_item(growing.build_call(), index))
         return
-    found.append(ItemStarted(growing.item_type, growing.item_id, index))
+    kind = _ITEM_TYPES.get(growing.type, growing.type)
+    found.append(ItemStarted(kind, growing.item_id, index))
     for name in ("text", "thinking"):
         if growing.type == name and (begun := fields.get_text(growing.block, name)):
             _emit_text(growing, name, begun, found)

@@ -7,7 +7,7 @@ they first appear.
 Servers differ most in their tool calls. By the API a call is identified by its ``index``, and its id and name
 are sent once. Some servers omit the index, the id or both; some number every call 0; some send a new id
 with every piece of one call; some send a complete call at once, its arguments as an object; some repeat the name
-in every piece, others split it. ``_CallIndex`` finds the call that a piece belongs to, and ``ToolCallState`` does
+in every piece, others split it. ``find_call`` finds the call that a piece belongs to, and ``ItemTable`` does
 the rest. A call is announced when its name is known: when its first arguments or something else follow.
 
 Some servers repeat the answer after ``finish_reason``, and some send a ``finish_reason`` with every chunk. So text
@@ -18,7 +18,7 @@ after it is ignored if it is one of those before. Some servers send no ``finish_
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from msgspec import structs
@@ -31,8 +31,7 @@ from kedge.events.decoder import (
     StreamDecoder,
 )
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
-from kedge.events.items import ToolCall
-from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
+from kedge.events.items import ToolCall, read_call_id
 from kedge.events.types import (
     ItemCompleted,
     OpaqueEvent,
@@ -67,15 +66,12 @@ FINISH_REASONS: dict[str, tuple[FinalStatus, str]] = {
 """The meaning of each ``finish_reason``; with any other the response is ``incomplete``."""
 
 
-@dataclass(slots=True)
-class _StreamedCall:
-    """The identification of a call in the chunks."""
+@dataclass(slots=True, eq=False)
+class _StreamedCall(ToolCall):
+    """A call as the chunks identify it."""
 
-    output_index: int
-    call_id: str
-    name: str
-    unannounced: ToolCallUpdate | None = None
-    """The update that announces the call, as long as its name may be incomplete."""
+    is_announced: bool = False
+    """Whether the call was started, because its name is complete."""
 
     def is_other_call(self, call_id: str, name: str, listed: set[int]) -> bool:
         """Return whether a piece under the same index starts another call: some number every call 0.
@@ -86,11 +82,12 @@ class _StreamedCall:
         renamed = bool(self.call_id and call_id and self.call_id != call_id)
         if not name or renamed or not self.name or name == self.name:
             return bool(name) and renamed
-        return self.unannounced is None or self.output_index in listed
+        return self.is_announced or self.output_index in listed
 
-    def extend(self, call_id: str, name: str) -> None:
+    def extend(self, call_id: str, problem: str, name: str) -> None:
         """Add what a piece holds about a call that is not announced; its name may be a part or repeated."""
-        self.call_id = self.call_id or call_id
+        if not self.call_id:
+            self.call_id, self.fallback = call_id, problem
         self.name = name if name.startswith(self.name) else self.name + name
 
 
@@ -358,7 +355,11 @@ def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -
         more = {**members, **({CHAT_CALL: own} if own else {})}
         if more and call.completed:
             members = {}
-            found.append(ItemCompleted({**call.to_item(), **more}, call.output_index))
+            found.append(
+                ItemCompleted(
+                    {**call.complete_item({"type": call.type}), **more}, call.output_index
+                )
+            )
 
 
 def _build_reasoning(state: _CompletionState, index: int) -> JsonObject:
@@ -410,9 +411,9 @@ def _skip_repeated(state: _CompletionState, kind: TextKind, delta: str) -> str:
 def _announce_call(state: _CompletionState, found: EventList) -> None:
     """Start the last call, the name of which is complete now."""
     call = state.last_call
-    if call is not None and call.unannounced is not None:
-        found += state.calls.start(replace(call.unannounced, name=call.name))
-        call.unannounced = None
+    if call is not None and not call.is_announced:
+        found += state.calls.start(call)
+        call.is_announced = True
 
 
 def _read_tool_calls(state: _CompletionState, value: object, found: EventList) -> None:
@@ -448,15 +449,15 @@ def _read_call(
         raise MalformedEvent("a tool call has no function")
     function = cast("JsonObject", inner or {})
     index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
-    call_id = entry.get("id")
+    call_id, problem = read_call_id(entry.get("id"))
     arguments = function.get("input" if custom else "arguments")
-    seen = state.find_call(index, valid_call_id(call_id), name, listed)
+    seen = state.find_call(index, call_id, name, listed)
     if state.finish_reason:
         if _is_repeated(state, seen, name, arguments):
             log.warning("a tool call that is repeated after finish_reason is ignored")
             return -1
         state.continued = True
-    if seen and seen.unannounced is None and name and arguments:
+    if seen and seen.is_announced and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
         # extended, so this is another call, or a repetition; a list does not repeat a call.
         known, in_list = state.get_call(seen), seen.output_index in listed
@@ -464,21 +465,18 @@ def _read_call(
             if not in_list and known.arguments == _argument_text(arguments):
                 return seen.output_index
             seen = None
-        elif in_list and (index < 0 or not valid_call_id(call_id)):
+        elif in_list and (index < 0 or not call_id):
             seen = None
     if seen is None:
         _announce_call(state, found)
-        seen = _StreamedCall(state.next_index(), valid_call_id(call_id), name)
-        seen.unannounced = ToolCallUpdate(call_id, name, "", seen.output_index, custom)
+        place = "custom_tool_call" if custom else "function_call", "", state.next_index()
+        seen = _StreamedCall(*place, call_id=call_id, name=name, fallback=problem)
         state.add_call(seen, index)
-    elif seen.unannounced is not None:
-        seen.extend(valid_call_id(call_id), name)
-        seen.unannounced = replace(seen.unannounced, call_id=seen.call_id or call_id)
-    elif name or (valid_call_id(call_id) and not seen.call_id):
-        seen.call_id, seen.name = seen.call_id or valid_call_id(call_id), seen.name or name
-        found += state.calls.start(
-            ToolCallUpdate(seen.call_id, name, "", seen.output_index, custom)
-        )
+    elif not seen.is_announced:
+        seen.extend(call_id, problem, name)
+    elif name or (call_id and not seen.call_id):
+        seen.call_id, seen.name = seen.call_id or call_id, seen.name or name
+        found += state.calls.start(seen)
     if arguments not in (None, ""):
         _announce_call(state, found)
     _read_arguments(state, arguments, seen.output_index, found)
@@ -490,7 +488,7 @@ def _is_repeated(
 ) -> bool:
     """Return whether a piece after the finish reason belongs to a call that is complete."""
     if seen is not None:
-        known = None if seen.unannounced else state.get_call(seen)
+        known = state.get_call(seen) if seen.is_announced else None
         return known is not None and (known.custom or _is_complete(known))
     text = _argument_text(arguments or "")
     calls = [call for call in state.calls.sorted_calls() if call.name == name]

@@ -22,8 +22,8 @@ from kedge.events.fields import (
     read_facts,
     repair_surrogates,
 )
+from kedge.events.items import EventList, ItemTable
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
-from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import (
     AnomalyKind,
     AnomalyNoted,
@@ -38,7 +38,6 @@ from kedge.text.json_text import decode
 log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
-EventList = list[StreamEvent]
 FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
@@ -48,7 +47,7 @@ Ending = tuple[FinalStatus, str, str]
 class DecoderState:
     """The state between two messages that the decoders of all APIs have."""
 
-    calls: ToolCallState = field(default_factory=ToolCallState)
+    calls: ItemTable = field(default_factory=ItemTable)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
     logprobs: tuple[Mapping[str, Any], ...] = ()
     """Log probabilities of tokens whose text follows: a token may be a part of a character."""
@@ -105,8 +104,8 @@ class StreamDecoder(ABC, Generic[StateT_co]):
         self._closed = False
 
     @property
-    def calls(self) -> ToolCallState:
-        """The tool calls of the response."""
+    def calls(self) -> ItemTable:
+        """The output items of the response, and its tool calls."""
         return self._state.calls
 
     @property

@@ -139,11 +139,6 @@ def merge_values(known: Any, value: Any) -> Any:
     return cast("Any", known) if value is None else value
 
 
-def is_tool_call(item: JsonObject) -> bool:
-    """Return whether an item is a call of a client-side tool."""
-    return get_text(item, "type") in CALL_ARGUMENTS
-
-
 def get_arguments(message: JsonObject, name: str) -> str | None:
     """Return the arguments of a call as text: some servers send an object instead."""
     value = message.get(name)

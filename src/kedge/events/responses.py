@@ -24,13 +24,11 @@ from kedge.events.fields import (
     get_text,
     repair_surrogates,
 )
-from kedge.events.items import OutputItem, ToolCall
+from kedge.events.items import OutputItem, ToolCall, read_item
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SequenceChecker, SequenceStatus
-from kedge.events.tool_calls import read_call, read_type
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
-    ItemStarted,
     OpaqueEvent,
     PartCompleted,
     PartKind,
@@ -89,7 +87,7 @@ class StreamState(DecoderState):
             found, sent = None, (kind,)
         if found is None or found[1].item.completed:
             item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
-            item = self.calls.place("part", ITEM_TYPES[kind], item_id, get_index(message))
+            item = self.calls.place(ITEM_TYPES[kind], item_id, get_index(message))
             part = StreamedPart(item, kind, at)
             part = self.parts.setdefault((kind, item.output_index, at), part)
             found = self.places[sent] = item_id, part
@@ -111,26 +109,18 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
 
 
 def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item, output_index = fields.require_object(message, "item"), get_index(message)
-    if fields.is_tool_call(item):
-        found += state.calls.start(read_call(item, output_index))
-    else:
-        kind, item_id = read_type(item), get_text(item, "id")
-        started = state.calls.place("start", kind, item_id, output_index)
-        found.append(ItemStarted(kind, item_id, started.output_index))
+    item = fields.require_object(message, "item")
+    found += state.calls.start(read_item(item, get_index(message)))
 
 
 def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item, output_index = fields.require_object(message, "item"), get_index(message)
-    if fields.is_tool_call(item):
-        ended, events = state.calls.finish(read_call(item, output_index))
-        found += events
+    item = fields.require_object(message, "item")
+    ended, events = state.calls.finish(read_item(item, get_index(message)))
+    found += events
+    if isinstance(ended, ToolCall):
         if not ended.name:
             raise MalformedEvent("the tool call has no name")
-        item = _complete_call_item(item, ended)
-    else:
-        ended = state.calls.place("end", read_type(item), get_text(item, "id"), output_index)
-        ended.completed = True
+        item = ended.complete_item(item)
     found.append(ItemCompleted(item, ended.output_index))
 
 
@@ -310,7 +300,7 @@ def _read_output(state: StreamState, response: JsonObject, found: EventList) -> 
             if _contradicts_call(items[at], known):
                 detail = f"call {known.call_id!r} differs in the finished response"
                 found.append(AnomalyNoted("contradiction", detail))
-            items[at] = _complete_call_item(items[at], known)
+            items[at] = known.complete_item(items[at])
     indexes = tuple(known.output_index for known, _ in matched)
     return {"output": tuple(map(wrap, items)), "indexes": indexes}
 
@@ -320,15 +310,6 @@ def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
     known = (call.call_id, call.name, call.arguments)
     listed = (get_text(item, name) for name in ("call_id", "name", CALL_ARGUMENTS[item["type"]]))
     return any(one and one != other for one, other in zip(listed, known, strict=True))
-
-
-def _complete_call_item(item: JsonObject, call: ToolCall) -> JsonObject:
-    """Return the item with the call's id, name and arguments filled in."""
-    member = CALL_ARGUMENTS[item["type"]]
-    known = {"call_id": call.call_id, "name": call.name, member: call.arguments}
-    if all(item.get(name) == value for name, value in known.items()):
-        return item
-    return {**item, **known}
 
 
 EVENT_READERS: dict[str, EventReader] = {
