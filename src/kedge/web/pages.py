@@ -36,7 +36,7 @@ from kedge.web.security import (
 from kedge.web.server_requests import find_chain, flush_requests, read_message
 from kedge.web.service import get_service
 from kedge.web.workflows import list_with_runs, load_running, workflow_status
-from kedge.workflows.judges import JUDGE_ROLE
+from kedge.workflows.roles import JUDGE_ROLE
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000

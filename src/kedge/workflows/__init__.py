@@ -17,7 +17,6 @@ from kedge.workflows.history import (
     list_workflows,
     load_workflow,
 )
-from kedge.workflows.judges import ModelJudge
 from kedge.workflows.refine import refine
 from kedge.workflows.results import (
     AnswerJudged,
@@ -38,6 +37,7 @@ from kedge.workflows.results import (
     WorkflowFinished,
     WorkflowStarted,
 )
+from kedge.workflows.roles import ModelJudge
 from kedge.workflows.steps import steps
 
 __all__ = [

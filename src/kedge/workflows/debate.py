@@ -5,8 +5,8 @@ response of another server. The prompts are part of stored idempotency keys and 
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -16,13 +16,6 @@ from kedge.events import Usage
 from kedge.store import Store
 from kedge.text.display import first_line
 from kedge.turns.frozen_json import FrozenMap
-from kedge.workflows.judges import (
-    JUDGE_ROLE,
-    ModelJudge,
-    ask_structured,
-    call_judge,
-    open_judge_role,
-)
 from kedge.workflows.refine import TITLE_LENGTH
 from kedge.workflows.results import (
     DebateArgument,
@@ -31,11 +24,16 @@ from kedge.workflows.results import (
     Ruling,
     Side,
     WorkflowCallback,
-    WorkflowFinished,
-    WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
+from kedge.workflows.roles import (
+    JUDGE_ROLE,
+    ModelJudge,
+    Role,
+    call_judge,
+    load_schema,
+    open_workflow,
+)
 
 OPENING_PROMPT = """\
 You take part in a debate, as {name}. The question:
@@ -101,17 +99,15 @@ async def debate(
         "sides": [{"name": side.name, "brief": side.brief} for side in sides],
         **(spec or {}),
     }
-    async with AsyncExitStack() as stack:
-        name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "debate", stored_spec, on_event, settings, stack)
+    async with open_workflow("debate", workflow, stored_spec, on_event, settings) as run:
         roles: list[Role] = []
         subject = first_line(question, TITLE_LENGTH)
         for side in sides:
             title = f"{side.name}: {subject}"
             is_lead = not roles
             roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
-        judge_role = await open_judge_role(run, judge, store, subject)
-        on_event(WorkflowStarted(name, "debate", rounds, roles[0].is_resumed))
+        judge_role = await run.open_judge(judge, store, subject)
+        roles[0].report_start(rounds)
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 
 
@@ -140,22 +136,30 @@ class _Debate:
     question: str
     rounds: int
 
-    @property
-    def lead(self) -> Role:
-        """The role with the record of the workflow."""
-        return self.roles[0]
-
     async def run(self) -> DebateResult:
         """Run the rounds."""
+        lead = self.roles[0]  # which has the record of the workflow
         arguments: list[DebateArgument] = []
         ruling = Ruling(over=False)
         number = 0
         for number in range(1, self.rounds + 1):
             arguments.extend(await self._run_round(number, arguments))
-            ruling = await self._resolve_ruling(number, tuple(arguments))
+            judge = partial(self._judge_round, number, tuple(arguments))
+            ruling = await lead.resolve_decision("rulings", number, Ruling, judge)
+            lead.on_event(RoundRuled(lead.workflow, number, ruling))
             if ruling.over:
                 break
-        return await self._build_result(tuple(arguments), ruling, number)
+        await lead.finish("decided" if ruling.over else "undecided", ruling.over, rounds=number)
+        everyone = [*self.roles, *([self.judge_role] if self.judge_role else [])]
+        return DebateResult(
+            workflow=lead.workflow,
+            question=self.question,
+            arguments=tuple(arguments),
+            ruling=ruling,
+            rounds=number,
+            conversations=FrozenMap({role.role: role.conversation.id for role in everyone}),
+            usage=sum((role.usage for role in everyone), Usage()),
+        )
 
     async def _run_round(
         self, number: int, arguments: Sequence[DebateArgument]
@@ -192,26 +196,16 @@ class _Debate:
         newest = [each for each in arguments[-len(self.sides) :] if each.side != side.name]
         return REBUTTAL_PROMPT.format(quoted=_quote_arguments(newest))
 
-    async def _resolve_ruling(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
-        """Return the stored ruling of a round, or request one."""
-        known: list[dict[str, Any]] = self.lead.notes.get("rulings", [])
-        if number > len(known):
-            ruling = await self._judge_round(number, arguments)
-            if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
-                raise InvalidWorkflow(
-                    f"the judge named a winner who is not a side: {ruling.winner!r}"
-                )
-            known = await self.lead.add_decision("rulings", number, ruling)
-        ruling = Ruling(**known[number - 1])
-        self.lead.on_event(RoundRuled(self.lead.workflow, number, ruling))
-        return ruling
-
     async def _judge_round(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
         if self.judge_role and isinstance(self.judge, ModelJudge):
             return await self._judge_with_model(
                 self.judge_role, self.judge.rubric, number, arguments
             )
-        return _to_ruling(await call_judge(cast("DebateJudgeFunction", self.judge), arguments))
+        found = await call_judge(cast("DebateJudgeFunction", self.judge), arguments)
+        ruling = _to_ruling(found)
+        if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
+            raise InvalidWorkflow(f"the judge named a winner who is not a side: {ruling.winner!r}")
+        return ruling
 
     async def _judge_with_model(
         self, judge_role: Role, rubric: str, number: int, arguments: tuple[DebateArgument, ...]
@@ -221,7 +215,8 @@ class _Debate:
         text = prompt.format(number=number, quoted=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
-        value = await ask_structured(judge_role, number, text, load_schema(self._ruling_schema()))
+        schema = load_schema(self._ruling_schema())
+        value = (await judge_role.ask_typed(number, text, schema))[0].output
         winner = "" if value["winner"] == "nobody" else value["winner"]
         return Ruling(last or value["decided"], winner, value["reason"])
 
@@ -238,24 +233,6 @@ class _Debate:
             "required": ["decided", "winner", "reason"],
             "additionalProperties": False,
         }
-
-    async def _build_result(
-        self, arguments: tuple[DebateArgument, ...], ruling: Ruling, rounds: int
-    ) -> DebateResult:
-        status = "decided" if ruling.over else "undecided"
-        if self.lead.notes.get("status") != status:
-            await self.lead.update_notes(status=status, rounds=rounds)
-        everyone = [*self.roles, *([self.judge_role] if self.judge_role else [])]
-        self.lead.on_event(WorkflowFinished(self.lead.workflow, "debate", ruling.over))
-        return DebateResult(
-            workflow=self.lead.workflow,
-            question=self.question,
-            arguments=arguments,
-            ruling=ruling,
-            rounds=rounds,
-            conversations=FrozenMap({role.role: role.conversation.id for role in everyone}),
-            usage=sum((role.usage for role in everyone), Usage()),
-        )
 
 
 def _to_ruling(value: object) -> Ruling:

@@ -1,6 +1,6 @@
 """Read workflows from a store, for pages, reports and resuming."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -82,14 +82,15 @@ async def list_workflows(
         The workflows; their chains have no exchanges.
     """
     tag = f"{WORKFLOW_KEY}:{kind}" if kind else WORKFLOW_KEY
-    rows = await store.conversations(tag=tag, archived=None, limit=limit)
-    found = [(row, notes) for row in rows for notes in reversed(list_notes(row))]
-    leads = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
-    originals = [(row, notes) for row, notes in leads if not await _is_copy(store, row, notes)]
-    return [
-        _parse_workflow(row, notes, await _list_chains(store, row, notes["id"]))
-        for row, notes in originals[:limit]
-    ]
+    found: list[Workflow] = []
+    for row in await store.conversations(tag=tag, archived=None, limit=limit):
+        for notes in reversed(list_notes(row)):
+            if notes.get("lead") and kind in (None, notes["kind"]):
+                rows = await _load_rows(store, notes["id"])
+                if row.number == rows[0][0].number:
+                    chains = tuple(WorkflowChain(own["role"], each.id) for each, own in rows)
+                    found.append(_parse_workflow(row, notes, chains))
+    return found[:limit]
 
 
 async def load_workflow(store: Store, workflow: str) -> Workflow:
@@ -103,48 +104,36 @@ async def load_workflow(store: Store, workflow: str) -> Workflow:
         NotInStore: If there is no workflow with this id.
     """
     rows = await _load_rows(store, workflow)
-    lead = next((row for row in rows if find_notes(row, workflow).get("lead")), None)
-    if lead is None:
+    if not rows or not rows[0][1].get("lead"):
         raise NotInStore(f"there is no workflow {workflow!r} in this store")
-    ordered = _put_first(lead, rows)
-    chains = tuple([await _load_chain(store, row, workflow) for row in ordered])
-    return _parse_workflow(lead, find_notes(lead, workflow), chains)
+    chains = [
+        WorkflowChain(notes["role"], row.id, await _load_exchanges(store, row, workflow))
+        for row, notes in rows
+    ]
+    return _parse_workflow(*rows[0], tuple(chains))
 
 
-async def _list_chains(
-    store: Store, lead: ConversationRow, workflow: str
-) -> tuple[WorkflowChain, ...]:
-    """Return the chains of a workflow without their exchanges."""
-    rows = _put_first(lead, await _load_rows(store, workflow))
-    return tuple(WorkflowChain(find_notes(row, workflow)["role"], row.id) for row in rows)
+async def _load_rows(
+    store: Store, workflow: str
+) -> list[tuple[ConversationRow, Mapping[str, Any]]]:
+    """Return the conversations of a workflow with their records, the leading one first and the others by their age.
 
-
-def _put_first(lead: ConversationRow, rows: Sequence[ConversationRow]) -> list[ConversationRow]:
-    """Return the conversations of a workflow, the leading one first and the others by their age."""
-    rest = sorted((row for row in rows if row.id != lead.id), key=lambda row: row.created_at)
-    return [lead, *rest]
-
-
-async def _load_rows(store: Store, workflow: str) -> list[ConversationRow]:
-    """Return the conversations of a workflow, one for each role: the oldest.
-
-    A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow.
+    A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow: of each role,
+    the conversation that the workflow created is used, or else the oldest.
     """
     rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=MAX_ROLES)
-    found: dict[str, ConversationRow] = {}
+    found: dict[str, tuple[ConversationRow, Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row.number):
         if notes := find_notes(row, workflow):
-            found.setdefault(notes["role"], row)
-    return list(found.values())
+            role = notes["role"]
+            if role not in found or row.id == role_conversation_id(workflow, role):
+                found[role] = row, notes
+    return sorted(found.values(), key=lambda each: (not each[1].get("lead"), each[0].created_at))
 
 
-async def _is_copy(store: Store, row: ConversationRow, notes: Mapping[str, Any]) -> bool:
-    if row.id == role_conversation_id(notes["id"], notes["role"]):
-        return False
-    return row.number not in {each.number for each in await _load_rows(store, notes["id"])}
-
-
-async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> WorkflowChain:
+async def _load_exchanges(
+    store: Store, row: ConversationRow, workflow: str
+) -> tuple[WorkflowExchange, ...]:
     loaded = await store.load(row)
     responses = {each.provider_response_id: each for each in await store.responses(row)}
     exchanges: list[WorkflowExchange] = []
@@ -171,11 +160,11 @@ async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> Work
                 )
             case _:
                 pass
-    return WorkflowChain(find_notes(row, workflow)["role"], row.id, tuple(exchanges))
+    return tuple(exchanges)
 
 
 def _parse_workflow(
-    row: ConversationRow, notes: Mapping[str, Any], chains: tuple[WorkflowChain, ...] = ()
+    row: ConversationRow, notes: Mapping[str, Any], chains: tuple[WorkflowChain, ...]
 ) -> Workflow:
     return Workflow(
         id=notes["id"],

@@ -3,36 +3,33 @@
 The prompts are part of stored idempotency keys and must not change.
 """
 
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.text.display import first_line
-from kedge.workflows.judges import (
-    Judge,
-    ModelJudge,
-    find_judge_schema,
-    judge_with_function,
-    judge_with_model,
-    judge_with_schema,
-    open_judge_role,
-)
 from kedge.workflows.results import (
     AnswerJudged,
     RefineResult,
     Round,
     Verdict,
     WorkflowCallback,
-    WorkflowFinished,
-    WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.roles import Role, WorkflowRun, new_workflow_id
+from kedge.workflows.roles import ModelJudge, Role, call_judge, load_schema, open_workflow
 
+VerdictValue = Verdict | bool | float | str
+JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
+Judge = JudgeFunction | ModelJudge | Mapping[str, Any] | type[object]
+
+PASSING_SCORE = 1.0
+"""The minimum score of an accepted answer, if a judge returns scores."""
 AUTHOR_ROLE = "author"
 RETRY_PROMPT = """\
 That is not right yet.
@@ -41,6 +38,32 @@ That is not right yet.
 Try again, and give the whole answer."""
 TITLE_LENGTH = 80
 DEFAULT_CRITIQUE = "It does not meet what was asked for."
+VERDICT_SCHEMA: dict[str, Any] = {
+    "title": "verdict",
+    "type": "object",
+    "properties": {
+        "passed": {"type": "boolean", "description": "Whether the answer meets the rubric."},
+        "critique": {"type": "string", "description": "What to do better; empty if it passed."},
+    },
+    "required": ["passed", "critique"],
+    "additionalProperties": False,
+}
+FIRST_PROMPT = """\
+You judge an answer to a task, by this rubric:
+{rubric}
+
+The task:
+{task}
+
+The answer:
+{answer}
+
+Does it meet the rubric? If not, say in a few words what to do better."""
+LATER_PROMPT = """\
+The answer was changed:
+{answer}
+
+Does it meet the rubric now?"""
 
 
 async def refine(
@@ -82,15 +105,21 @@ async def refine(
     if rounds < 1:
         raise InvalidWorkflow("a refinement needs at least one round")
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
-    async with AsyncExitStack() as stack:
-        name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "refine", stored_spec, on_event, settings, stack)
+    async with open_workflow("refine", workflow, stored_spec, on_event, settings) as run:
         subject = first_line(task, TITLE_LENGTH)
         author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, subject)
-        judge_role = await open_judge_role(run, judge, author.conversation.store, subject)
-        on_event(WorkflowStarted(name, "refine", rounds, author.is_resumed))
+        judge_role = await run.open_judge(judge, author.conversation.store, subject)
+        author.report_start(rounds)
         schema = find_judge_schema(judge)
         return await _Refinement(author, judge_role, judge, schema, task, rounds, again).run()
+
+
+def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
+    """Return the schema of a judge that is a schema."""
+    is_form = isinstance(judge, Mapping | OutputSchema) or (
+        isinstance(judge, type) and hasattr(judge, "model_json_schema")
+    )
+    return load_schema(judge) if is_form else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,49 +136,63 @@ class _Refinement:
 
     async def run(self) -> RefineResult:
         """Run the rounds."""
+        author = self.author
         done: list[Round] = []
         options = self.schema.request_options() if self.schema else {}
-        question = self.task
+        question, verdict = self.task, Verdict(passed=False)
         for number in range(1, self.rounds + 1):
-            reply = await self.author.ask(number, question, **options)
-            verdict = await self._resolve_verdict(number, reply.text)
+            reply = await author.ask(number, question, **options)
+            judge = partial(self._judge_answer, number, reply.text)
+            verdict = await author.resolve_decision("verdicts", number, Verdict, judge)
+            author.on_event(AnswerJudged(author.workflow, AUTHOR_ROLE, number, verdict))
             done.append(Round(number, question, reply.text, verdict, reply.node, reply.stored))
             if verdict.passed:
                 break
             question = self.retry_prompt.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
-        return await self._build_result(tuple(done))
-
-    async def _resolve_verdict(self, number: int, answer: str) -> Verdict:
-        """Return the stored verdict, on which the next question is based, or request one."""
-        known: list[dict[str, Any]] = self.author.notes.get("verdicts", [])
-        if number > len(known):
-            verdict = await self._judge_answer(number, answer)
-            known = await self.author.add_decision("verdicts", number, verdict)
-        verdict = Verdict(**known[number - 1])
-        self.author.on_event(AnswerJudged(self.author.workflow, AUTHOR_ROLE, number, verdict))
-        return verdict
+        status = "passed" if verdict.passed else "failed"
+        await author.finish(status, verdict.passed, rounds=len(done))
+        return RefineResult(
+            workflow=author.workflow,
+            conversation=author.conversation.id,
+            passed=verdict.passed,
+            answer=done[-1].answer,
+            rounds=tuple(done),
+            usage=author.usage + self.judge_role.usage if self.judge_role else author.usage,
+        )
 
     async def _judge_answer(self, number: int, answer: str) -> Verdict:
         if isinstance(self.judge, ModelJudge) and self.judge_role:
-            return await judge_with_model(
-                self.judge_role, self.judge.rubric, self.task, number, answer
-            )
+            prompt = FIRST_PROMPT if number == 1 else LATER_PROMPT
+            text = prompt.format(rubric=self.judge.rubric, task=self.task, answer=answer)
+            schema = load_schema(VERDICT_SCHEMA)
+            value = (await self.judge_role.ask_typed(number, text, schema))[0].output
+            return Verdict(value["passed"], "" if value["passed"] else value["critique"])
         if self.schema:
-            return judge_with_schema(self.schema, answer)
-        return await judge_with_function(self.judge, answer)
+            try:
+                self.schema.parse(answer)
+            except SchemaMismatch as misfit:
+                return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
+            return Verdict(passed=True)
+        if not callable(self.judge):
+            raise InvalidWorkflow(
+                "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
+                f"not a {type(self.judge).__name__}"
+            )
+        return _to_verdict(await call_judge(self.judge, answer))
 
-    async def _build_result(self, rounds: tuple[Round, ...]) -> RefineResult:
-        last = rounds[-1]
-        status = "passed" if last.verdict.passed else "failed"
-        if self.author.notes.get("status") != status:
-            await self.author.update_notes(status=status, rounds=len(rounds))
-        usage = self.author.usage + self.judge_role.usage if self.judge_role else self.author.usage
-        self.author.on_event(WorkflowFinished(self.author.workflow, "refine", last.verdict.passed))
-        return RefineResult(
-            workflow=self.author.workflow,
-            conversation=self.author.conversation.id,
-            passed=last.verdict.passed,
-            answer=last.answer,
-            rounds=rounds,
-            usage=usage,
-        )
+
+def _to_verdict(value: object) -> Verdict:
+    match value:
+        case Verdict():
+            return value
+        case bool():
+            return Verdict(value)
+        case int() | float():
+            return Verdict(value >= PASSING_SCORE, score=float(value))
+        case str():
+            return Verdict(not value, value)
+        case _:
+            raise InvalidWorkflow(
+                "a judge returns True or False, a score, a critique (empty to accept) or a Verdict, "
+                f"not a {type(value).__name__}"
+            )

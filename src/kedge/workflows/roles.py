@@ -6,10 +6,11 @@ answers and sends nothing twice. Its spec, verdicts and status are in the conver
 per workflow, because several workflows may use a caller's conversation one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar, cast
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.navigation import find_redo_target
@@ -22,13 +23,25 @@ from kedge.errors import (
     NotInStore,
     OutputError,
     OutputInvalid,
+    WorkflowFailed,
 )
 from kedge.events import Usage
 from kedge.events.run import OutputRejected
 from kedge.store import ConversationRow, Store
-from kedge.turns import Turn, new_id, user
+from kedge.turns import new_id, user
 from kedge.turns.frozen_json import FrozenMap, thaw
-from kedge.workflows.results import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
+from kedge.workflows.results import (
+    QuestionAnswered,
+    QuestionAsked,
+    Ruling,
+    Verdict,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowKind,
+    WorkflowStarted,
+)
+
+D = TypeVar("D", Verdict, Ruling)
 
 WORKFLOW_KEY = "workflow"
 """The key of a workflow in a conversation's data, its tags and the metadata of its questions."""
@@ -39,6 +52,9 @@ FURTHER_WORKFLOWS_KEY = "workflows"
 BLOCK_WORKFLOW_KEY = "kedge.workflow"
 """Metadata key of a message of a workflow: its id."""
 ROUND_KEY = "kedge.round"
+JUDGE_ROLE = "judge"
+MAX_ATTEMPTS = 3
+"""The maximum number of requests to a model judge for an answer of the requested form."""
 
 
 def new_workflow_id() -> str:
@@ -82,13 +98,19 @@ class Role:
     on_event: WorkflowCallback
     usage: Usage = field(default_factory=Usage)
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the workflow has sent a question before."""
-        return any(
+    def report_start(self, total: int) -> None:
+        """Report that the workflow has started, or is resumed if it has sent a question before."""
+        is_resumed = any(
             block.metadata.get(BLOCK_WORKFLOW_KEY) == self.workflow
             for block in self.conversation.turn
         )
+        self.on_event(WorkflowStarted(self.workflow, self.notes["kind"], total, is_resumed))
+
+    async def finish(self, status: str, passed: bool | None = None, **changes: Any) -> None:
+        """Store the status of a workflow that has ended, unless it is stored already, and report it."""
+        if self.notes.get("status") != status:
+            await self.update_notes(status=status, **changes)
+        self.on_event(WorkflowFinished(self.workflow, self.notes["kind"], passed))
 
     async def ask(
         self,
@@ -122,50 +144,48 @@ class Role:
         number: int,
         message: str,
         schema: OutputSchema[Any],
+        problem: str = "the judge did not answer in the requested format",
         *,
-        attempts: int = 3,
+        attempts: int = MAX_ATTEMPTS,
         on_rejected: Callable[[Sequence[str]], None] | None = None,
-    ) -> tuple[Reply[Any], int] | None:
+    ) -> tuple[Reply[Any], int]:
         """Send a question until its answer matches a schema, like ``Conversation.send``.
 
         A resumed workflow continues with the last answer; stored answers do not count as attempts.
 
         Returns:
-            The reply and the number of answers; None if no answer matched.
+            The reply and the number of answers.
+
+        Raises:
+            WorkflowFailed: No answer matched; ``problem`` says whose.
         """
+        options = {"output": schema, "output_retries": attempts - 1}
         try:
-            reply = await self.ask(
-                number,
-                message,
-                on_rejected=on_rejected,
-                output=schema,
-                output_retries=attempts - 1,
-            )
+            reply = await self.ask(number, message, on_rejected=on_rejected, **options)
         except OutputError as error:
             self._report_answer(number, error.text)
             if on_rejected:
                 on_rejected(error.problems if isinstance(error, OutputInvalid) else (error.text,))
-            await self._show_last_answer()
-            return None
-        return reply, 1 + _count_corrections(reply.turn)
-
-    async def _show_last_answer(self) -> None:
-        """Move the head to the last answer of a failed question, so that it is visible."""
-        conversation = self.conversation
-        with suppress(HeadConflict, NotInStore):
-            end = await find_redo_target(conversation.store, conversation.row, conversation.head)
-            await conversation.goto(end.id)
+            conversation = self.conversation
+            with suppress(HeadConflict, NotInStore):  # the last answer becomes visible
+                row, head = conversation.row, conversation.head
+                end = await find_redo_target(conversation.store, row, head)
+                await conversation.goto(end.id)
+            raise WorkflowFailed(self.workflow, f"{problem}, {attempts} times") from error
+        blocks = reply.turn.blocks
+        questions = [i for i, block in enumerate(blocks) if BLOCK_WORKFLOW_KEY in block.metadata]
+        return reply, 1 + sum(
+            block.origin == CORRECTION_ORIGIN for block in blocks[max(questions, default=0) :]
+        )
 
     async def update_notes(self, **changes: Any) -> None:
         """Change the workflow's record in the store; the records of other workflows are not touched."""
+        await self._change_notes(lambda notes: {**notes, **changes})
 
-        def compute(row: ConversationRow) -> dict[str, Any]:
-            return self._replace_notes(row, {**self._current_notes(row), **changes})
-
-        await self._save_notes(compute)
-
-    async def add_decision(self, name: str, number: int, decision: object) -> list[dict[str, Any]]:
-        """Store the decision of a judge about a round, unless the round has one already.
+    async def resolve_decision(
+        self, name: str, number: int, kind: type[D], decide: Callable[[], Awaitable[D]]
+    ) -> D:
+        """Return the decision of a judge about a round: the stored one, or else a new one, which is stored.
 
         Later questions depend on it. So if several processes run one workflow, all continue with the decision
         that was stored first.
@@ -173,41 +193,68 @@ class Role:
         Args:
             name: The member of the record: ``verdicts`` or ``rulings``.
             number: The number of the round.
-            decision: The verdict or ruling.
-
-        Returns:
-            The stored decisions, one for each round so far.
+            kind: The type of the decision.
+            decide: A function that requests a decision.
         """
+        if number > len(self.notes.get(name, ())):
+            decision = asdict(await decide())
 
+            def add(notes: dict[str, Any]) -> dict[str, Any]:
+                known: list[Any] = notes.get(name, [])
+                return notes if number <= len(known) else {**notes, name: [*known, decision]}
+
+            await self._change_notes(add)
+        return kind(**self.notes[name][number - 1])
+
+    async def _change_notes(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         def compute(row: ConversationRow) -> dict[str, Any]:
-            notes = self._current_notes(row)
-            known: list[dict[str, Any]] = notes.get(name, [])
-            if number <= len(known):
+            current = find_notes(row, self.workflow) or self.notes
+            notes = change(current)
+            if notes is current:
                 return {}
-            return self._replace_notes(
-                row, {**notes, name: [*known, asdict(cast("Any", decision))]}
-            )
+            first: Any = row.data.get(WORKFLOW_KEY)
+            if not first or (_is_record(first) and first["id"] == self.workflow):
+                return {"data": {**row.data, WORKFLOW_KEY: notes}}
+            further: Mapping[str, Any] = row.data.get(FURTHER_WORKFLOWS_KEY) or {}
+            added = {FURTHER_WORKFLOWS_KEY: {**further, self.workflow: notes}}
+            return {"data": {**row.data, **added}}
 
-        await self._save_notes(compute)
-        return self.notes[name]
-
-    def _current_notes(self, row: ConversationRow) -> dict[str, Any]:
-        return find_notes(row, self.workflow) or self.notes
-
-    def _replace_notes(self, row: ConversationRow, notes: dict[str, Any]) -> dict[str, Any]:
-        """Return the change of a row that replaces the workflow's record."""
-        first: Any = row.data.get(WORKFLOW_KEY)
-        if not first or (_is_record(first) and first["id"] == self.workflow):
-            return {"data": {**row.data, WORKFLOW_KEY: notes}}
-        further: dict[str, Any] = {
-            **(row.data.get(FURTHER_WORKFLOWS_KEY) or {}),
-            self.workflow: notes,
-        }
-        return {"data": {**row.data, FURTHER_WORKFLOWS_KEY: further}}
-
-    async def _save_notes(self, compute: Callable[[ConversationRow], dict[str, Any]]) -> None:
         await self.conversation.update_with(compute)
         self.notes = find_notes(self.conversation.row, self.workflow)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJudge:
+    """A model that judges by a rubric, on a separate chain.
+
+    In a refinement it receives the task and each answer; in a debate the question and the arguments.
+
+    Args:
+        engine: An engine or a model string.
+        rubric: The criteria.
+    """
+
+    engine: Engine | str
+    rubric: str
+
+
+async def call_judge(judge: Callable[..., Any], subject: object) -> object:
+    """Return what the function of a judge returns, sync or async."""
+    judgment = judge(subject)
+    return await judgment if inspect.isawaitable(judgment) else judgment
+
+
+@asynccontextmanager
+async def open_workflow(
+    kind: WorkflowKind,
+    workflow: str,
+    spec: Mapping[str, Any],
+    on_event: WorkflowCallback,
+    settings: Mapping[str, Any],
+) -> AsyncGenerator["WorkflowRun"]:
+    """Start a workflow, or resume the one with this id; see ``WorkflowRun``."""
+    async with AsyncExitStack() as stack:
+        yield WorkflowRun(workflow or new_workflow_id(), kind, spec, on_event, settings, stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +324,14 @@ class WorkflowRun:
         await lead.update_notes(**self._build_notes(role, lead=True))
         return lead
 
+    async def open_judge(self, judge: object, store: Store, subject: str) -> Role | None:
+        """Open the chain of a judge that is a model, without tools; return None for any other judge."""
+        if not isinstance(judge, ModelJudge):
+            return None
+        kept = {name: self.settings[name] for name in ("lease", "price") if name in self.settings}
+        title = f"{JUDGE_ROLE}: {subject}"
+        return await replace(self, settings=kept).open_role(JUDGE_ROLE, store, judge.engine, title)
+
     def _build_tags(self, *, lead: bool) -> Sequence[str]:
         tags = (WORKFLOW_KEY, f"{WORKFLOW_KEY}:{self.kind}") if lead else ()
         return (workflow_tag(self.workflow), *tags)
@@ -308,16 +363,6 @@ class WorkflowRun:
             f"{self.workflow} is {found}, not a {self.kind} workflow; resume it as what it is, or "
             "use another id"
         )
-
-
-def _count_corrections(turn: Turn) -> int:
-    """Return the number of rejected answers since the last question of a workflow."""
-    count = 0
-    for block in reversed(turn.blocks):
-        if BLOCK_WORKFLOW_KEY in block.metadata:
-            break
-        count += block.origin == CORRECTION_ORIGIN
-    return count
 
 
 def _is_record(value: object) -> bool:

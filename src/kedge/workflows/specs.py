@@ -10,17 +10,17 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import msgspec
+
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
-from kedge.workflows.judges import ModelJudge, call_judge
 from kedge.workflows.refine import refine
 from kedge.workflows.results import (
     DebateResult,
@@ -32,6 +32,7 @@ from kedge.workflows.results import (
     WorkflowKind,
     ignore_event,
 )
+from kedge.workflows.roles import ModelJudge, call_judge
 from kedge.workflows.steps import steps
 
 WorkflowSpec = dict[str, Any]
@@ -59,23 +60,10 @@ _MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 
 def read_spec(path: str | Path) -> WorkflowSpec:
     """Load a workflow from a TOML file."""
-    data: WorkflowSpec = _dates_to_text(_read_file(Path(path), tomllib.loads, "TOML"))
+    parsed = _read_file(Path(path), tomllib.loads, "TOML")
+    data: WorkflowSpec = msgspec.to_builtins(parsed)  # dates as text, because it is stored as JSON
     data.pop("kind", None)
     return {**data, "folder": str(Path(path).absolute().parent)}
-
-
-def _dates_to_text(value: Any) -> Any:
-    """Return a value of TOML with its dates and times as text, because a specification is stored as JSON."""
-    match value:
-        case dict():
-            members = cast("dict[str, Any]", value)
-            return {name: _dates_to_text(member) for name, member in members.items()}
-        case list():
-            return [_dates_to_text(each) for each in cast("list[Any]", value)]
-        case date() | time():
-            return str(value)
-        case _:
-            return value
 
 
 def _read_file(path: Path, parse: Callable[[str], Any], form: str) -> Any:
@@ -85,14 +73,6 @@ def _read_file(path: Path, parse: Callable[[str], Any], form: str) -> Any:
         raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidWorkflow(f"{path} is not valid {form}: {error}") from error
-
-
-def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
-    """Raise ``InvalidWorkflow`` for unknown, missing or mistyped members."""
-    _check_table(spec, kind, _KEYS[kind], ())
-    for key in _REQUIRED[kind]:
-        if not spec.get(key):
-            raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
 
 
 async def run_spec(
@@ -105,7 +85,10 @@ async def run_spec(
     tools: Tools = (),
 ) -> WorkflowResult:
     """Run a workflow from its specification, which never contains tools because it may be from a store."""
-    check_spec(kind, spec)
+    _check_table(spec, kind, _KEYS[kind], ())
+    for key in _REQUIRED[kind]:
+        if not spec.get(key):
+            raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
     common = {"workflow": workflow, "on_event": on_event, "spec": {"file": spec}, "tools": tools}
     return await _RUNNERS[kind](spec, store, common)
 

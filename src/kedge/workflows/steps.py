@@ -6,10 +6,9 @@ The prompts are part of stored idempotency keys and must not change.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from kedge.conversation import Conversation, Reply
+from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
@@ -22,11 +21,9 @@ from kedge.workflows.results import (
     StepsResult,
     Verdict,
     WorkflowCallback,
-    WorkflowFinished,
-    WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
+from kedge.workflows.roles import Role, load_schema, open_workflow
 
 STEPS_ROLE = "steps"
 
@@ -66,13 +63,18 @@ async def steps(
     values = dict(inputs or {})
     _validate_pipeline(pipeline, values)
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
-    async with AsyncExitStack() as stack:
-        name = workflow or new_workflow_id()
-        run = WorkflowRun(name, "steps", stored_spec, on_event, settings, stack)
+    async with open_workflow("steps", workflow, stored_spec, on_event, settings) as run:
         title = " → ".join(step.name for step in pipeline)
         role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
-        on_event(WorkflowStarted(name, "steps", len(pipeline), role.is_resumed))
-        return await _run_pipeline(role, pipeline, values)
+        role.report_start(len(pipeline))
+        done: list[StepResult] = []
+        for number, step in enumerate(pipeline, 1):
+            form = load_schema(step.result, step.name) if step.result is not None else None
+            result = await _run_step(role, number, step, values, form)
+            values[step.name] = form.to_json(result.value) if form else result.value
+            done.append(result)
+        await role.finish("finished")
+        return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
 
 
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
@@ -90,49 +92,32 @@ def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> N
         known.add(step.name)
 
 
-async def _run_pipeline(
-    role: Role, pipeline: Sequence[Step], inputs: Mapping[str, Any]
-) -> StepsResult:
-    values = dict(inputs)
-    done: list[StepResult] = []
-    for number, step in enumerate(pipeline, 1):
-        question = fill_template(step.prompt, values, f"the step {step.name}")
-        form = load_schema(step.result, step.name) if step.result is not None else None
-        result = await _run_step(role, number, step, question, form)
-        values[step.name] = form.to_json(result.value) if form else result.value
-        done.append(result)
-    if role.notes.get("status") != "finished":
-        await role.update_notes(status="finished")
-    role.on_event(WorkflowFinished(role.workflow, "steps"))
-    return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
-
-
 async def _run_step(
-    role: Role, number: int, step: Step, question: str, schema: OutputSchema[Any] | None
+    role: Role,
+    number: int,
+    step: Step,
+    values: Mapping[str, Any],
+    schema: OutputSchema[Any] | None,
 ) -> StepResult:
     """Run one step; an answer that does not match is requested again."""
-    if schema is None:
-        reply = await role.ask(number, question)
-        return _build_result(step, question, reply, reply.text, 1)
+    question = fill_template(step.prompt, values, f"the step {step.name}")
 
     def report(problems: Sequence[str]) -> None:
         verdict = Verdict(passed=False, critique=str(SchemaMismatch(problems)))
         role.on_event(AnswerJudged(role.workflow, role.role, number, verdict))
 
-    found = await role.ask_typed(
-        number, question, schema, attempts=step.attempts, on_rejected=report
-    )
-    if found is not None:
-        reply, attempts = found
-        return _build_result(step, question, reply, reply.output, attempts)
-    await role.update_notes(status="failed")
-    raise WorkflowFailed(
-        role.workflow,
-        f"the answer to the step {step.name} did not match its schema, {step.attempts} times",
-    )
-
-
-def _build_result(step: Step, question: str, reply: Reply, value: Any, attempts: int) -> StepResult:
+    attempts = 1
+    if schema is None:
+        reply = await role.ask(number, question)
+    else:
+        problem = f"the answer to the step {step.name} did not match its schema"
+        limits: dict[str, Any] = {"attempts": step.attempts, "on_rejected": report}
+        try:
+            reply, attempts = await role.ask_typed(number, question, schema, problem, **limits)
+        except WorkflowFailed:
+            await role.update_notes(status="failed")
+            raise
+    value = reply.output if schema else reply.text
     return StepResult(step.name, question, reply.text, value, reply.node, attempts, reply.stored)
 
 
