@@ -21,8 +21,7 @@ from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
-from kedge.tools.registry import edit_descriptions
-from kedge.tools.tool import MAX_NAME_CHARS
+from kedge.tools.tool import MAX_NAME_CHARS, edit_descriptions
 from kedge.turns import Part, TextPart, image
 from kedge.turns.parts import detect_media_type
 

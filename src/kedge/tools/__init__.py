@@ -14,11 +14,10 @@ from kedge.tools.call_runner import (
     OnRun,
     ToolOutcome,
     ToolRun,
+    run_calls,
 )
-from kedge.tools.execute import run_calls
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.registry import Toolbox, ToolSource
-from kedge.tools.tool import AnyTool, Grammar, Tool, tool
+from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, ToolSource, tool
 
 __all__ = [
     "MAX_OUTPUT",

@@ -1,20 +1,29 @@
-"""Execution of one tool call: find the tool, parse the arguments, request approval, run, retry.
+"""Run the tool calls of a model in parallel, with exactly one result for each.
 
-A step that ends the execution early raises ``_EarlyResult``: an outcome and a text for the model.
+Every failure (an unknown tool, invalid arguments, a denied call, an exception, a timeout) becomes a result
+for the model, because a call without a result makes the conversation unsendable. ``on_run`` is called exactly
+once for each call, also when the caller is cancelled: finished calls as they finish, the others at the end as
+cancelled. Only exceptions that are not an ``Exception``, such as ``KeyboardInterrupt`` (but not ``GeneratorExit``),
+are raised, after the other calls were cancelled and reported.
+
+One call: find the tool, parse the arguments, request approval, run, retry. A step that ends the execution early
+raises ``_EarlyResult``: an outcome and a text for the model.
 
 An approver is a function of the call, sync or async; a sync one runs in a thread, so it may wait for
 input at a terminal. It returns ``Allow()``, ``Deny("reason")`` or ``Edit(arguments)``; ``True`` and ``False``
 mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, Literal
 
 import anyio
+from anyio.abc import TaskGroup
 from msgspec import structs
 
 from kedge.engines.content_filter import ContentFilters
@@ -31,14 +40,14 @@ from kedge.tools.invoke import (
     invoke_tool,
 )
 from kedge.tools.output import (
+    MAX_OUTPUT,
     describe_attachments,
     describe_error,
     locate_error,
     truncate_parts,
 )
-from kedge.tools.registry import Toolbox
 from kedge.tools.signature import is_async
-from kedge.tools.tool import AnyTool
+from kedge.tools.tool import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
 from kedge.turns.frozen_json import wrap_copy
 
@@ -327,7 +336,13 @@ class CallRunner:
         waited = max(0.0, time.perf_counter() - self._created_at - self.seconds)
         times = self.attempts, self.seconds, waited
         self.record = ToolRun(self.call, result, outcome, *times, error, self.edited_call)
-        self._log_run(self.record)
+        log.log(
+            OUTCOME_LEVELS.get(outcome, logging.WARNING),
+            "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
+            *(self.call.name, outcome, self.call.call_id, self.attempts, self.seconds),
+            f": {_describe_location(error)}" if error else "",
+            call_id=self.call.call_id,
+        )
         if self.context.on_run:
             self.context.on_run(self.record)
         return self.record
@@ -342,15 +357,98 @@ class CallRunner:
             case _:
                 return (TextPart(self.note), *parts)
 
-    def _log_run(self, run: ToolRun) -> None:
-        log.log(
-            OUTCOME_LEVELS.get(run.outcome, logging.WARNING),
-            "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
-            *(run.name, run.outcome, run.call_id, run.attempts, run.seconds),
-            f": {_describe_location(run.error)}" if run.error else "",
-            call_id=run.call_id,
-        )
-
 
 def _describe_location(error: BaseException) -> str:
     return f"{type(error).__name__} at {locate_error(error)}"
+
+
+async def run_calls(
+    toolbox: Toolbox,
+    calls: Sequence[ToolCallBlock],
+    *,
+    approve: Approver | None = None,
+    on_run: OnRun | None = None,
+    max_output: int = MAX_OUTPUT,
+    origin: str = "tools",
+    filters: ContentFilters | None = None,
+    text_only: bool = False,
+) -> list[ToolResultBlock]:
+    """Run tool calls in parallel.
+
+    Args:
+        toolbox: The tools that may be called.
+        calls: The calls of a model.
+        approve: A function that is called before each call that needs approval, one call at a time.
+        on_run: A function that receives the record of each finished call; it must not block or raise.
+        max_output: Maximum characters of text in one result; longer text is truncated with a note.
+        origin: The ``origin`` of the result blocks.
+        filters: Content filters for the results, applied before they are truncated.
+        text_only: Whether images and files in the results are replaced by descriptions.
+
+    Returns:
+        One result for each call, in the order of the calls.
+    """
+    shown = filters or ContentFilters()
+    context = CallContext(toolbox, approve, on_run, max_output, origin, shown, text_only)
+    runners = [CallRunner(context, call) for call in calls]
+    escaped: list[BaseException] = []
+    try:
+        async with anyio.create_task_group() as group:
+            for runner in runners:
+                group.start_soon(_run_call, runner, group, escaped)
+    finally:
+        results = [runner.get_record().result for runner in runners]
+    if escaped:
+        raise escaped[0]
+    return results
+
+
+async def iter_runs(
+    toolbox: Toolbox,
+    calls: Sequence[ToolCallBlock],
+    *,
+    on_run: OnRun,
+    **options: Any,
+) -> AsyncGenerator[ToolRun]:
+    """Run tool calls in parallel and yield the record of each as soon as it has a result.
+
+    If the caller stops iterating or is cancelled, the remaining calls are cancelled. ``on_run`` also receives
+    their records; the other options are those of ``run_calls``.
+    """
+    done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
+    escaped: list[BaseException] = []
+
+    def report(run: ToolRun) -> None:
+        on_run(run)
+        done.put_nowait(run)
+
+    async def run_all() -> None:
+        # SystemExit raised in a task of its own would end the event loop, also that of other callers.
+        try:
+            await run_calls(toolbox, calls, on_run=report, **options)
+        except (SystemExit, KeyboardInterrupt) as error:
+            escaped.append(error)
+
+    work = asyncio.ensure_future(run_all())
+    work.add_done_callback(lambda _: done.put_nowait(None))
+    try:
+        while run := await done.get():
+            yield run
+        await work
+        if escaped:
+            raise escaped[0]
+    finally:
+        work.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(work, return_exceptions=True)
+
+
+async def _run_call(runner: CallRunner, group: TaskGroup, escaped: list[BaseException]) -> None:
+    """Run one call; exceptions that must not become results are raised by ``run_calls``."""
+    try:
+        await runner.run()
+    except anyio.get_cancelled_exc_class():
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised again by run_calls, out of any group
+        escaped.append(error)
+        group.cancel_scope.cancel()

@@ -134,7 +134,20 @@ def to_parts(value: object) -> tuple[Part, ...]:
 
 def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
     """Return the parts with at most ``limit`` characters of text, and a note where text was truncated."""
-    return tuple(_iter_truncated(parts, limit))
+    remaining = max(limit, 0)
+    shown: list[Part] = []
+    for part in parts:
+        match part:
+            case TextPart() if len(part.text) > remaining:
+                mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
+                shown.append(TextPart(repair_surrogates(part.text[:remaining]) + mark))
+                remaining = 0
+            case ImagePart() | FilePart() if (size := _attachment_size(part)) > MAX_ATTACHMENT:
+                shown.append(TextPart(f"[omitted: an attachment of {size:,} characters]"))
+            case _:
+                remaining -= len(part.text) if isinstance(part, TextPart) else 0
+                shown.append(part)
+    return tuple(shown)
 
 
 def describe_attachments(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -213,23 +226,6 @@ def _repair_texts(value: Any) -> Any:
 
     plain = to_jsonable_python(repair_surrogates(value), fallback=str, bytes_mode="base64")
     return repair_surrogates(plain)
-
-
-def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
-    remaining = max(limit, 0)
-    for part in parts:
-        match part:
-            case TextPart() if len(part.text) > remaining:
-                mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
-                yield TextPart(repair_surrogates(part.text[:remaining]) + mark)
-                remaining = 0
-            case TextPart():
-                remaining -= len(part.text)
-                yield part
-            case ImagePart() | FilePart() if _attachment_size(part) > MAX_ATTACHMENT:
-                yield TextPart(f"[omitted: an attachment of {_attachment_size(part):,} characters]")
-            case _:
-                yield part
 
 
 def _attachment_size(part: ImagePart | FilePart) -> int:

@@ -1,9 +1,8 @@
 """The JSON schema of a tool's arguments, and parsing of arguments by it.
 
-Both are done by a pydantic model created for the signature. Its fields are numbered and have the parameter
-names as aliases, because some parameter names (``schema``, ``_x``, ``model_config``) are not allowed as fields.
-Only arguments that the model passed are passed to the function, so its defaults apply. Pydantic is imported
-when the first tool is created.
+Both are done by pydantic, for a ``TypedDict`` created from the signature: its members may have any name, unlike the
+fields of a model (``schema``, ``_x``, ``model_config``). Only arguments that the model passed are passed to the
+function, so its defaults apply. Pydantic is imported when the first tool is created.
 
 Each problem of invalid arguments names the argument, the error and the expected schema, so that a model can correct
 it. Values are never repeated, because the model knows what it sent, and the text is also logged. Pydantic adds the
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+
+from typing_extensions import TypedDict
 
 from kedge.engines.strict_schema import (
     JSONSchema,
@@ -31,7 +32,7 @@ from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import EMPTY, thaw
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import TypeAdapter
     from pydantic.json_schema import GenerateJsonSchema
     from pydantic_core import ErrorDetails, ValidationError
 
@@ -43,7 +44,7 @@ class FunctionSchema:
     """A schema generated from a function's signature; arguments become typed values."""
 
     json_schema: FrozenMap
-    model: "type[BaseModel]"
+    adapter: "TypeAdapter[Any]"
     signature: ToolSignature
     null_is_default: frozenset[str] = frozenset()
 
@@ -54,23 +55,20 @@ class FunctionSchema:
             InvalidArguments: They are not JSON or do not match the schema.
         """
         from pydantic import ValidationError
+        from pydantic_core import from_json
 
         # Some models send an empty string for a call without arguments.
-        text = call.arguments if call.arguments.strip() else "{}"
+        text = self._drop_nulls(call.arguments if call.arguments.strip() else "{}")
         try:
-            parsed = self.model.model_validate_json(self._drop_nulls(text))
+            parsed: Arguments = self.adapter.validate_json(text)
         except ValidationError as error:
             raise InvalidArguments(
                 call.name, describe_errors(error, text, self.json_schema)
             ) from error
-        return self._collect_arguments(parsed) | _call_argument(self.signature, call)
-
-    def _collect_arguments(self, parsed: "BaseModel") -> Arguments:
-        arguments: Arguments = {}
-        for number, argument in _number_arguments(self.signature):
-            if number in parsed.model_fields_set or not _has_own_default(argument):
-                arguments[argument.name] = getattr(parsed, number)
-        return arguments
+        defaults = {each.name for each in self.signature.arguments if _has_own_default(each)}
+        omitted = defaults - from_json(text).keys()
+        given = {name: value for name, value in parsed.items() if name not in omitted}
+        return given | _call_argument(self.signature, call)
 
     def _drop_nulls(self, text: str) -> str:
         if not self.null_is_default or "null" not in text:
@@ -137,8 +135,7 @@ def build_function_schema(
     Raises:
         InvalidTool: A type has no JSON schema, or none in strict mode.
     """
-    model = _build_model(signature)
-    plain = _generate_schema(model)
+    adapter, plain = _adapt_signature(signature)
     properties: JSONSchema = plain.get("properties", {})
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
@@ -147,11 +144,11 @@ def build_function_schema(
         nullable = frozenset(name for name in nullable if _defaults_to_null(properties[name]))
         for name in nullable:
             properties[name] = {**_make_nullable(properties[name]), "default": None}
-        return FunctionSchema(FrozenMap(plain), model, signature, nullable)
+        return FunctionSchema(FrozenMap(plain), adapter, signature, nullable)
     # In strict mode every argument is required, so null means "use the default".
     properties |= {name: _make_nullable(properties[name]) for name in nullable}
     plain = to_strict_schema(plain, lambda path, problem: InvalidTool(tool, f"{path}: {problem}"))
-    return FunctionSchema(FrozenMap(plain), model, signature, nullable)
+    return FunctionSchema(FrozenMap(plain), adapter, signature, nullable)
 
 
 def build_explicit_schema(tool: str, schema: Mapping[str, Any]) -> ExplicitSchema:
@@ -174,10 +171,6 @@ def _call_argument(signature: ToolSignature, call: ToolCallBlock) -> Arguments:
     return {signature.call_parameter: call} if signature.call_parameter else {}
 
 
-def _number_arguments(signature: ToolSignature) -> list[tuple[str, ToolArgument]]:
-    return [(f"a{i}", argument) for i, argument in enumerate(signature.arguments)]
-
-
 def _is_field_info(default: object) -> bool:
     from pydantic.fields import FieldInfo
 
@@ -189,36 +182,36 @@ def _has_own_default(argument: ToolArgument) -> bool:
     return argument.default is not REQUIRED and not _is_field_info(argument.default)
 
 
-def _build_model(signature: ToolSignature) -> "type[BaseModel]":
-    from pydantic import ConfigDict, PydanticUserError, create_model
+def _adapt_signature(signature: ToolSignature) -> "tuple[TypeAdapter[Any], JSONSchema]":
+    """Return the validator of the arguments, and their schema."""
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-    fields: dict[str, Any] = {
-        n: _build_field(argument) for n, argument in _number_arguments(signature)
-    }
+    members: dict[str, Any] = {each.name: _annotate(each) for each in signature.arguments}
+    arguments = cast("Any", TypedDict)("Arguments", members)
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid")
     try:
-        model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
-        _generate_schema(model)
+        adapter: TypeAdapter[Any] = TypeAdapter(arguments)
+        schema = adapter.json_schema(schema_generator=_quiet_generator())
     except (PydanticUserError, TypeError, NameError) as error:
         raise InvalidTool(signature.function_name, _find_unsupported(signature, error)) from error
-    for number, argument in _number_arguments(signature):
-        if number not in model.model_fields:  # such as ClassVar
-            problem = f"parameter {argument.name} has no JSON schema: {argument.annotation}"
-            raise InvalidTool(signature.function_name, problem)
-    return model
+    for untitled in (schema, *schema.get("$defs", {}).values()):
+        untitled.pop("title", None)  # class names mean nothing to a model
+    drop_unserializable_defaults(schema)
+    return adapter, schema
 
 
-def _build_field(argument: ToolArgument) -> tuple[Any, Any]:
+def _annotate(argument: ToolArgument) -> Any:
     from pydantic import Field
 
     annotation = replace_iterables(argument.annotation)
     if _is_field_info(argument.default):
         annotation = Annotated[annotation, argument.default]
-    options: dict[str, Any] = {"alias": argument.name}
+    options: dict[str, Any] = {}
     if argument.description and not _has_description(annotation):
         options["description"] = argument.description
     if _has_own_default(argument):
         options["default"] = argument.default
-    return annotation, Field(**options)
+    return Annotated[annotation, Field(**options)]
 
 
 def _has_description(annotation: Any) -> bool:
@@ -240,14 +233,6 @@ def _find_unsupported(signature: ToolSignature, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _generate_schema(model: "type[BaseModel]") -> JSONSchema:
-    schema = model.model_json_schema(schema_generator=_quiet_generator())
-    for untitled in (schema, *schema.get("$defs", {}).values()):
-        untitled.pop("title", None)  # class names mean nothing to a model
-    drop_unserializable_defaults(schema)
-    return schema
 
 
 @cache
