@@ -5,7 +5,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge.engines.outcome import record_outcome
+from kedge.engines.request_engine import record_outcome
 from kedge.errors import RequestRefused
 from kedge.events import Outcome
 from kedge.planning import get_state, plan_request

@@ -16,26 +16,26 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
-from typing_extensions import TypeVar
 
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.outcome import raise_for_outcome
+from kedge.engines.http_errors import is_permanent_failure
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import (
     record_calls,
     record_error,
     record_healing,
     record_mode_change,
+    record_plan,
 )
-from kedge.engines.request_options import SendOptions, check_params, format_tool
+from kedge.engines.request_options import check_params, format_tool
 from kedge.engines.response import RawResponse, ResponseReader
 from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import Transport
-from kedge.errors import EngineError, KedgeError, StreamCut
+from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
@@ -50,8 +50,21 @@ from kedge.events.run import (
     ResendReason,
     TurnFinished,
 )
-from kedge.observe import get_logger
-from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan, get_state
+from kedge.memory.judge import MemoryCheck
+from kedge.observe import count, get_logger
+from kedge.planning import (
+    AnchorRecord,
+    CacheRules,
+    Mode,
+    Reason,
+    RejectedAnchor,
+    RequestPlan,
+    Status,
+    TokenCounts,
+    get_state,
+    record_response,
+    tag_blocks,
+)
 from kedge.planning.render import measure_full_body
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
@@ -75,14 +88,25 @@ class Session:
         members: Both, as they are in a body.
         requested_mode: The mode of the request, the conversation or the engine.
         streaming: Whether the answer arrives as a stream.
-        options: The form in which the request is sent; healing changes it.
+        running: The response in the background that answers the Turn already, so that nothing is sent.
+        mode: The mode in which the request is sent; healing changes it and the next members.
+        mode_reason: Why it differs from the requested one.
+        full: Whether everything is sent, without an anchor.
+        rejected: The responses that a full send does not use, because an earlier attempt could not.
+        reasoning: Whether encrypted reasoning is sent.
+        include: Whether encrypted reasoning is requested.
+        include_rejected: Whether this request repeats one that was rejected with it.
+        check: The decisions about the server's memory, for the current request and its answer.
+        is_live: Whether the request is sent over the connection that may remember responses.
         plan: The plan of the current request.
-        head: The part of its prompt before the history.
+        head: The part of its prompt before the history, if the provider caches prompts.
         body: Its body.
         content: The bytes of its body.
+        object_id: The conversation object of the request, or an empty string.
+        owned: The conversation object whose end was known when the request claimed it.
+        is_at_end: Whether the answer is the end of its conversation object, if it has one.
         shown: Whether the caller has seen output of the response.
         held: The events that are held back until the response is judged; None if they are passed on.
-        running: The response in the background that answers the Turn already, so that nothing is sent.
         notices: The events to pass on before the answer, when it is settled.
         failure: Why the recorded answer must be replaced by another one.
     """
@@ -95,16 +119,27 @@ class Session:
     members: dict[str, Any]
     requested_mode: Mode
     streaming: bool
-    options: SendOptions = field(init=False)
+    running: AnchorRecord | None = None
+    mode: Mode = "stateless"
+    mode_reason: str = ""
+    full: bool = False
+    rejected: tuple[RejectedAnchor, ...] = ()
+    reasoning: bool = True
+    include: bool = False
+    include_rejected: bool = False
+    check: MemoryCheck = field(init=False)
+    is_live: bool = True
     plan: RequestPlan = field(init=False)
     head: PromptHead = field(init=False)
-    body: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
-    content: bytes = field(default=b"", init=False)
-    shown: bool = field(default=False, init=False)
-    held: list[Event] | None = field(default=None, init=False)
-    running: AnchorRecord | None = field(default=None, init=False)
-    notices: list[Event] = field(default_factory=list[Event], init=False)
-    failure: HealableError | None = field(default=None, init=False)
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    content: bytes = b""
+    object_id: str = ""
+    owned: str = ""
+    is_at_end: bool = True
+    shown: bool = False
+    held: list[Event] | None = None
+    notices: list[Event] = field(default_factory=list[Event])
+    failure: HealableError | None = None
 
     def build_settings(self, plan: RequestPlan) -> dict[str, Any]:
         """Return the members of a body that change how many tokens a server counts for its input."""
@@ -117,11 +152,17 @@ class Session:
 
     def report_mode(self, before: Mode, reason: str) -> list[Event]:
         """Return the event of a mode that differs from another one, which was requested or used before."""
-        mode = self.options.mode
-        if mode == before:
+        if self.mode == before:
             return []
-        record_mode_change(mode, before, reason)
-        return [ModeChanged(mode, before, reason)]
+        record_mode_change(self.mode, before, reason)
+        return [ModeChanged(self.mode, before, reason)]
+
+    def drop_anchor(self, plan: RequestPlan, reason: Reason) -> None:
+        """Send everything from now on, because the anchor of a plan cannot be used."""
+        self.full = True
+        if plan.anchor is not None:
+            unused = RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
+            self.rejected = (*plan.rejected, unused)
 
     def report_plan(self) -> list[Event]:
         """Return the events of a plan that can be sent, or raise ``Unsendable``."""
@@ -140,10 +181,7 @@ class Session:
         return error
 
 
-SessionT = TypeVar("SessionT", bound=Session, default=Session)
-
-
-class Answer(Generic[SessionT]):
+class Answer:
     """The answer to one request while it is read: decoded, checked, held back or passed on.
 
     Args:
@@ -151,7 +189,7 @@ class Answer(Generic[SessionT]):
         session: The session with the request.
     """
 
-    def __init__(self, engine: "RequestEngine[SessionT]", session: SessionT) -> None:
+    def __init__(self, engine: "RequestEngine", session: Session) -> None:
         self.is_open = True
         """Whether more of the answer may arrive."""
         self._engine, self._session = engine, session
@@ -231,7 +269,7 @@ class Answer(Generic[SessionT]):
             await self._reply.aclose()
 
 
-class RequestEngine(Engine, Generic[SessionT]):
+class RequestEngine(Engine):
     """The base of engines that send requests to a provider; a subclass implements one API."""
 
     decoder_type: ClassVar["type[ResponsesDecoder | ChatDecoder | AnthropicDecoder]"]
@@ -273,7 +311,7 @@ class RequestEngine(Engine, Generic[SessionT]):
         if request.before_send is not None:
             await request.before_send(turn)
         session = await self._start(turn, request)
-        notices = session.report_mode(session.requested_mode, session.options.reason)
+        notices = session.report_mode(session.requested_mode, session.mode_reason)
         healed: set[ResendReason] = set()
         while True:
             for event in notices:
@@ -303,21 +341,22 @@ class RequestEngine(Engine, Generic[SessionT]):
                 session.attach_context(error)
                 raise
 
-    def _report_request(self, session: SessionT) -> list[Event]:
+    def _report_request(self, session: Session) -> list[Event]:
         """Record a request that is about to be sent, and return its event; none if nothing is sent."""
         if session.running is not None:
             return []
-        self._prompts.record(session.plan, session.head)
+        if self.prompt_cache:
+            self._prompts.record(session.plan, session.head)
         size = len(session.content)
         sent = RequestSent(size, measure_full_body(session.plan, size))
         log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
         return [sent]
 
     async def _prepare_resend(
-        self, session: SessionT, failure: HealableError, healed: set[ResendReason]
+        self, session: Session, failure: HealableError, healed: set[ResendReason]
     ) -> list[Event]:
         """Heal a session, and return the events of that; raise if it must not be healed."""
-        error, mode = session.attach_context(failure.error), session.options.mode
+        error, mode = session.attach_context(failure.error), session.mode
         if failure.reason in healed or not session.request.heal:
             raise error from error.__cause__
         healed.add(failure.reason)
@@ -339,7 +378,7 @@ class RequestEngine(Engine, Generic[SessionT]):
             The plan. If it is ``conditional``, the request first makes a probe, which may change it.
         """
         session = self._open(turn, self._plan_options(options))
-        session.plan = plan = self._build_plan(session)
+        session.plan = plan = self._make_plan(session)
         with suppress(KedgeError):  # it cannot be sent
             self._assemble_body(session, plan.conversation_id)
         return replace(plan, body_bytes=len(session.content))
@@ -349,10 +388,10 @@ class RequestEngine(Engine, Generic[SessionT]):
         options.setdefault("streaming", self._last_streaming)
         return Request.of(**options)
 
-    def _resolve(self, kind: type[SessionT], turn: Turn, request: Request) -> SessionT:
+    def _create(self, turn: Turn, request: Request) -> Session:
         """Return a session with everything that does not depend on evidence."""
         params, extra = request.resolve_params(self.params)
-        return kind(
+        return Session(
             turn,
             request,
             model=request.model or self.model,
@@ -363,49 +402,60 @@ class RequestEngine(Engine, Generic[SessionT]):
             streaming=request.streaming or self.transport.always_streams,
         )
 
-    def _plan_cache(self, session: SessionT, plan: RequestPlan) -> RequestPlan:
-        """Return the plan with a prediction for the provider's prompt cache, if that is used."""
-        tools = tuple(map(format_tool, session.request.tools))
-        session.head = PromptHead(session.model, plan.instructions or "", tools)
-        if not self.prompt_cache:
-            return plan
-        rules = self._cache_rules(session.model, session.params)
-        settings = session.build_settings(plan)
-        return self._prompts.plan(session.turn, plan, rules, settings, session.head)
+    def _open(self, turn: Turn, request: Request) -> Session:
+        """Return a session with the options of its first request, by the evidence in memory."""
+        session = self._create(turn, request)
+        self._choose_mode(session)
+        return session
 
-    @abstractmethod
-    def _open(self, turn: Turn, request: Request) -> SessionT:
-        """Return a session with the options of its first request."""
-
-    async def _start(self, turn: Turn, request: Request) -> SessionT:
+    async def _start(self, turn: Turn, request: Request) -> Session:
         """Return the session of a run."""
         return self._open(turn, request)
 
     @abstractmethod
-    def _build_plan(self, session: SessionT) -> RequestPlan:
-        """Return a plan for the Turn and the options of a session."""
+    def _choose_mode(self, session: Session) -> None:
+        """Set the mode of the first request, and why it is not the requested one."""
 
-    async def _prepare(self, session: SessionT) -> None:
-        """Set the plan of the next request."""
-        session.plan = self._build_plan(session)
+    def _make_plan(self, session: Session) -> RequestPlan:
+        """Return a plan for the Turn and the options of a session, with a prediction for the prompt cache."""
+        start = time.perf_counter()
+        plan = self._build_plan(session)
+        if not session.reasoning:
+            plan = plan.without_reasoning()
+        if self.prompt_cache:
+            tools = tuple(map(format_tool, session.request.tools))
+            session.head = PromptHead(session.model, plan.instructions or "", tools)
+            rules = self._cache_rules(session.model, session.params)
+            settings = session.build_settings(plan)
+            plan = self._prompts.plan(session.turn, plan, rules, settings, session.head)
+        record_plan(plan, time.perf_counter() - start)
+        return plan
 
     @abstractmethod
-    def _assemble_body(self, session: SessionT, conversation_id: str = "") -> None:
+    def _build_plan(self, session: Session) -> RequestPlan:
+        """Return a plan for the Turn and the options of a session."""
+
+    async def _prepare(self, session: Session) -> None:
+        """Set the plan of the next request."""
+        session.plan = self._make_plan(session)
+
+    @abstractmethod
+    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
         """Set the body of a request, in a conversation object, and its bytes."""
 
-    async def _render(self, session: SessionT) -> None:
+    async def _render(self, session: Session) -> None:
         """Set the body of a request that is sent."""
         self._assemble_body(session)
 
     @abstractmethod
-    async def post(self, session: SessionT, decoder: StreamDecoder) -> RawResponse:
+    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request; the reply, which the decoder will read, is closed by the caller."""
 
-    def check_event(self, session: SessionT, event: StreamEvent) -> None:
+    def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if an event shows, before any output, that the request has to be sent again."""
 
     @abstractmethod
-    async def _settle(self, session: SessionT, outcome: Outcome) -> Turn:
+    async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         """Judge a response; return the Turn with its blocks, and with its anchor if the response can be one.
 
         Raises:
@@ -413,7 +463,7 @@ class RequestEngine(Engine, Generic[SessionT]):
         """
 
     @abstractmethod
-    async def _heal(self, session: SessionT, failure: HealableError) -> tuple[str, ...]:
+    async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
         """Change a session after a failure so that its next request can succeed.
 
         Returns:
@@ -423,10 +473,95 @@ class RequestEngine(Engine, Generic[SessionT]):
             EngineError: The request must not be sent again.
         """
 
-    def translate_error(self, session: SessionT, error: EngineError) -> Exception:
+    def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error to raise for a failed request: the given one, or one that can be healed."""
         return error
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         """Return the rules of the provider's prompt cache."""
         return self.cache_rules
+
+
+def record_outcome(
+    turn: Turn,
+    outcome: Outcome,
+    plan: RequestPlan,
+    *,
+    now: float,
+    stored: bool,
+    retention: float | None,
+    conversation_id: str = "",
+    lost: bool = False,
+    reused: bool = False,
+    stateful: bool = True,
+    counted: TokenCounts | None = None,
+) -> Turn:
+    """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
+
+    Of a response that the server generates in the background only the id is recorded. ``lost`` means that the
+    server's context differs from the Turn, ``stateful`` that the API stores responses at all.
+    """
+    if outcome.status not in ("completed", "incomplete", "running"):
+        return turn
+    is_running = outcome.status == "running"
+    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+    problem = "" if is_running else _find_anchor_problem(outcome, reused=reused)
+    if stateful and not is_running:
+        problem = problem or outcome.anchor_problem
+    if problem:
+        if stateful:
+            log.warning("no anchor: %s", problem, response_id=outcome.response_id, turn_id=turn.id)
+            count("responses_without_id_total")
+        return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
+    status: Status = "running" if is_running else "incomplete"
+    if outcome.completed:
+        status = "lost" if lost else "completed"
+    log.debug("the response is %s", status, response_id=outcome.response_id)
+    return record_response(
+        turn,
+        () if is_running else blocks,
+        response_id=outcome.response_id,
+        plan=plan,
+        created_at=now,
+        status=status,
+        stored=stored,
+        retention=retention,
+        conversation_id=conversation_id,
+        head=stateful,
+        counted=counted,
+    )
+
+
+def raise_for_outcome(
+    outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
+) -> None:
+    """Raise unless the response is complete, or continues in the background.
+
+    ``cut`` is the error that ended its connection, if any.
+    """
+    error: EngineError
+    match outcome.status:
+        case "completed" | "running":
+            return
+        case "incomplete":
+            message = f"the response stopped before its end ({outcome.reason or 'no reason given'})"
+            error = AnswerIncomplete(message, provider=provider, code=outcome.reason)
+        case "failed":
+            message = outcome.message or "the server reported a failure"
+            retryable = not is_permanent_failure(outcome.code, message)
+            error = ServerFailed(message, provider=provider, code=outcome.code, retryable=retryable)
+        case "cut":
+            message = "the stream ended before the response was complete; the Turn is unchanged"
+            error = cut or StreamCut(message, provider=provider, retryable=True)
+    error.turn = turn
+    error.partial = outcome.blocks
+    error.response_id, error.usage = outcome.response_id, outcome.usage
+    raise error
+
+
+def _find_anchor_problem(outcome: Outcome, *, reused: bool) -> str:
+    if not outcome.response_id:
+        return "the response came without an id"
+    if reused:
+        return "the response came with the id of an earlier one"
+    return "" if outcome.blocks else "the answer is empty"

@@ -15,14 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypedDict, cast
 
-import msgspec
-from msgspec.structs import replace
-
-from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.message_groups import hash_call_id
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
-from kedge.planning import AnchorRecord, Mode, Reason, RejectedAnchor, RequestPlan
+from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.turns import SystemBlock, Turn
 from kedge.turns.frozen_json import FrozenMap, compute_once, thaw, wrap_copy
 
@@ -241,31 +237,6 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
-class SendOptions(msgspec.Struct, frozen=True):
-    """The form in which a request is sent; healing changes these options."""
-
-    mode: Mode
-    full: bool = False
-    """Send everything, without an anchor."""
-    reasoning: bool = True
-    """Include encrypted reasoning."""
-    include: bool = False
-    """Request encrypted reasoning."""
-    include_rejected: bool = False
-    """Whether this request repeats one that was rejected with it."""
-    reason: str = ""
-    """The reason why the mode differs from the requested one."""
-    rejected: tuple[RejectedAnchor, ...] = ()
-    """The responses that a full send does not use, because an earlier attempt could not."""
-
-    def without_anchor(self, plan: RequestPlan | None, reason: Reason) -> "SendOptions":
-        """Return the options of a full send in place of a plan whose anchor cannot be used."""
-        if plan is None or plan.anchor is None:
-            return replace(self, full=True)
-        unused = RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
-        return replace(self, full=True, rejected=(*plan.rejected, unused))
-
-
 MAX_CALL_ID_LENGTH = 64
 """The maximum length of a call id in the Responses API; ids of other providers may be longer."""
 
@@ -292,11 +263,12 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
 
 def build_request_body(
     plan: RequestPlan,
-    options: SendOptions,
-    *,
     model: str,
+    *,
     tools: tuple[Mapping[str, Any], ...],
     streaming: bool,
+    stored: bool,
+    include: bool,
     params: Mapping[str, Any],
     conversation_id: str = "",
 ) -> dict[str, Any]:
@@ -313,26 +285,14 @@ def build_request_body(
         body["previous_response_id"] = plan.previous_response_id
     if tools:
         body["tools"] = list(tools)
-    if options.mode == "stateless":
+    if not stored:
         body["store"] = False
     body |= params
     if plan.cache and plan.cache.key:
         body.setdefault("prompt_cache_key", plan.cache.key)
-    if options.include:
+    if include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
     return body
-
-
-def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:
-    """Return the properties that decide whether a rejection of this request can be healed."""
-    items = body["input"]
-    return RequestSummary(
-        previous_response_id=body.get("previous_response_id", ""),
-        conversation_id=body.get("conversation", ""),
-        has_reasoning=options.reasoning and any(item["type"] == "reasoning" for item in items),
-        requests_reasoning=options.include and ENCRYPTED_REASONING in (body.get("include") or ()),
-        has_empty_input=not items,
-    )
 
 
 _PREFIX = b'"tools":'

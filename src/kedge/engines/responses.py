@@ -8,7 +8,6 @@ finished response becomes an anchor.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -28,13 +27,11 @@ from kedge.engines.heal_rules import (
     is_server_error,
     lost_context,
 )
-from kedge.engines.outcome import record_outcome
-from kedge.engines.request_engine import RequestEngine, Session
-from kedge.engines.request_metrics import record_lost_context, record_plan
+from kedge.engines.request_engine import RequestEngine, Session, record_outcome
+from kedge.engines.request_metrics import record_lost_context
 from kedge.engines.request_options import (
-    SendOptions,
+    ENCRYPTED_REASONING,
     build_request_body,
-    summarize_request,
     to_resend_limit,
 )
 from kedge.engines.response import RawResponse
@@ -87,31 +84,7 @@ RETENTIONS = {"24h": 86_400.0}
 """Seconds for which a prompt stays cached, by ``prompt_cache_retention``."""
 
 
-@dataclass(slots=True)
-class ResponsesSession(Session):
-    """A session with the check of the server's memory.
-
-    Attributes:
-        check: The decisions about the current request and its answer.
-        is_live: Whether the request is sent over the connection that may remember responses.
-        object_id: The conversation object of the request, or an empty string.
-        owned: The conversation object whose end was known when the request claimed it.
-        is_at_end: Whether the answer is the end of its conversation object, if it has one.
-    """
-
-    check: MemoryCheck = field(init=False)
-    is_live: bool = field(default=True, init=False)
-    object_id: str = field(default="", init=False)
-    owned: str = field(default="", init=False)
-    is_at_end: bool = field(default=True, init=False)
-
-    @property
-    def summary(self) -> RequestSummary:
-        """The properties that decide whether a rejection of the request can be healed."""
-        return summarize_request(self.body, self.options)
-
-
-class ResponsesEngine(RequestEngine[ResponsesSession]):
+class ResponsesEngine(RequestEngine):
     """An engine for any server of the Responses API.
 
     Args:
@@ -204,7 +177,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
-        session = self._create(turn, Request())
+        session = self._open(turn, Request())
         session.plan = self._plan_anchor(session, session.requested_mode)
         return await self._audit(session)
 
@@ -232,23 +205,19 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             return await self.run(turn)
         return _end_running(turn, running, "cancelled")
 
-    def _open(self, turn: Turn, request: Request) -> ResponsesSession:
-        session = self._create(turn, request)
-        session.options = self._choose_options(session)
-        return session
-
-    async def _start(self, turn: Turn, request: Request) -> ResponsesSession:
+    async def _start(self, turn: Turn, request: Request) -> Session:
         session = self._create(turn, request)
         await self.memory.load(session.check)
-        session.options = self._choose_options(session)
+        self._choose_mode(session)
         return session
 
-    def _create(self, turn: Turn, request: Request) -> ResponsesSession:
-        session = self._resolve(ResponsesSession, turn, request)
+    def _create(self, turn: Turn, request: Request) -> Session:
+        session = super()._create(turn, request)
         session.check = self._open_check(session)
+        session.running = find_running(turn, self.scope)
         return session
 
-    def _open_check(self, session: ResponsesSession) -> MemoryCheck:
+    def _open_check(self, session: Session) -> MemoryCheck:
         return self.memory.check(
             self.scope,
             session.model,
@@ -264,18 +233,15 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         checks = (self._create(Turn(), each).check for each in requests)
         await self.memory.attach(store, *checks)
 
-    def _choose_options(self, session: ResponsesSession) -> SendOptions:
-        """Return the options of the first request: the mode, and why it is not the requested one."""
-        mode, reason = session.requested_mode, self._find_mode_problem(session)
-        if reason:
-            mode = "stateless"
-        return SendOptions(mode, include=self._should_include(session, mode), reason=reason)
+    def _choose_mode(self, session: Session) -> None:
+        session.mode_reason = self._find_mode_problem(session)
+        session.mode = "stateless" if session.mode_reason else session.requested_mode
+        session.include = self._should_include(session)
 
-    def _find_mode_problem(self, session: ResponsesSession) -> str:
+    def _find_mode_problem(self, session: Session) -> str:
         """Return why a request cannot be sent in the requested mode; empty if it can."""
-        from kedge.config.settings import (
-            is_chaining_enabled,
-        )  # with the reader of configuration files
+        # The module has the reader of configuration files.
+        from kedge.config.settings import is_chaining_enabled
 
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
@@ -287,23 +253,22 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             return "never_stores"
         return "never" if self.memory.trust == "never" else session.check.doubt
 
-    def _should_include(self, session: ResponsesSession, mode: Mode) -> bool:
+    def _should_include(self, session: Session) -> bool:
         """Return whether to request encrypted reasoning with the answer."""
         known, request = self._known_server, session.request
         if not request.keep_reasoning or (known and not known.encrypts):
             return False
-        unstored = session.members.get("store", mode != "stateless") is False
+        unstored = session.members.get("store", session.mode != "stateless") is False
         return session.check.reasoning.should_request(
             known=known is not None, unstored=unstored, heal=request.heal
         )
 
-    async def _prepare(self, session: ResponsesSession) -> None:
+    async def _prepare(self, session: Session) -> None:
         check = session.check
-        session.running = find_running(session.turn, self.scope)
         session.shown, session.held = session.running is not None, None
         session.failure, session.owned, session.is_at_end = None, "", True
         if session.running is not None:  # a second answer would be paid for, too
-            session.plan = self._build_plan(session)
+            session.plan = self._make_plan(session)
             check.way = "direct"
             return
         plan = await self._plan_with_probe(session)
@@ -313,58 +278,59 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         is_shown = claim == "owned" and check.way == "direct" and session.streaming
         if is_shown and await self.objects.is_changed(plan, self._clock()):
             claim = "taken"
-        session.plan = self._build_plan(session) if claim == "taken" else plan
+        session.plan = self._make_plan(session) if claim == "taken" else plan
         await self._audit_periodically(session)
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,
         # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
         session.held = [] if check.way == "held" or claim == "unknown" else None
         session.owned = session.plan.conversation_id if claim == "owned" else ""
 
-    async def _plan_with_probe(self, session: ResponsesSession) -> RequestPlan:
+    async def _plan_with_probe(self, session: Session) -> RequestPlan:
         """Return the plan, after the probes that it depends on.
 
         The server may identify itself as a known one in its first response. Otherwise the items that it lists make
         its token counts a better proof.
         """
         check = session.check
-        plan = self._build_plan(session)
+        plan = self._make_plan(session)
         if check.way != "direct" and self.transport.identity is None:
             await identify_server(self.transport)
             self.memory.identify(check, self.transport.identity or "")
-            plan = self._build_plan(session)
+            plan = self._make_plan(session)
         if check.way == "probe":
             record = plan.rejected[-1].record
             found = await audit_blocks(
                 self.transport, session.turn.body, record, lists_items=check.evidence.audits
             )
             check.record_probe(found.agrees)
-            plan = self._build_plan(session)
+            plan = self._make_plan(session)
         return plan
 
-    async def _render(self, session: ResponsesSession) -> None:
+    async def _render(self, session: Session) -> None:
         """Set the body of a request; in conversation mode, create the object if there is none."""
         conversation_id = session.plan.conversation_id
         if session.running is not None:
             conversation_id = get_conversation_id(session.running.scope)
-        elif session.options.mode == "conversation" and not conversation_id:
+        elif session.mode == "conversation" and not conversation_id:
             conversation_id = await self.objects.create()
         self._assemble_body(session, conversation_id)
         session.check.describe(session.plan, session.body)
 
-    def _assemble_body(self, session: ResponsesSession, conversation_id: str = "") -> None:
+    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
         session.object_id = conversation_id
         session.body = build_request_body(
             session.plan,
-            session.options,
+            session.model,
             conversation_id=conversation_id,
-            model=session.model,
             tools=session.request.tools,
             streaming=session.request.streaming,
+            stored=session.mode != "stateless",
+            include=session.include,
             params=session.members,
         )
         session.content = self.transport.serialize(session.body)
 
-    async def post(self, session: ResponsesSession, decoder: StreamDecoder) -> RawResponse:
+    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request, or fetch the response that answers the Turn already."""
         decoder = cast("ResponsesDecoder", decoder)
         in_background = session.body.get("background") is True
@@ -389,7 +355,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             raise
         return continue_stream(self.transport, reply, decoder) if in_background else reply
 
-    def translate_error(self, session: ResponsesSession, error: EngineError) -> Exception:
+    def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error, or one that can be healed; see ``HEAL_RULES``."""
         if session.running is not None:
             if error.status in (404, 410):
@@ -400,7 +366,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
                 error.turn = _end_running(session.turn, session.running, "lost")
             return error
         is_refused = isinstance(error, RequestRefused)
-        if is_refused and (failure := as_healable(error, session.summary)):
+        if is_refused and (failure := as_healable(error, _summarize(session))):
             return failure
         if self._may_reject_include(session, error):
             return HealableError("include", error)
@@ -410,16 +376,16 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             session.check.record_error()
         return error
 
-    def _may_reject_include(self, session: ResponsesSession, error: EngineError) -> bool:
+    def _may_reject_include(self, session: Session, error: EngineError) -> bool:
         """Return whether the first request for encrypted reasoning may have failed because of it."""
         if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
             return False  # another member was rejected
-        is_first = session.options.include and session.check.reasoning.accepted is None
+        is_first = session.include and session.check.reasoning.accepted is None
         # After a server error the conversation object may contain the request already.
         is_safe = session.plan.mode != "conversation" or not is_server_error(error.status)
         return is_first and is_safe and error.status in REJECTION_STATUSES
 
-    def check_event(self, session: ResponsesSession, event: StreamEvent) -> None:
+    def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if the server names another context, or rejects the one of the request."""
         if isinstance(event, ResponseFacts):
             named, check = event.conversation_id, session.check
@@ -432,11 +398,11 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             if is_start and named and named == session.object_id:
                 check.evidence.names_conversations = True
         if isinstance(event, StreamFailed):
-            failure = as_healable(error_from_event(event, self.name), session.summary)
+            failure = as_healable(error_from_event(event, self.name), _summarize(session))
             if failure is not None:
                 raise failure
 
-    async def _settle(self, session: ResponsesSession, outcome: Outcome) -> Turn:
+    async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         if self.transport.identity:
             self.memory.identify(session.check, self.transport.identity)
         judgment = session.check.judge(outcome)
@@ -457,7 +423,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         return finished
 
     async def _check_object(
-        self, session: ResponsesSession, outcome: Outcome, judgment: Judgment
+        self, session: Session, outcome: Outcome, judgment: Judgment
     ) -> Judgment:
         """Check that the conversation object of an answer has the items of its line of history, and no others."""
         plan, is_stored = session.plan, _is_stored(session.body, outcome)
@@ -478,9 +444,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             return judgment
         return judgment if found else Judgment("conversation", resend=True)
 
-    async def _record(
-        self, session: ResponsesSession, outcome: Outcome, judgment: Judgment
-    ) -> Turn:
+    async def _record(self, session: Session, outcome: Outcome, judgment: Judgment) -> Turn:
         """Record an answer in the Turn and in the evidence."""
         turn, plan, body, check = session.turn, session.plan, session.body, session.check
         running = session.running
@@ -523,16 +487,14 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             finished = await self._end_object(session, finished, outcome.response_id)
         check.reasoning.record(
             outcome,
-            requested=session.options.include,
-            rejected=session.options.include_rejected,
+            requested=session.include,
+            rejected=session.include_rejected,
             stored=body.get("store", True) is not False,
         )
         await self.memory.save(check)
         return finished
 
-    async def _end_object(
-        self, session: ResponsesSession, finished: Turn, response_id: str
-    ) -> Turn:
+    async def _end_object(self, session: Session, finished: Turn, response_id: str) -> Turn:
         """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
         state = get_state(finished)
         if not response_id or state.previous_response_id != response_id:
@@ -540,49 +502,49 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         await self.objects.release(session.object_id, response_id)
         return finished
 
-    async def _heal(self, session: ResponsesSession, failure: HealableError) -> tuple[str, ...]:
+    async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
         check = session.check = self._open_check(session)
-        reason, error, options = failure.reason, failure.error, session.options
-        state, plan, lost = get_state(session.turn), failure.error.plan, tuple[str, ...]()
+        reason, error, plan = failure.reason, failure.error, session.plan
+        state, lost = get_state(session.turn), tuple[str, ...]()
         match reason:
             case "gone" | "unsupported" | "forgot" | "audit":
                 lost = find_lost(state, plan, all_older=reason == "gone")
                 if reason == "unsupported" or not is_live_only(state, plan):
                     now = self._clock()
-                    created_at = plan.anchor.created_at if plan and plan.anchor else now
+                    created_at = plan.anchor.created_at if plan.anchor else now
                     check.record_rejection(reason, created_at, now)
-                state = state.mark_lost(lost, plan.scope if plan else None)
-                if plan is not None and plan.conversation_id:
+                state = state.mark_lost(lost, plan.scope)
+                if plan.conversation_id:
                     state = replace(state, conversation_id="")
-                options = options.without_anchor(plan, "lost")
+                session.drop_anchor(plan, "lost")
                 if reason in ("unsupported", "forgot") and (doubt := check.doubt):
-                    include = self._should_include(session, "stateless")
-                    options = replace(options, mode="stateless", reason=doubt, include=include)
+                    session.mode, session.mode_reason = "stateless", doubt
+                    session.include = self._should_include(session)
             case "unproven":
-                options = options.without_anchor(plan, "untrusted")
+                session.drop_anchor(plan, "untrusted")
             case "empty_input":
-                options = options.without_anchor(plan, "empty_input")
+                session.drop_anchor(plan, "empty_input")
             case "conversation":
                 state = replace(state, conversation_id="")
                 is_used = bool(error.response_id) or error.code == OBJECT_LOCKED
-                options = options.without_anchor(plan, "taken" if is_used else "lost")
+                session.drop_anchor(plan, "taken" if is_used else "lost")
             case "reasoning":
-                options = replace(options, reasoning=False)
+                session.reasoning = False
             case "include":
-                options = replace(options, include=False, include_rejected=True)
-        session.options = options
+                session.include, session.include_rejected = False, True
         if state is not get_state(session.turn):
             session.turn = set_state(session.turn, state)
+        session.running = find_running(session.turn, self.scope)
         await self.memory.save(check)
         self._check_resend(session, error)
         return lost
 
-    def _check_resend(self, session: ResponsesSession, error: EngineError) -> None:
+    def _check_resend(self, session: Session, error: EngineError) -> None:
         """Raise if healing would send more than the request allows."""
         limit = session.request.resend_limit
-        if not session.options.full or limit is None:
+        if not session.full or limit is None:
             return
-        plan = self._build_plan(session)
+        plan = self._make_plan(session)
         if to_resend_limit(limit).is_exceeded(plan):
             message = (
                 "the server no longer has the context, and a full send is about "
@@ -593,35 +555,33 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             problem.turn, problem.plan = session.turn, plan
             raise problem from error
 
-    def _build_plan(
-        self, session: ResponsesSession, options: SendOptions | None = None
-    ) -> RequestPlan:
+    def _build_plan(self, session: Session) -> RequestPlan:
         """Plan a request: on a proved anchor, if the server may be relied on."""
-        start = time.perf_counter()
-        options, check = options or session.options, session.check
-        is_hidden = has_hidden_context(session.members)
-        if options.full or options.mode == "stateless" or is_hidden:
+        is_stateless = session.full or session.mode == "stateless"
+        if is_stateless or has_hidden_context(session.members):
+            session.check.way = "direct"
             plan = self._plan_mode(session, "stateless")
-            if options.full or options.mode == "stateless":
-                plan = replace(
-                    plan,
-                    mode=options.mode,
-                    mode_reason=options.reason,
-                    rejected=options.rejected if options.full else plan.rejected,
-                )
-            else:
-                plan = replace(plan, mode_reason="prompt")
-            check.way = "direct"
-        else:
-            plan = self._plan_anchor(session, options.mode)
-            if self._is_taken(session.turn, plan):
-                return self._build_plan(session, options.without_anchor(plan, "taken"))
-            plan = self._apply_evidence(session, plan)
-        if not options.reasoning:
-            plan = plan.without_reasoning()
-        plan = self._plan_cache(session, plan)
-        record_plan(plan, time.perf_counter() - start)
-        return plan
+            if not is_stateless:
+                return replace(plan, mode_reason="prompt")
+            rejected = session.rejected if session.full else plan.rejected
+            return replace(
+                plan, mode=session.mode, mode_reason=session.mode_reason, rejected=rejected
+            )
+        plan = self._plan_anchor(session, session.mode)
+        if session.running is None and self.objects.is_taken(plan):
+            session.drop_anchor(plan, "taken")
+            return self._build_plan(session)
+        way = session.check.decide(plan, session.build_settings(plan))
+        if way in ("direct", "held") or plan.anchor is None:
+            return plan
+        # The server's answer could not be judged.
+        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
+        return replace(
+            self._plan_mode(session, "stateless"),
+            mode=plan.mode,
+            rejected=(*plan.rejected, untrusted),
+            conditional=way == "probe" or self.transport.identity is None,
+        )
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         retention = str(params.get("prompt_cache_retention"))
@@ -629,7 +589,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         return replace(self.cache_rules, lifetime=lifetime)
 
     def _plan_mode(
-        self, session: ResponsesSession, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
+        self, session: Session, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
     ) -> RequestPlan:
         evidence = session.check.evidence
         plan = plan_request(
@@ -643,13 +603,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         )
         return session.request.add_ephemeral(plan)
 
-    def _is_taken(self, turn: Turn, plan: RequestPlan) -> bool:
-        """Return whether a plan continues a conversation object that another line of history continues."""
-        if not plan.conversation_id or find_running(turn, self.scope) is not None:
-            return False
-        return self.objects.is_taken(plan)
-
-    def _plan_anchor(self, session: ResponsesSession, mode: Mode) -> RequestPlan:
+    def _plan_anchor(self, session: Session, mode: Mode) -> RequestPlan:
         """Plan a request on a response or a conversation object, whatever the evidence."""
         if mode == "conversation":
             return self._plan_mode(session, mode)
@@ -658,29 +612,17 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
         live = self.transport.live_anchors(records) if session.is_live else ()
         return self._plan_mode(session, "chained", (*session.request.candidates, *live))
 
-    def _apply_evidence(self, session: ResponsesSession, plan: RequestPlan) -> RequestPlan:
-        """Return the plan, or a full one if the server's answer to it could not be judged."""
-        way = session.check.decide(plan, session.build_settings(plan))
-        if way in ("direct", "held") or plan.anchor is None:
-            return plan
-        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
-        return replace(
-            self._plan_mode(session, "stateless"),
-            mode=plan.mode,
-            rejected=(*plan.rejected, untrusted),
-            conditional=way == "probe" or self.transport.identity is None,
-        )
-
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""
         session = self._open(turn, Request())
         session.is_live = False
-        mode: Mode = "chained" if session.options.mode == "chained" else "stateless"
-        attempts = (SendOptions(mode), SendOptions(mode, full=True))
-        plans = tuple(self._build_plan(session, each) for each in attempts)
-        return plans if plans[0].anchor else plans[1:]
+        session.mode = "chained" if session.mode == "chained" else "stateless"
+        on_anchor = self._make_plan(session)
+        session.full = True
+        in_full = self._make_plan(session)
+        return (on_anchor, in_full) if on_anchor.anchor else (in_full,)
 
-    async def _audit_periodically(self, session: ResponsesSession) -> None:
+    async def _audit_periodically(self, session: Session) -> None:
         if not session.plan.anchor:
             return
         self._chained_count += 1
@@ -691,7 +633,7 @@ class ResponsesEngine(RequestEngine[ResponsesSession]):
             log.warning("an audit found a difference", response_id=session.plan.anchor_id)
             raise lost_context("audit", self.name)
 
-    async def _audit(self, session: ResponsesSession) -> Audit:
+    async def _audit(self, session: Session) -> Audit:
         """Audit a plan's anchor, and record whether the server lists what it stores."""
         evidence, anchor = session.check.evidence, session.plan.anchor
         if anchor is None:
@@ -711,6 +653,19 @@ async def delete_unused_objects(engine: Engine, store: ObjectStore) -> dict[Unus
     """
     inner = unwrap(engine)
     return await inner.objects.delete_unused(store) if isinstance(inner, ResponsesEngine) else {}
+
+
+def _summarize(session: Session) -> RequestSummary:
+    """Return the properties that decide whether a rejection of a request can be healed."""
+    body, items = session.body, session.body["input"]
+    has_reasoning = session.reasoning and any(item["type"] == "reasoning" for item in items)
+    return RequestSummary(
+        previous_response_id=body.get("previous_response_id", ""),
+        conversation_id=body.get("conversation", ""),
+        has_reasoning=has_reasoning,
+        requests_reasoning=session.include and ENCRYPTED_REASONING in (body.get("include") or ()),
+        has_empty_input=not items,
+    )
 
 
 def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:

@@ -5,7 +5,6 @@ on it, but reasoning in it that the provider encrypted or signed can be matched 
 sent again as long as it matches.
 """
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,9 @@ from msgspec.structs import replace
 
 from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.outcome import record_outcome
 from kedge.engines.prompt_cache import count_prompt
-from kedge.engines.request_engine import RequestEngine, Session
-from kedge.engines.request_metrics import record_plan
-from kedge.engines.request_options import SendOptions, convert_tool
+from kedge.engines.request_engine import RequestEngine, Session, record_outcome
+from kedge.engines.request_options import convert_tool
 from kedge.engines.response import RawResponse
 from kedge.engines.transport import Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
@@ -106,14 +103,11 @@ class StatelessEngine(RequestEngine):
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         """Add the members to a body that make the provider cache it."""
 
-    def _open(self, turn: Turn, request: Request) -> Session:
-        session = self._resolve(Session, turn, request)
-        reason = "" if session.requested_mode == "stateless" else MODE_CHANGE_REASON
-        session.options = SendOptions("stateless", reason=reason)
-        return session
+    def _choose_mode(self, session: Session) -> None:
+        is_changed = session.requested_mode != "stateless"
+        session.mode_reason = MODE_CHANGE_REASON if is_changed else ""
 
     def _build_plan(self, session: Session) -> RequestPlan:
-        start = time.perf_counter()
         plan = plan_request(
             session.turn,
             scope=self.scope,
@@ -121,12 +115,7 @@ class StatelessEngine(RequestEngine):
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
-        plan = replace(session.request.add_ephemeral(plan), mode_reason=session.options.reason)
-        if not session.options.reasoning:
-            plan = plan.without_reasoning()
-        plan = self._plan_cache(session, plan)
-        record_plan(plan, time.perf_counter() - start)
-        return plan
+        return replace(session.request.add_ephemeral(plan), mode_reason=session.mode_reason)
 
     def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
         plan = session.plan
@@ -182,7 +171,7 @@ class StatelessEngine(RequestEngine):
         if self.can_replay_reasoning and not session.plan.unsealed:
             self._replay_reasoning = True
         else:
-            session.options = replace(session.options, reasoning=False)
+            session.reasoning = False
         return ()
 
     def _add_advice(self, error: EngineError) -> EngineError:

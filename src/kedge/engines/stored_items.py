@@ -94,25 +94,20 @@ class ConversationObjects:
 
     def is_taken(self, plan: RequestPlan) -> bool:
         """Return whether another line of history continues the object of a plan."""
-        last = plan.anchor.response_id if plan.anchor else ""
-        return self.claims.find(self._scope, plan.conversation_id, last) == "taken"
+        found = self.claims.find(self._scope, plan.conversation_id, plan.anchor_id)
+        return bool(plan.conversation_id) and found == "taken"
 
     async def claim(self, plan: RequestPlan) -> Claim:
         """Claim the object of a plan, in this process and in the store."""
-        return await self._claim(
-            plan.conversation_id, plan.anchor.response_id if plan.anchor else ""
-        )
+        return await self._claim(plan.conversation_id, plan.anchor_id)
 
     async def is_changed(self, plan: RequestPlan, now: float) -> bool:
         """Return whether others have added to the claimed object of a plan during a pause in the conversation.
 
         A stream is shown before the check after the answer, so a change that can be found earlier is worth a request.
         """
-        if (
-            not plan.conversation_id
-            or not plan.anchor
-            or now - plan.anchor.created_at < PAUSE_SECONDS
-        ):
+        anchor = plan.anchor if plan.conversation_id else None
+        if anchor is None or now - anchor.created_at < PAUSE_SECONDS:
             return False
         last = list_earlier(plan, complete=False)
         return await self.check_end(plan.conversation_id, last, (), (), complete=False) is False
