@@ -33,7 +33,7 @@ from kedge.conversation import lazy_conversation
 from kedge.conversation import run as conversation_run
 from kedge.database import sqlite
 from kedge.engines import anthropic as anthropic_engine
-from kedge.engines import http_client, prompt_cache, reply, response
+from kedge.engines import http_client, prompt_cache, reply, transport
 from kedge.engines.websocket import connection
 from kedge.events.run import ResendReason
 from kedge.incremental import index, rewrite
@@ -354,7 +354,7 @@ NUMBERS: dict[str, list[str]] = {
         f"listed its tools ({mcp.DEFAULT_CONNECT_TIMEOUT:.0f})",
         f"{mcp_content.MAX_TOOLS} tools, {mcp_content.MAX_DESCRIPTION_CHARS:,} characters",
         f"{mcp_content.MAX_SCHEMA_CHARS:,} of a schema, {mcp_content.MAX_CONTENT_ITEMS} items",
-        f"{response.MAX_RESPONSE_BYTES >> 20} MiB of a message",
+        f"{transport.MAX_RESPONSE_BYTES >> 20} MiB of a message",
         f"{mcp_server.MAX_OUTPUT:,} characters",
         f"http://127.0.0.1:{SETTINGS['mcp.port'].default}/mcp",
     ],

@@ -19,7 +19,7 @@ from kedge.engines.http_client import (
     find_proxy,
 )
 from kedge.engines.http_errors import ErrorBuilder
-from kedge.engines.response import MAX_ERROR_BYTES
+from kedge.engines.transport import MAX_ERROR_BYTES
 from kedge.errors import CannotConnect, RequestRefused, ServerFailed, StreamCut, Unreachable
 from kedge.events import ResponseStarted
 from kedge.providers import connect

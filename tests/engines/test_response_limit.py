@@ -12,8 +12,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import make_handler, serve_handler
-from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, sdk_client
-from kedge.engines.response import (
+from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, transport
+from kedge.engines.sdk_client import SdkClient
+from kedge.engines.transport import (
     LIMIT_VARIABLE,
     MAX_ERROR_BYTES,
     PIECE_BYTES,
@@ -21,7 +22,6 @@ from kedge.engines.response import (
     make_inflater,
     resolve_limit,
 )
-from kedge.engines.sdk_client import SdkClient
 from kedge.errors import InvalidSetting, RequestRefused, StreamTooLarge
 from kedge.providers import connect
 from kedge.turns import Turn, user
@@ -79,7 +79,7 @@ async def test_the_body_of_an_error_is_read_in_part(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client of a package, which reads errors completely, gets only the start of a large one."""
-    monkeypatch.setattr(sdk_client, "MAX_ERROR_BYTES", 100)
+    monkeypatch.setattr(transport, "MAX_ERROR_BYTES", 100)
     body = gzip.compress(b"x" * MAX_ERROR_BYTES)
     handler = make_handler(lambda: Response(body, 400, {"content-encoding": "gzip"}))
     with serve_handler(handler) as url:

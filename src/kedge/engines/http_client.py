@@ -8,7 +8,6 @@ time of a turn, and to import one of them takes longer than the first answer. An
 import asyncio
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from kedge.engines.http_errors import ErrorBuilder
-from kedge.engines.response import MAX_ERROR_BYTES, RawResponse, resolve_limit
+from kedge.engines.transport import RawResponse, read_start, resolve_limit
 from kedge.errors import EngineError
 
 if TYPE_CHECKING:
@@ -133,7 +132,9 @@ class HttpClient:
                         response.headers,
                         read_errors=self.read_errors,
                     )
-                text = await _read_text(response)
+                body = await read_start(response.content.iter_any(), self.read_errors)
+                response.close()
+                text = body.decode("utf-8", "replace")
                 error = self.errors.build_error(response.status, text, response.headers)
             retries = await wait_to_retry(error, retries, self.max_retries)
 
@@ -178,18 +179,6 @@ async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> i
     # The random part keeps clients apart that failed at the same time.
     await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
     return retries - 1
-
-
-async def _read_text(response: aiohttp.ClientResponse) -> str:
-    """Return the text of an error, as far as it can be read, and close the response."""
-    body = bytearray()
-    with suppress(*HttpClient.read_errors):
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > MAX_ERROR_BYTES:
-                break
-    response.close()
-    return body.decode("utf-8", "replace")
 
 
 def find_proxy(url: str) -> str | None:

@@ -12,7 +12,7 @@ and how to heal.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,9 +32,8 @@ from kedge.engines.request_metrics import (
     record_plan,
 )
 from kedge.engines.request_options import check_params, format_tool
-from kedge.engines.response import RawResponse, ResponseReader
 from kedge.engines.tool_name_inference import infer_tool_name
-from kedge.engines.transport import Transport
+from kedge.engines.transport import RawResponse, ResponseReader, Transport
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
 from kedge.events.assembler import Assembler
@@ -446,6 +445,20 @@ class RequestEngine(Engine):
     async def _render(self, session: Session) -> None:
         """Set the body of a request that is sent."""
         self._assemble_body(session)
+
+    async def _send(
+        self, session: Session, send: Callable[[], Awaitable[RawResponse]]
+    ) -> RawResponse:
+        """Send the request; the tap of the caller receives it with its reply, or with its error."""
+        tap = session.request.tap and partial(session.request.tap, session.content)
+        try:
+            reply = await send()
+        except EngineError as error:
+            if tap:
+                tap(error.message.encode(), error.status)
+            raise
+        reply.tap = tap
+        return reply
 
     @abstractmethod
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:

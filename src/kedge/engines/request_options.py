@@ -9,18 +9,26 @@ The same definitions of tools are part of every request of a conversation, where
 compared with those of the previous requests. So they cannot be changed, and each of their forms is computed once.
 """
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypedDict, cast
+from importlib import import_module
+from typing import Any, TypedDict, Unpack, cast
 
-from kedge.engines.message_groups import hash_call_id
+import msgspec
+from msgspec.structs import force_setattr, replace
+
+from kedge.engines.content_filter import ContentFilter, ContentFilters
+from kedge.engines.output_schema import OutputSchema, to_output_schema
+from kedge.engines.reply import DEFAULT_OUTPUT_RETRIES
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
-from kedge.turns import SystemBlock, Turn
-from kedge.turns.frozen_json import FrozenMap, compute_once, thaw, wrap_copy
+from kedge.planning.state import validate_mode
+from kedge.turns import SystemBlock, Turn, system
+from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
 
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
@@ -241,6 +249,11 @@ MAX_CALL_ID_LENGTH = 64
 """The maximum length of a call id in the Responses API; ids of other providers may be longer."""
 
 
+def hash_call_id(text: str) -> str:
+    """Return a call id that every provider accepts, always the same for a text."""
+    return "call_" + hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
 def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     """Return the input items of a plan, with shorter ids for calls of other providers where needed.
 
@@ -342,3 +355,130 @@ def format_tool(definition: Mapping[str, Any]) -> str:
 
 def _format(definition: FrozenMap) -> str:
     return json.dumps(thaw(definition), ensure_ascii=False, default=str)
+
+
+@dataclass(slots=True)
+class TurnProbe:
+    """The last state of a Turn inside a middleware; see ``with_middleware``."""
+
+    turn: Turn
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The options of a request, as ``RequestOptions`` describes them, in the form that engines and middleware use.
+
+    Attributes:
+        params: The parameters: members of the request body, by the names of the provider's API.
+        probe: The last state of the Turn inside the middleware that receives this request.
+        filters: The content filters of the full stack, for components that send or store content.
+        applied: The content filters outside of this position, which must also be applied to content added here.
+        output: The schema of the answer, if it is typed.
+    """
+
+    model: str = ""
+    mode: Mode | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    params: Mapping[str, Any] = EMPTY
+    candidates: tuple[AnchorRecord, ...] = ()
+    streaming: bool = True
+    resend_limit: int | ResendLimit | None = None
+    probe: TurnProbe | None = None
+    tap: WireTap | None = None
+    before_send: BeforeSend | None = None
+    heal: bool = True
+    keep_reasoning: bool = True
+    ephemeral: str = ""
+    filters: ContentFilters = msgspec.field(default_factory=ContentFilters)
+    applied: tuple[ContentFilter, ...] = ()
+    output: OutputSchema[Any] | None = None
+    output_retries: int = DEFAULT_OUTPUT_RETRIES
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
+        force_setattr(self, "params", wrap_copy(self.params))
+
+    @classmethod
+    def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":
+        """Make a request from keyword options.
+
+        Args:
+            output: The type of the answer: any type that pydantic supports, or a JSON schema.
+            **options: See ``RequestOptions``.
+
+        Raises:
+            UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
+            InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
+        """
+        given: dict[str, Any] = {**options}
+        params = {name: given.pop(name) for name in options if name not in OPTION_NAMES}
+        if params:
+            check_params(params, known_options=OPTION_NAMES | {"output"})
+        text: Mapping[str, Any] = params.get("text") or {}
+        if output is not None and text.get("format"):
+            raise UnsupportedParameter(
+                "text.format", "set one of the two", "output= determines text.format"
+            )
+        functions, definitions = split_tools(given.pop("tools", ()))
+        # A toolbox is of a higher layer, which is imported by its name.
+        toolbox = import_module("kedge.tools").Toolbox(*functions) if functions else None
+        offered = toolbox.frozen_definitions() if toolbox else ()
+        given |= {
+            "mode": validate_mode(given.get("mode")),
+            "tools": (*definitions, *offered),
+            "candidates": tuple(given.get("candidates", ())),
+            "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
+        }
+        schema = None if output is None else to_output_schema(output)
+        return cls(params=params, output=schema, **given)
+
+    def resolve_params(self, defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the parameters of an engine and of this request, and the members of ``extra_body``.
+
+        The parameters have the format of a typed answer.
+        """
+        params, extra = combine_params(defaults, thaw(self.params))
+        if self.output is not None:
+            params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
+        return params, extra
+
+    def prompt_for_output(self, schema: OutputSchema[Any]) -> "Request":
+        """Return the request with the schema of the answer as system text, not as a parameter."""
+        texts = filter(None, (self.ephemeral, schema.build_instructions()))
+        return replace(self, output=None, ephemeral="\n\n".join(texts))
+
+    def add_ephemeral(self, plan: RequestPlan) -> RequestPlan:
+        """Return the plan with the system text of this run behind its instructions.
+
+        Instructions are sent with every request and are not part of a digest or a stored context. So the
+        text does not change what the server remembers, and the response becomes an anchor as usual.
+        """
+        if not self.ephemeral:
+            return plan
+        text = self.filters.apply(system(self.ephemeral), ("input",)).text
+        return replace(plan, instructions="\n\n".join(filter(None, (plan.instructions, text))))
+
+
+def _join_ephemeral(blocks: EphemeralBlocks) -> str:
+    listed = [blocks] if isinstance(blocks, str | SystemBlock) else blocks
+    texts: list[str] = []
+    for each in listed:
+        if not isinstance(each, str | SystemBlock):  # pyright: ignore[reportUnnecessaryIsInstance]
+            remedy = "pass text or system blocks; append other blocks to the Turn"
+            raise UnsupportedParameter("ephemeral", remedy)
+        texts.append(each if isinstance(each, str) else each.text)
+    return "\n\n".join(texts)
+
+
+def split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:
+    """Return the tools and functions that a run calls, and the definitions that it only offers."""
+    functions: list[Any] = []
+    definitions: list[Mapping[str, Any]] = []
+    if not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"tools must be a list, not {type(tools).__name__}: tools=[function]")
+    offered: Iterable[Any] = [tools] if isinstance(tools, Mapping) else tools
+    for each in offered:
+        if not hasattr(each, "definitions") and isinstance(each, Mapping):
+            definitions.append(cast("Mapping[str, Any]", each))
+        else:  # a function, a tool or a toolbox
+            functions.append(each)
+    return functions, tuple(definitions)

@@ -34,7 +34,6 @@ from kedge.engines.request_options import (
     build_request_body,
     to_resend_limit,
 )
-from kedge.engines.response import RawResponse
 from kedge.engines.responses_endpoints import (
     continue_stream,
     fetch_response,
@@ -42,7 +41,7 @@ from kedge.engines.responses_endpoints import (
     stream_response,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks, list_earlier
-from kedge.engines.transport import Transport
+from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
@@ -345,8 +344,8 @@ class ResponsesEngine(RequestEngine):
             session.body.get("previous_response_id") or "",
             streaming=session.request.streaming,
             retry=session.plan.mode != "conversation",  # the object may contain the first attempt
-            tap=session.request.tap,
         )
+        send = partial(self._send, session, send)
         try:
             reply = await (self.objects.send(send) if session.object_id else send())
         except RequestRefused:

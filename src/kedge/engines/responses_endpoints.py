@@ -12,8 +12,7 @@ from typing import Any, cast
 from anyio import sleep
 
 from kedge.engines.request_options import build_input
-from kedge.engines.response import RawResponse, make_response
-from kedge.engines.transport import Transport
+from kedge.engines.transport import RawResponse, Transport, make_response
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut
 from kedge.events import Usage, fields
 from kedge.events.responses import RUNNING, ResponsesDecoder

@@ -6,7 +6,8 @@ the same template, so that one class serves both.
 """
 
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from contextlib import aclosing
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import httpx2
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
-from kedge.engines.response import MAX_ERROR_BYTES, RawResponse, resolve_limit
+from kedge.engines.transport import RawResponse, read_start, resolve_limit
 from kedge.errors import EngineError
 from kedge.security.urls import parse_base_url
 
@@ -184,29 +185,12 @@ def _limit_errors(client: Any) -> None:
 
 async def _limit_error(response: httpx2.Response) -> None:
     if response.is_error:
-        received = httpx2.Response(
-            response.status_code, headers=response.headers, stream=response.stream
-        )
+        async with aclosing(
+            httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
+        ) as received:
+            body = await read_start(received.aiter_bytes(), (httpx2.HTTPError,))
         response.headers.pop("content-encoding", None)
-        response.stream = _ErrorBody(received)
-
-
-class _ErrorBody(httpx2.AsyncByteStream):
-    """The start of a body, decompressed."""
-
-    def __init__(self, received: httpx2.Response) -> None:
-        self._received = received
-
-    async def __aiter__(self) -> AsyncGenerator[bytes]:
-        left = MAX_ERROR_BYTES
-        async for chunk in self._received.aiter_bytes():
-            yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
-                break
-
-    async def aclose(self) -> None:
-        await self._received.aclose()
+        response.stream = httpx2.ByteStream(body)
 
 
 def _get_aiohttp_errors() -> tuple[type[Exception], ...]:

@@ -3,11 +3,18 @@
 Requests follow a plan of the stateless mode. A response is recorded as not stored: no request can be chained
 on it, but reasoning in it that the provider encrypted or signed can be matched with the record later, and is
 sent again as long as it matches.
+
+These APIs have no items, only messages of two roles, and they require the results of calls directly after the
+message with the calls. So a ``MessageRenderer`` groups blocks into alternating output and input of the model, and the
+results come first in the input.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
@@ -16,14 +23,25 @@ from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session, record_outcome
-from kedge.engines.request_options import convert_tool
-from kedge.engines.response import RawResponse
-from kedge.engines.transport import Transport, encode_body
+from kedge.engines.request_options import convert_tool, hash_call_id
+from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.events.decoder import StreamDecoder
 from kedge.planning import CachePlan, Mode, RequestPlan, plan_request
-from kedge.turns import ReasoningBlock, Turn
+from kedge.planning.canonical import get_members
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UnknownBlock,
+    UserBlock,
+)
 
 if TYPE_CHECKING:
     from kedge.engines.sdk_client import Sdk
@@ -137,10 +155,9 @@ class StatelessEngine(RequestEngine):
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request."""
-        request = session.request
-        return await self.transport.send(
-            self.path, session.content, streaming=request.streaming, tap=request.tap
-        )
+        streaming = session.request.streaming
+        send = partial(self.transport.send, self.path, session.content, streaming=streaming)
+        return await self._send(session, send)
 
     async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         plan = session.plan
@@ -188,3 +205,110 @@ class StatelessEngine(RequestEngine):
 
 def _has_reasoning(plan: RequestPlan) -> bool:
     return any(isinstance(block, ReasoningBlock) for block in plan.sent)
+
+
+Message = dict[str, Any]
+
+
+class MessageRenderer(ABC):
+    """Renders a plan as the messages of one API.
+
+    Args:
+        provider: The name of the provider, for errors.
+        ids: The call ids that the provider accepts.
+    """
+
+    def __init__(self, provider: str, ids: "CallIds") -> None:
+        self.provider = provider
+        self.ids = ids
+
+    def render(self, plan: RequestPlan) -> list[Message]:
+        """Return the messages of the blocks that a plan sends; the results follow their calls directly.
+
+        Raises:
+            UnsupportedBlock: The API has no form for a block.
+        """
+        plan.check()
+        for block in plan.sent:
+            self._check_block(block)
+        messages: list[Message] = []
+        calls: list[ToolCallBlock] = []
+        for is_output, group in groupby(plan.sent, _is_output):
+            blocks = list(group)
+            if is_output:
+                calls = [each for each in blocks if isinstance(each, ToolCallBlock)]
+                messages += self._render_assistant(blocks)
+                continue
+            results = [each for each in blocks if isinstance(each, ToolResultBlock)]
+            self._check_tool_results(calls, results)
+            calls, inputs = [], [b for b in blocks if isinstance(b, UserBlock | SystemBlock)]
+            messages += self._render_user(results, inputs)
+        self._check_tool_results(calls, [])
+        return messages
+
+    @abstractmethod
+    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
+        """Return the messages of consecutive output: text, calls, reasoning, and opaque items of its provider."""
+
+    @abstractmethod
+    def _render_user(
+        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
+    ) -> list[Message]:
+        """Return the messages of the input between two outputs."""
+
+    def _reject(self, block: Block, remedy: str, detail: str = "") -> UnsupportedBlock:
+        """Return the error for a block that the provider cannot express, with the reason and the remedy."""
+        kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
+        what = f"block {block.id} ({kind})" + (f": {detail}" if detail else "")
+        message = f"{self.provider} cannot express {what}; {remedy} before sending"
+        return UnsupportedBlock(message, block.id)
+
+    def _check_block(self, block: Block) -> None:
+        if isinstance(block, UnknownBlock):
+            raise UnsupportedBlock(
+                f"block {block.id} is of a kind that this version of Kedge does not know "
+                f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
+                block.id,
+            )
+        if not _is_output(block) and (members := get_members(block)):
+            names = ", ".join(sorted(members))
+            detail = f"it has members of an item of another API ({names})"
+            raise self._reject(block, "remove them from its extra", detail)
+
+    def _check_tool_results(
+        self, calls: Sequence[ToolCallBlock], results: Sequence[ToolResultBlock]
+    ) -> None:
+        """Reject results that come after further model output, which these APIs cannot express."""
+        answered, called = {each.call_id for each in results}, {each.call_id for each in calls}
+        for block in (*calls, *results):
+            if block.call_id not in answered & called:
+                remedy = "move the result directly after its call, or remove both"
+                raise self._reject(block, remedy, f"the result of {block.call_id} comes later")
+
+
+def _is_output(block: Block) -> bool:
+    return isinstance(block, AssistantBlock | ToolCallBlock | ReasoningBlock | OpaqueBlock)
+
+
+class CallIds:
+    """A mapping of call ids to the ids that a provider accepts, each of them used once."""
+
+    def __init__(self, allowed: str, *, unique: bool = False) -> None:
+        self._allowed = re.compile(allowed, re.DOTALL)
+        self._unique = unique
+        self._assigned: dict[str, str] = {}
+        self._used: set[str] = set()
+
+    def assign(self, call: ToolCallBlock) -> str:
+        """Return the id for a call; it is unchanged if the provider accepts it."""
+        name = call.call_id
+        if not self._allowed.fullmatch(name) or (self._unique and name in self._used):
+            mixed = f"kedge.call/1 {len(self._used) if name in self._used else ''} {name}"
+            name = hash_call_id(mixed)
+        self._used.add(name)
+        self._assigned[call.call_id] = name
+        return name
+
+    def resolve(self, result: ToolResultBlock) -> str:
+        """Return the id for the result of a call."""
+        return self._assigned.get(result.call_id, result.call_id)

@@ -1,27 +1,337 @@
-"""HTTP transport: sends bodies as bytes through a client, and returns responses whose bodies are not read yet."""
+"""HTTP transport: sends bodies as bytes through a client, and reads responses over any transport by one set of rules.
 
-from collections.abc import Callable, Iterable, Mapping
+Every transport returns a ``RawResponse``, whose body is not read yet: HTTP with Kedge's own client or one of a package,
+WebSocket, and a response that is fetched or continued later. A ``ResponseReader`` does no I/O, so that chained clients,
+which see a body as it passes, read it by the same rules.
+
+The maximum size applies to the decompressed bytes of a body or of a complete stream: two megabytes of gzip can become
+gigabytes. The HTTP libraries decompress in pieces of at most a megabyte; so does ``make_inflater``, where raw bytes are
+passed on.
+"""
+
+import os
+import zlib
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from kedge.engines.http_errors import parse_object
+from anyio import CancelScope, current_time
+from msgspec.structs import replace
+
+from kedge.engines.http_errors import ErrorBuilder, get_request_id, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
-from kedge.engines.response import EVENT_STREAM, RawResponse
-from kedge.errors import EngineError, ServerFailed
+from kedge.errors import InvalidSetting, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
+from kedge.events import ResponseFailed, StreamEvent, StreamFailed
+from kedge.events.sse import BYTE_ORDER_MARK
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
-from kedge.text.json_text import encode
+from kedge.planning.anchors import check_positive_int
+from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
 
     from kedge.engines.http_client import HttpClient
-    from kedge.engines.request_options import WireTap
     from kedge.engines.sdk_client import Sdk, SdkClient
+    from kedge.events.decoder import StreamDecoder
 
     Client: TypeAlias = HttpClient | SdkClient
     AnyClient: TypeAlias = Client | AsyncOpenAI | AsyncAnthropic
+
+
+MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+"""The default, which is enough for a response with several generated images."""
+MAX_ERROR_BYTES = 1_000_000
+"""The bytes of an error's body that are read."""
+LIMIT_VARIABLE = "KEDGE_MAX_RESPONSE_BYTES"
+"""The environment variable with another default."""
+PIECE_BYTES = 1024 * 1024
+"""The maximum size of a decompressed piece."""
+READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
+"""The compressions of responses that can be read."""
+
+Inflater = Callable[[bytes], Iterator[bytes]]
+
+
+def resolve_limit(max_bytes: int | None = None) -> int:
+    """Return the maximum size of a response: the given one, that of the environment, or the default.
+
+    Raises:
+        InvalidSetting: It is not a positive integer.
+    """
+    if max_bytes is not None:
+        return check_positive_int("max_response_bytes", max_bytes)
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not text:
+        return MAX_RESPONSE_BYTES
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise InvalidSetting(f"{LIMIT_VARIABLE} must be a positive integer, not {text!r}")
+    return int(text)
+
+
+class SizeLimit:
+    """Counts the bytes of one response.
+
+    Args:
+        max_bytes: The maximum.
+    """
+
+    __slots__ = ("_left", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = self._left = max_bytes
+
+    def add(self, chunk: bytes) -> bytes:
+        """Count a chunk and return it.
+
+        Raises:
+            StreamTooLarge: The response is larger than the maximum.
+        """
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise StreamTooLarge("response", self.max_bytes)
+        return chunk
+
+
+async def read_start(
+    chunks: AsyncIterable[bytes], read_errors: tuple[type[Exception], ...]
+) -> bytes:
+    """Return the start of an error's body, as far as it can be read."""
+    body = bytearray()
+    with suppress(*read_errors):
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > MAX_ERROR_BYTES:
+                break
+    return bytes(body[:MAX_ERROR_BYTES])
+
+
+def make_inflater(encoding: str) -> Inflater | None:
+    """Return a function that decompresses the chunks of a body in pieces, or None for an unknown compression."""
+    encoding = encoding.lower()
+    if encoding in ("", "identity"):
+        return lambda chunk: iter((chunk,))
+    if encoding not in READABLE_CODINGS:
+        return None
+    window = zlib.MAX_WBITS if encoding == "deflate" else 16 + zlib.MAX_WBITS
+    decompressor: Any = zlib.decompressobj(window)
+
+    def inflate(chunk: bytes) -> Iterator[bytes]:
+        while piece := decompressor.decompress(chunk, PIECE_BYTES):
+            yield piece
+            chunk = decompressor.unconsumed_tail
+
+    return inflate
+
+
+EVENT_STREAM = "text/event-stream"
+DRAIN_SECONDS = 0.1
+"""Seconds in which a server must close its stream after the last event; then the connection is dropped."""
+_UNLABELED = ("", "text/plain", "application/octet-stream")
+"""Content types with which some servers send the stream that was requested."""
+
+
+def is_event_stream(headers: Mapping[str, str], *, requested: bool) -> bool:
+    """Return whether a body is a stream of events.
+
+    Args:
+        headers: The headers of the response.
+        requested: Whether a stream was requested.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return requested if media_type in _UNLABELED else media_type == EVENT_STREAM
+
+
+@dataclass(slots=True)
+class RawResponse:
+    """A response whose body is not read yet; it must be closed.
+
+    Attributes:
+        source: The body as it arrives, decompressed.
+        release: Releases the connection.
+        errors: Builds the error of a connection that breaks.
+        max_bytes: The maximum size of the body.
+        headers: The headers, whose names are case-insensitive.
+        streaming: Whether a stream was requested.
+        read_errors: The errors of a connection that breaks.
+        status: The HTTP status.
+        tap: Called with the body and the status when the response is closed.
+    """
+
+    source: AsyncIterator[bytes]
+    release: Callable[[], Awaitable[object] | None]
+    errors: ErrorBuilder
+    max_bytes: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    streaming: bool = False
+    read_errors: tuple[type[Exception], ...] = ()
+    status: int = 200
+    tap: Callable[[bytes, int | None], None] | None = None
+    _received: list[bytes] = field(default_factory=list[bytes], init=False)
+    _drained_at: float = field(default=0.0, init=False)
+
+    @property
+    def request_id(self) -> str:
+        """The server's id of the request."""
+        return get_request_id(self.headers)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of events."""
+        return is_event_stream(self.headers, requested=self.streaming)
+
+    async def next_chunk(self) -> bytes:
+        """Return the next bytes of the body; empty at its end.
+
+        Raises:
+            StreamCut: The connection broke.
+        """
+        try:
+            chunk = await anext(self.source, b"")
+        except self.read_errors as exc:
+            raise self.errors.build_cut(exc) from self.errors.find_cause(exc)
+        if self.tap:
+            self._received.append(chunk)
+        return chunk
+
+    async def drain(self) -> bytes:
+        """Return the next bytes after the end of a response, if they arrive within a short time."""
+        self._drained_at = self._drained_at or current_time() + DRAIN_SECONDS
+        with CancelScope(deadline=self._drained_at):
+            return await self.next_chunk()
+        return b""
+
+    async def read(self) -> bytes:
+        """Return the complete body, and close the response.
+
+        Raises:
+            StreamTooLarge: It is larger than the maximum.
+        """
+        body, limit = bytearray(), SizeLimit(self.max_bytes)
+        try:
+            while chunk := await self.next_chunk():
+                body += limit.add(chunk)
+        finally:
+            await self.aclose()
+        return bytes(body)
+
+    async def aclose(self) -> None:
+        """Release the connection, and report what was received."""
+        released = self.release()
+        if released is not None:
+            await released
+        if self.tap:
+            text = self.errors.redact(b"".join(self._received).decode("utf-8", "replace"))
+            self.tap(text.encode(), self.status)
+            self.tap = None
+
+
+class ResponseReader:
+    """Reads the body of one response into events: a stream, or one JSON object.
+
+    Args:
+        decoder: The decoder of the API.
+        redact: Removes credentials, which some servers repeat, from the texts of errors.
+        is_stream: Whether the body is a stream of events.
+        max_bytes: The maximum size of the body.
+    """
+
+    def __init__(
+        self,
+        decoder: "StreamDecoder",
+        redact: Callable[[str], str],
+        *,
+        is_stream: bool,
+        max_bytes: int,
+    ) -> None:
+        self.is_stream = is_stream
+        """Whether the body is read as a stream: not if it begins as an object."""
+        self.ended = False
+        """Whether the response has ended or failed, so that no more is needed."""
+        self._decoder, self._redact = decoder, redact
+        self._limit = SizeLimit(max_bytes)
+        self._is_first = True
+        self._body = bytearray()
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        """Return the events that are complete with a chunk.
+
+        Raises:
+            StreamTooLarge: The body is larger than the maximum.
+        """
+        self._limit.add(chunk)
+        if self._is_first and self.is_stream and (start := chunk.lstrip()):
+            self._is_first = False
+            # No event starts like this: the server ignored `stream` without setting the content type.
+            self.is_stream = not start.startswith(b"{")
+        if not self.is_stream:
+            self._body += chunk
+            return []
+        found = self._pass(self._decoder.feed(chunk))
+        self.ended = self.ended or self._decoder.ended
+        return found
+
+    def close(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        """Return the events at the end of the body.
+
+        Args:
+            is_cut: Whether the connection broke, so that an object is not complete.
+
+        Raises:
+            ServerFailed: The body is not a response.
+        """
+        if self.is_stream:
+            return self._pass(self._decoder.close())
+        return [] if is_cut else self._pass(self._decode_body())
+
+    def _pass(self, found: list[StreamEvent]) -> list[StreamEvent]:
+        for index, event in enumerate(found):
+            if isinstance(event, StreamFailed | ResponseFailed):
+                message, code = self._redact(event.message), self._redact(event.code)
+                found[index] = replace(event, message=message, code=code)
+                self.ended = self.ended or isinstance(event, StreamFailed)
+        return found
+
+    def _decode_body(self) -> list[StreamEvent]:
+        """Return the events of a response that arrived as one body: JSON, or a stream under another label."""
+        decoder = self._decoder
+        body = bytes(self._body).removeprefix(BYTE_ORDER_MARK).lstrip()
+        if body.startswith((b"data:", b"event:", b":")):
+            return [*decoder.feed(body), *decoder.close()]
+        try:
+            parsed: object = decode(body)
+        except (ValueError, RecursionError):
+            parsed = None
+        response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+        if response.keys() & decoder.RESPONSE_FIELDS:
+            # Only an escape can contain half a character; searching for one is cheaper than a walk over the response.
+            return decoder.feed_whole(response, repair=b"\\u" in body)
+        # An object without any member of a response is not an empty response: some gateways report
+        # errors with status 200, in the usual form or in an object of another form.
+        if not response.get("error"):
+            raise ServerFailed("the server returned a body that is not a response", retryable=True)
+        return [*decoder.feed_message(response), *decoder.close()]
+
+
+def make_response(content: bytes, errors: ErrorBuilder) -> RawResponse:
+    """Return a response that was read already."""
+
+    async def source() -> AsyncIterator[bytes]:
+        yield content
+
+    return RawResponse(source(), lambda: None, errors, len(content))
+
 
 _ITEM_LISTS = frozenset({"input", "messages"})
 """The body members that are rendered from blocks."""
@@ -80,20 +390,14 @@ class Transport:
         method: str = "POST",
         streaming: bool = False,
         retry: bool = True,
-        tap: "WireTap | None" = None,
         query: Mapping[str, Any] | None = None,
     ) -> RawResponse:
-        """Send a request; the reply must be closed. ``tap`` receives what was sent and received."""
+        """Send a request; the reply must be closed."""
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
-        try:
-            reply = await self.client.send(
-                method, path, body, headers=headers, query=query, retry=retry
-            )
-        except EngineError as error:
-            report_failure(tap, body or b"", error)
-            raise
-        self.identity = read_identity(reply.headers)
-        reply.streaming, reply.tap, reply.request_body = streaming, tap, body or b""
+        reply = await self.client.send(
+            method, path, body, headers=headers, query=query, retry=retry
+        )
+        self.identity, reply.streaming = read_identity(reply.headers), streaming
         return reply
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
@@ -108,10 +412,6 @@ class Transport:
             raise ServerFailed(message, provider=self.provider, retryable=True)
         return found
 
-    def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
-        """Return the error for a response with an error status."""
-        return self.client.errors.build_error(status, text, headers)
-
 
 def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
     if hasattr(client, "read_errors"):  # one of Kedge's own, whose modules take time to import
@@ -119,12 +419,6 @@ def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
     from kedge.engines.sdk_client import SdkClient
 
     return SdkClient(cast("AsyncOpenAI | AsyncAnthropic", client), provider, sdk)
-
-
-def report_failure(tap: "WireTap | None", request_body: bytes, error: EngineError) -> None:
-    """Report a request without a reply, with the message of the error."""
-    if tap:
-        tap(request_body, error.message.encode(), error.status)
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:

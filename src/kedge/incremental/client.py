@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.engines.response import SizeLimit, resolve_limit
+from kedge.engines.transport import SizeLimit, resolve_limit
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.http_errors import parse_error
-from kedge.engines.response import (
+from kedge.engines.transport import (
     MAX_ERROR_BYTES,
     ResponseReader,
     is_event_stream,

@@ -37,7 +37,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from kedge.engines.response import SizeLimit, resolve_limit
+from kedge.engines.transport import SizeLimit, resolve_limit
 from kedge.errors import InvalidSetting, StreamTooLarge
 from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_result, repair_tool_list

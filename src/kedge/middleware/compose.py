@@ -22,16 +22,9 @@ from typing import Any, TypedDict, Unpack, cast
 from msgspec import structs
 
 from kedge.compaction import Compactor
-from kedge.engines.base import (
-    Engine,
-    Events,
-    Middleware,
-    Request,
-    TurnProbe,
-    find_filters,
-)
+from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.content_filter import ContentFilter, ContentFilters
-from kedge.engines.request_options import ResendLimit
+from kedge.engines.request_options import ResendLimit, TurnProbe
 from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware

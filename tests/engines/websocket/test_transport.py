@@ -239,10 +239,11 @@ async def test_closing_a_stream_does_not_affect_others(
             async for event in stream:
                 if isinstance(event, TextDelta):
                     break
-        assert get_pool(engine)._connections[0].in_flight == 2
+        connection = get_pool(engine)._connections[0]
+        assert sum(lane.busy for lane in connection.lanes) == 2
         model.open_gate()
         turn = await other
-        await wait_until(lambda: get_pool(engine)._connections[0].in_flight == 0)
+        await wait_until(lambda: not any(lane.busy for lane in connection.lanes))
         assert gated.call(lambda service: len(service.sockets)) == 1
         turn = await send(engine, turn, "and", **UNSTORED)
         assert request_bodies(gated)[-1]["previous_response_id"]

@@ -10,15 +10,10 @@ Reasoning is sent only with its signature, and only where the plan proves it.
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
-from kedge.engines.message_groups import (
-    AssistantGroup,
-    CallIds,
-    Message,
-    MessageRenderer,
-    UserGroup,
-)
+from kedge.engines.stateless import CallIds, Message, MessageRenderer
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
@@ -39,6 +34,7 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
+    UserBlock,
 )
 from kedge.turns.frozen_json import thaw
 from kedge.turns.parts import split_data_url
@@ -59,44 +55,40 @@ def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
 
 
 class _AnthropicRenderer(MessageRenderer):
-    def _render_assistant(self, group: AssistantGroup) -> list[Message]:
+    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
         content: list[Content] = []
-        for block in group.blocks:
+        for block in blocks:
             match block:
                 case AssistantBlock():
-                    content += [
-                        self._render_output_part(part, block)
-                        for part in block.parts
-                        if _has_content(part)
-                    ]
+                    parts = filter(_has_content, block.parts)
+                    content += [self._render_output_part(part, block) for part in parts]
                 case ToolCallBlock():
                     content.append(self._render_call(block))
                 case ReasoningBlock():
                     content.append(_render_reasoning(block))
                 case OpaqueBlock():
                     content.append(self._render_native(block))
+                case _:
+                    pass
         return [{"role": "assistant", "content": content}] if content else []
 
-    def _render_user(self, group: UserGroup) -> list[Message]:
-        content = [self._render_result(block) for block in group.results]
-        system: list[str] = []
-        for block in group.inputs:
-            if isinstance(block, SystemBlock):
-                system.append(block.text)
-                continue
-            parts = [
-                self._render_input_part(part, block) for part in block.parts if _has_content(part)
-            ]
-            if not parts:
-                raise self._reject(block, "give it text", "it is empty")
-            content += parts
+    def _render_user(
+        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
+    ) -> list[Message]:
+        content = [self._render_result(block) for block in results]
+        for block in inputs:
+            if isinstance(block, UserBlock):
+                parts = self._render_input_parts(block)
+                if not parts:
+                    raise self._reject(block, "give it text", "it is empty")
+                content += parts
         if not content:
             remedy = "move it directly before or after a user block"
-            raise self._reject(group.inputs[0], remedy, "it is not beside a user block")
-        message = {"role": "user", "content": content}
-        return (
-            [message, {"role": "system", "content": "\n\n".join(system)}] if system else [message]
-        )
+            raise self._reject(inputs[0], remedy, "it is not beside a user block")
+        messages: list[Message] = [{"role": "user", "content": content}]
+        if system := [block.text for block in inputs if isinstance(block, SystemBlock)]:
+            messages.append({"role": "system", "content": "\n\n".join(system)})
+        return messages
 
     def _render_call(self, block: ToolCallBlock) -> Content:
         return {
@@ -132,25 +124,21 @@ class _AnthropicRenderer(MessageRenderer):
         raise self._reject(block, "remove it or write it as text")
 
     def _render_result(self, block: ToolResultBlock) -> Content:
-        content: str | list[Content]
-        if len(block.parts) == 1 and isinstance(block.parts[0], TextPart):
-            content = block.parts[0].text
-        else:
-            content = [
-                self._render_input_part(part, block) for part in block.parts if _has_content(part)
-            ]
+        is_text = len(block.parts) == 1 and isinstance(block.parts[0], TextPart)
+        content = block.text if is_text else self._render_input_parts(block)
         call_id = self.ids.resolve(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
+
+    def _render_input_parts(self, block: UserBlock | ToolResultBlock) -> list[Content]:
+        parts = filter(_has_content, block.parts)
+        return [self._render_input_part(part, block) for part in parts]
 
     def _render_output_part(self, part: Part, block: Block) -> Content:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text, **_render_citations(part)}
-            case RefusalPart():
-                return {
-                    "type": "text",
-                    "text": part.text,
-                }  # this API can express a refusal only as text
+            case RefusalPart():  # this API can express a refusal only as text
+                return {"type": "text", "text": part.text}
             case _:
                 raise self._reject(block, "write it as text")
 
@@ -162,11 +150,8 @@ class _AnthropicRenderer(MessageRenderer):
                 return {"type": "image", "source": self._render_image_source(part, block)}
             case FilePart():
                 title = {"title": part.filename} if part.filename else {}
-                return {
-                    "type": "document",
-                    "source": self._render_file_source(part, block),
-                    **title,
-                }
+                source = self._render_file_source(part, block)
+                return {"type": "document", "source": source, **title}
             case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:

@@ -8,15 +8,9 @@ Some servers need more to continue an answer: the signatures of Gemini, the reas
 OpenRouter. What came from a server is sent back to it as it came, and to no other, which might reject it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kedge.engines.message_groups import (
-    AssistantGroup,
-    CallIds,
-    Message,
-    MessageRenderer,
-    UserGroup,
-)
+from kedge.engines.stateless import CallIds, Message, MessageRenderer
 from kedge.planning import RequestPlan, plan_request
 from kedge.turns import (
     AssistantBlock,
@@ -75,13 +69,14 @@ class _ChatRenderer(MessageRenderer):
     own: frozenset[str]
     """The responses of this server."""
 
-    def _render_user(self, group: UserGroup) -> list[Message]:
-        results = [self._render_result(block) for block in group.results]
-        return [*results, *map(self._render_input, group.inputs)]
+    def _render_user(
+        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
+    ) -> list[Message]:
+        return [*map(self._render_result, results), *map(self._render_input, inputs)]
 
-    def _render_assistant(self, group: AssistantGroup) -> list[Message]:
+    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
         messages: list[Message] = []
-        for block in group.blocks:
+        for block in blocks:
             match block:
                 case AssistantBlock():
                     parts = [self._render_output_part(part, block) for part in block.parts]

@@ -18,8 +18,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
 from kedge.engines.http_client import wait_to_retry
-from kedge.engines.response import RawResponse
-from kedge.engines.transport import Transport, report_failure
+from kedge.engines.transport import RawResponse, Transport
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,
     ConnectionPool,
@@ -35,7 +34,6 @@ from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
 
 if TYPE_CHECKING:
-    from kedge.engines.request_options import WireTap
     from kedge.engines.transport import AnyClient
 
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
@@ -108,26 +106,9 @@ class SocketTransport(Transport):
         )
 
     async def create_response(
-        self,
-        content: bytes,
-        parent_id: str,
-        *,
-        retry: bool = True,
-        tap: "WireTap | None" = None,
-        **_: Any,
+        self, content: bytes, parent_id: str, *, retry: bool = True, **_: Any
     ) -> RawResponse:
         """Send a request that continues a response on its lane; the answer is always streamed."""
-        try:
-            reply = await self._send_with_retries(content, parent_id, retry=retry)
-        except EngineError as error:
-            report_failure(tap, content, error)
-            raise
-        reply.tap, reply.request_body = tap, content
-        return reply
-
-    async def _send_with_retries(
-        self, content: bytes, parent_id: str, *, retry: bool
-    ) -> RawResponse:
         rotations, most = MAX_ROTATIONS, self.client.max_retries
         retries = most if retry else 0
         while True:
@@ -168,8 +149,8 @@ class SocketTransport(Transport):
                 async with timeout(self.client.timeouts.read):
                     message = await lane.next_message()
             except (LaneFailed, TimeoutError) as error:
-                reason = f"the response was cut: {str(error) or 'no message arrived in time'}"
-                raise StreamCut(reason, provider=self.provider, retryable=True) from None
+                reason = str(error) or "no message arrived in time"
+                raise self._fail(StreamCut, f"the response was cut: {reason}") from None
 
     async def _send_on_lane(
         self, connection: SocketConnection, lane: Lane, content: bytes
@@ -179,14 +160,15 @@ class SocketTransport(Transport):
                 await connection.send(lane, content)
                 return await lane.next_message()
         except TimeoutError:
-            message = "the server did not answer in time"
-            raise Unreachable(message, provider=self.provider, retryable=True) from None
+            raise self._fail(Unreachable, "the server did not answer in time") from None
         except LaneFailed as lost:
-            message = f"there was no response: {lost}"
-            raise StreamCut(message, provider=self.provider, retryable=True) from None
+            raise self._fail(StreamCut, f"there was no response: {lost}") from None
         except (WebSocketException, OSError) as error:
             message = f"the connection ended before the request was sent ({type(error).__name__})"
-            raise Unreachable(message, provider=self.provider, retryable=True) from None
+            raise self._fail(Unreachable, message) from None
+
+    def _fail(self, kind: type[StreamCut | Unreachable], message: str) -> EngineError:
+        return kind(message, provider=self.provider, retryable=True)
 
     def _error_from_message(self, message: SocketMessage) -> EngineError:
         payload = message.payload
@@ -195,7 +177,9 @@ class SocketTransport(Transport):
         headers = cast("dict[str, Any]", raw_headers) if isinstance(raw_headers, dict) else {}
         headers = {name.lower(): str(value) for name, value in headers.items()}
         text = json.dumps({"error": message.error})
-        return self.build_error(status if isinstance(status, int) else 400, text, headers)
+        return self.client.errors.build_error(
+            status if isinstance(status, int) else 400, text, headers
+        )
 
     async def _open_socket(self) -> ClientConnection:
         client = self.client
@@ -210,14 +194,14 @@ class SocketTransport(Transport):
             raise self._error_from_handshake(error.response) from None
         except (WebSocketException, OSError, TimeoutError) as error:
             message = f"could not open a WebSocket to the server ({type(error).__name__})"
-            raise Unreachable(message, provider=self.provider, retryable=True) from None
+            raise self._fail(Unreachable, message) from None
         self.identity = read_identity(socket.response.headers) if socket.response else ""
         return socket
 
     def _error_from_handshake(self, response: HandshakeResponse) -> EngineError:
         status = response.status_code
         text = bytes(response.body or b"").decode("utf-8", "replace")
-        error = self.build_error(status, text, response.headers)
+        error = self.client.errors.build_error(status, text, response.headers)
         if 300 <= status < 400:
             return error
         # Many servers answer with 403 and without a message on a path without WebSockets.

@@ -176,25 +176,15 @@ class SocketConnection:
         self.retired = False
         """Whether the connection accepts no new requests, because it is old or closed."""
         self._socket = socket
-        self._max_lanes = max_lanes
+        self.max_lanes = max_lanes
         self._on_change = on_change
         self._unreadable = ""
         """What to add to the reason of a failure after a message that is not JSON."""
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
-    @property
-    def in_flight(self) -> int:
-        """The number of responses that are running on the connection."""
-        return sum(lane.busy for lane in self.lanes)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another lane can be added."""
-        return len(self.lanes) < self._max_lanes
-
     def add_lane(self) -> Lane:
         """Add a lane."""
-        lane = Lane(f"k{len(self.lanes)}" if self._max_lanes > 1 else "")
+        lane = Lane(f"k{len(self.lanes)}" if self.max_lanes > 1 else "")
         self.lanes.append(lane)
         return lane
 
@@ -250,7 +240,7 @@ class SocketConnection:
         lane = self._find_lane(message)
         if message.error.get("code") == CONNECTION_LIMIT_CODE:
             self.retired = True
-            if "stream_id" not in message.payload and self._max_lanes > 1:
+            if "stream_id" not in message.payload and self.max_lanes > 1:
                 lane = None  # the message belongs to no request
         if lane is not None:
             lane.receive(message)
@@ -375,7 +365,7 @@ class ConnectionPool:
                 self._on_change(connection)
 
     def _on_change(self, connection: SocketConnection) -> None:
-        if connection.retired and not connection.in_flight:
+        if connection.retired and not any(lane.busy for lane in connection.lanes):
             self._close(connection)
         self._lane_available.set()
 
@@ -393,6 +383,6 @@ def _find_free_lane(connection: SocketConnection) -> Lane | None:
     for lane in free:
         if not lane.latest_id:
             return lane
-    if connection.has_room:
+    if len(connection.lanes) < connection.max_lanes:
         return connection.add_lane()
     return free[0] if free else None
