@@ -123,7 +123,7 @@ FORCED_FIELDS = {
     "batch/conversation_task.py": CHECKED_ONCE,
     "batch/files.py": CHECKED_ONCE,
     "compaction/base.py": CHECKED_ONCE,
-    "engines/base.py": CHECKED_ONCE,
+    "engines/request_options.py": CHECKED_ONCE,
     "events/types.py": CHECKED_ONCE,
     "planning/state.py": CHECKED_ONCE,
     "server/faults/effects.py": CHECKED_ONCE,
