@@ -8,19 +8,14 @@ sent (lost).
 
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component
-from kedge.engines.base import (
-    Engine,
-    Events,
-    Middleware,
-    Request,
-    unwrap,
-)
+from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.request_options import ResendLimit, to_resend_limit
 from kedge.errors import ResendTooLong
@@ -63,20 +58,13 @@ def compact(
     return wrap
 
 
+@dataclass(eq=False, repr=False)
 class _CompactMiddleware(BaseMiddleware):
     name = "compact"
-
-    def __init__(
-        self,
-        inner: Engine,
-        compactor: Compactor,
-        engine: Engine,
-        counter: TokenCounter,
-        resend_limit: int | ResendLimit | None,
-    ) -> None:
-        super().__init__(inner)
-        self.compactor, self.engine, self.counter = compactor, engine, counter
-        self.resend_limit = resend_limit
+    compactor: Compactor
+    engine: Engine
+    counter: TokenCounter
+    resend_limit: int | ResendLimit | None
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of a request with the parameters of the compactor."""

@@ -27,12 +27,11 @@ from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.request_options import ResendLimit, TurnProbe
 from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
-from kedge.middleware.base import BaseMiddleware
+from kedge.middleware.base import BaseMiddleware, system_prompt
+from kedge.middleware.base import repair as repairing
 from kedge.middleware.compact import compact
 from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox, is_selector
 from kedge.middleware.tools import tools as tooling
-from kedge.middleware.turn_changes import repair as repairing
-from kedge.middleware.turn_changes import system_prompt
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
@@ -57,25 +56,17 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
     Raises:
         InvalidSetting: An argument is not a middleware, for example because it was not called first.
     """
-    stack = StackFilters(find_filters(engine))
+    stack = list(find_filters(engine))
     for middleware in reversed(middlewares):
         engine = _wrap(engine, middleware, stack)
     return engine
 
 
-class StackFilters:
-    """The content filters of a stack, shared by its parts; complete once the stack is built."""
+def _wrap(engine: Engine, middleware: Middleware, stack: list[ContentFilter]) -> Engine:
+    """Return a middleware around an engine, in a layer.
 
-    def __init__(self, filters: tuple[ContentFilter, ...]) -> None:
-        self.filters = filters
-
-    def add(self, engine: Engine) -> None:
-        """Add the filters of a middleware, which may not expose those of the engine inside of it."""
-        self.filters = tuple(dict.fromkeys((*find_filters(engine), *self.filters)))
-
-
-def _wrap(engine: Engine, middleware: Middleware, stack: StackFilters) -> Engine:
-    """Return a middleware around an engine, in a layer."""
+    Its filters are added to those of the stack, because it may not expose those of the engine inside of it.
+    """
     if not callable(middleware):
         raise InvalidSetting(
             f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
@@ -93,7 +84,7 @@ def _wrap(engine: Engine, middleware: Middleware, stack: StackFilters) -> Engine
             f"if {name} makes a middleware, call it: {name}(…)"
         )
     layer.outside = getattr(wrapped, "name", "") or name
-    stack.add(wrapped)
+    stack[:] = dict.fromkeys((*find_filters(wrapped), *stack))
     return StackLayer(wrapped, layer.outside, stack)
 
 
@@ -103,17 +94,19 @@ class StackLayer(BaseMiddleware):
     Args:
         inner: The middleware, or the engine.
         name: The name of the middleware; empty for the engine.
-        stack: The content filters of the stack.
+        stack: The content filters of the stack, shared by its parts; complete once the stack is built.
     """
 
     includes_inner_filters = True
 
-    def __init__(self, inner: Engine, name: str = "", stack: StackFilters | None = None) -> None:
+    def __init__(
+        self, inner: Engine, name: str = "", stack: list[ContentFilter] | None = None
+    ) -> None:
         super().__init__(inner)
         self.name = name
         self.outside = ""
         """The name of the middleware outside of this layer; empty if there is none."""
-        self.stack = stack or StackFilters(find_filters(inner))
+        self.stack = list(find_filters(inner)) if stack is None else stack
         self.plain = _as_plain(inner)
         """The middleware, if it only changes the Turn before it is sent, so that it has no generator."""
 
@@ -124,12 +117,12 @@ class StackLayer(BaseMiddleware):
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
         """The filters of the full stack, even if a middleware does not expose those of its inner engine."""
-        return self.stack.filters
+        return tuple(self.stack)
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of the Turn after the filters of the stack."""
         if self.outside:
-            turn = ContentFilters(self.stack.filters).apply_to_turn(turn, ("input",))
+            turn = ContentFilters(self.stack).apply_to_turn(turn, ("input",))
         return self.inner.plan(turn, **options)
 
     async def events(self, turn: Turn, request: Request) -> Events:

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from msgspec import structs
 
-from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
@@ -230,12 +230,10 @@ class _RuleFilter:
         return text
 
 
+@dataclass(eq=False, repr=False)
 class _GuardMiddleware(BaseMiddleware):
     name = "guard"
-
-    def __init__(self, inner: Engine, rules: _RuleFilter) -> None:
-        super().__init__(inner)
-        self.rules = rules
+    rules: _RuleFilter
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:

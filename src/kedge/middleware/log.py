@@ -7,9 +7,10 @@ answers, WARNING fallbacks and healing, ERROR failures. No record has content.
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from inspect import isawaitable
 
-from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
 from kedge.events.run import (
@@ -39,12 +40,10 @@ def log(name: str = "kedge.run") -> Middleware:
     return lambda engine: _LogMiddleware(engine, get_logger(name))
 
 
+@dataclass(eq=False, repr=False)
 class _LogMiddleware(BaseMiddleware):
     name = "log"
-
-    def __init__(self, inner: Engine, logger: Logger) -> None:
-        super().__init__(inner)
-        self.logger = logger
+    logger: Logger
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and log them."""
@@ -107,12 +106,10 @@ def on_response_started(callback: ResponseIdCallback) -> Middleware:
     return lambda engine: _ResponseStartedMiddleware(engine, callback)
 
 
+@dataclass(eq=False, repr=False)
 class _ResponseStartedMiddleware(BaseMiddleware):
     name = "notice"
-
-    def __init__(self, inner: Engine, callback: ResponseIdCallback) -> None:
-        super().__init__(inner)
-        self.callback = callback
+    callback: ResponseIdCallback
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and report ids."""

@@ -9,10 +9,11 @@ No retry library is used, because it cannot know whether output was already show
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio
 
-from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import EngineError, InvalidSetting
 from kedge.events.run import VISIBLE_EVENTS, AttemptFailed, ToolStarted
 from kedge.middleware.base import BaseMiddleware
@@ -52,19 +53,13 @@ def retry(
     return lambda engine: _RetryMiddleware(engine, attempts, first, longest, sleep)
 
 
+@dataclass(eq=False, repr=False)
 class _RetryMiddleware(BaseMiddleware):
     name = "retry"
-
-    def __init__(
-        self, inner: Engine, attempts: int, initial_wait: float, max_wait: float, sleep: Sleep
-    ) -> None:
-        super().__init__(inner)
-        self.attempts, self.initial_wait, self.max_wait, self.sleep = (
-            attempts,
-            initial_wait,
-            max_wait,
-            sleep,
-        )
+    attempts: int
+    initial_wait: float
+    max_wait: float
+    sleep: Sleep
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of the first attempt that succeeds or shows output."""

@@ -9,11 +9,12 @@ Turn; it is called before each request, and the calls of the answer run with the
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec import structs
 
-from kedge.engines.base import Engine, Events, Middleware, Request, find_filters, unwrap
+from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
@@ -68,7 +69,7 @@ def tools(
     def select(turn: Turn) -> Toolbox:
         return Toolbox(build_toolbox(selector(turn)), fixed) if selector else fixed
 
-    return lambda engine: _ToolsMiddleware(engine, select, approve, max_rounds)
+    return lambda engine: _ToolsMiddleware(engine, select, max_rounds, approve)
 
 
 def is_selector(toolset: object) -> bool:
@@ -94,19 +95,12 @@ def build_toolbox(toolset: object) -> Toolbox:
     return Toolbox(*cast("Iterable[AnyTool]", toolset))
 
 
+@dataclass(eq=False, repr=False)
 class _ToolsMiddleware(BaseMiddleware):
     name = NAME
-
-    def __init__(
-        self,
-        inner: Engine,
-        select: Callable[[Turn], Toolbox],
-        approve: Approver | None,
-        max_rounds: int,
-    ) -> None:
-        super().__init__(inner)
-        self.select, self.approver, self.max_rounds = select, approve, max_rounds
-        self.text_only = unwrap(inner).text_only_results
+    select: Callable[[Turn], Toolbox]
+    max_rounds: int
+    approver: Approver | None
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of a request with these tools."""
@@ -175,7 +169,7 @@ class _ToolsMiddleware(BaseMiddleware):
             origin=NAME,
             on_run=_count_run,
             filters=filters,
-            text_only=self.text_only,
+            text_only=unwrap(self.inner).text_only_results,
         )
         async with aclosing(finished) as runs:
             async for run in runs:

@@ -16,9 +16,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
+from kedge.engines.base import Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RecordBuilder
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
@@ -89,12 +90,12 @@ def _get_tracer() -> "Tracer":
     return get_tracer("kedge")
 
 
+@dataclass(eq=False, repr=False)
 class _TraceMiddleware(BaseMiddleware):
     name = "trace"
-
-    def __init__(self, inner: Engine, tracer: "Tracer", content: bool, agent: str) -> None:
-        super().__init__(inner)
-        self.tracer, self.content, self.agent = tracer, content, agent
+    tracer: "Tracer"
+    content: bool
+    agent: str
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and create spans for them."""
