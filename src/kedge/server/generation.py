@@ -8,9 +8,7 @@ disconnects, a server that shuts down.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -19,26 +17,12 @@ from starlette.types import Receive
 from kedge.errors import StoreError
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
 from kedge.server.http import get_service, respond_encoded
-from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, apply_stop_sequences
-from kedge.server.object_forms import (
-    Item,
-    measure_texts,
-    new_unstored_key,
-    normalize_items,
-    precount,
-)
+from kedge.server.models import ModelUsage, OutputEvent, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
-from kedge.server.prepare import (
-    EMPTY_HISTORY,
-    build_model_input,
-    build_prompt,
-    read_prompt_cache,
-    truncate_to_window,
-)
+from kedge.server.prepare import ResponseDraft
 from kedge.server.request_log import RECORD_KEY, RecordedRequest, log_failure
 from kedge.server.sse import EventStream
 from kedge.server.state import ServerState
-from kedge.server.storage.context import EMPTY_CONTEXT
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import TokenReservation
@@ -115,10 +99,8 @@ class Generation(ABC):
 
     Args:
         service: The server; the generation is listed in its ``running`` until it ends.
-        model: The model to run, or None to produce an answer without one.
-        prompt: The request to the model.
+        draft: The prepared request.
         writer: The writer that collects the output.
-        usage: The usage before the first token of the answer.
         response_id: The id of the response.
         recorded: The record of the request, if there is a listener.
     """
@@ -131,28 +113,24 @@ class Generation(ABC):
     def __init__(
         self,
         service: ServerState,
-        model: Model | None,
-        prompt: Prompt,
+        draft: ResponseDraft,
         writer: OutputWriter,
-        usage: ModelUsage,
         response_id: str,
         recorded: RecordedRequest | None,
     ) -> None:
-        self.grace = 0.0 if model is None else model.grace
+        self.grace = draft.model.grace
         """Seconds for which the start of a stream waits for the first output."""
         self.error: ApiError | None = None
         """The error that the model raised, if any."""
         self.has_output = False
         """Whether the model has produced anything."""
         self.is_complete = False
-        self.is_streamed = prompt.stream
+        self.is_streamed = draft.prompt.stream
         self.reservation: TokenReservation | None = None
         """The tokens that are reserved for the answer, if its caller has a limit."""
         self.service = service
-        self._model = model
-        self._prompt = prompt
+        self._draft = draft
         self._writer = writer
-        self._input_usage = usage
         self._stop_status: str | None = None
         self._receive: Receive | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -160,7 +138,7 @@ class Generation(ABC):
         self._deadline = Deadline(service.settings.limits.answer_seconds)
         self._recorded = recorded
         if recorded is not None:
-            recorded.model_items, recorded.response_id = prompt.ask.items, response_id
+            recorded.model_items, recorded.response_id = draft.prompt.ask.items, response_id
         service.running.add(self)
 
     @property
@@ -234,15 +212,16 @@ class Generation(ABC):
             await precount_output(self._writer)
             used = self._count_usage().total
             if not self.is_complete:  # a model may have reported its usage before it wrote more
-                used = max(used, count_answer(self._writer, self._input_usage).total)
+                used = max(used, count_answer(self._writer, self._draft.usage).total)
         await self.service.access.settle(reservation, used)
 
     async def _write(self, emit: Emit) -> None:
         """Emit the frames of the answer as it is written, then record the answer."""
         self._is_started = True
         await self._start(emit)
-        if self._model is not None:
-            pieces, stops = self._model.answer(self._prompt), self._prompt.stop
+        if not self._draft.skip_model:
+            prompt = self._draft.prompt
+            pieces, stops = self._draft.model.answer(prompt), prompt.stop
             try:
                 async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
                     self.has_output = True
@@ -275,7 +254,7 @@ class Generation(ABC):
 
     def _count_usage(self) -> ModelUsage:
         """Return the usage that the model reported, or that of the request and the counted answer."""
-        return self._writer.usage or count_answer(self._writer, self._input_usage)
+        return self._writer.usage or count_answer(self._writer, self._draft.usage)
 
     async def _complete(self) -> None:  # noqa: B027 - most answers are not stored
         """Record the complete answer."""
@@ -315,73 +294,21 @@ async def respond(request: Request, run: Generation) -> Any:
     return respond_encoded(run.serialize() if run.is_complete else b"")
 
 
-def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a parameter that is an object, or an empty one if it is missing or null."""
-    return body.get(name) or {}
-
-
-@dataclass(frozen=True, slots=True)
-class StatelessRequest:
-    """One stateless request: its items, oldest first, and its parameters."""
-
-    input: Sequence[Item]
-    body: Mapping[str, Any]
-    stream: bool = False
-    stop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request that is ready for its model; ids of the response are derived from ``key``."""
-
-    key: str
-    model: Model
-    prompt: Prompt
-    usage: ModelUsage
-    """The usage before the first token of the answer."""
-
-
-async def prepare(
-    service: ServerState, request: StatelessRequest, *, automatic_cache: bool = False
-) -> PreparedRequest:
-    """Prepare a request for its model, or raise an error if it is too long for the model.
-
-    With ``automatic_cache`` its prompt is cached without breakpoints.
-    """
-    body = request.body
-    model = service.find_model(body["model"])
-    key = new_unstored_key()
-    items = normalize_items(request.input, key)
-    count = partial(build_model_input, service, body, EMPTY_HISTORY, items)
-    await precount(measure_texts((items, body.get("instructions"), body.get("tools"))), count)
-    counted = count()
-    model_input = truncate_to_window(counted, body, model.window)
-    prompt = build_prompt(
-        service, body, model_input.items, stream=request.stream, stop=request.stop
-    )
-    cached = 0
-    if automatic_cache and model_input is counted:
-        cached = read_prompt_cache(service, body, EMPTY_CONTEXT, items, counted)
-    return PreparedRequest(key, model, prompt, ModelUsage(model_input.tokens, 1, cached))
-
-
 class StatelessRun(Generation):
     """One response of a stateless API while it is written. It is not stored.
 
     Args:
         request: The request.
-        prepared: The prepared request.
+        draft: The prepared request.
         writer: The writer that collects the output.
         response_id: The id of the response.
     """
 
     def __init__(
-        self, request: Request, prepared: PreparedRequest, writer: OutputWriter, response_id: str
+        self, request: Request, draft: ResponseDraft, writer: OutputWriter, response_id: str
     ) -> None:
         service, recorded = get_service(request), request.scope.get(RECORD_KEY)
-        super().__init__(
-            service, prepared.model, prepared.prompt, writer, prepared.usage, response_id, recorded
-        )
+        super().__init__(service, draft, writer, response_id, recorded)
 
     @property
     def start_error(self) -> ApiError | None:
@@ -412,11 +339,11 @@ class StatelessRun(Generation):
 
 
 async def respond_stateless(
-    request: Request, prepared: PreparedRequest, build_run: Callable[[], StatelessRun]
+    request: Request, draft: ResponseDraft, build_run: Callable[[], StatelessRun]
 ) -> Any:
     """Reserve the tokens of a request and generate its response, complete or as a stream."""
     service = get_service(request)
-    reservation = await service.reserve_tokens(prepared.usage.input, prepared.prompt.max_tokens)
+    reservation = await service.reserve_tokens(draft.usage.input, draft.prompt.max_tokens)
     run = build_run()
     run.reservation = reservation
     return await respond(request, run)

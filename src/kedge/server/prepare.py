@@ -22,7 +22,7 @@ from kedge.server.encrypted_content import (
     compact,
     find_newest_exchange,
 )
-from kedge.server.models import Model, Prompt
+from kedge.server.models import Model, ModelUsage, Prompt
 from kedge.server.object_forms import (
     Item,
     count_item,
@@ -31,6 +31,7 @@ from kedge.server.object_forms import (
     count_text,
     make_response_id,
     measure_texts,
+    new_unstored_key,
     normalize_items,
     precount,
 )
@@ -93,8 +94,8 @@ class ModelInput(NamedTuple):
 class ResponseDraft(NamedTuple):
     """A prepared response.
 
-    ``input`` has the items of the request itself. ``compacted`` is set if this response compacts its
-    context, and ``skip_model`` if no model is run.
+    ``input`` has the items of the request itself, ``usage`` its tokens. ``compacted`` is set if this response
+    compacts its context, and ``skip_model`` if no model is run.
     """
 
     key: str
@@ -102,8 +103,7 @@ class ResponseDraft(NamedTuple):
     history: History
     input: list[Item]
     new_tokens: int
-    input_tokens: int
-    cached_tokens: int
+    usage: ModelUsage
     store: bool
     prompt: Prompt
     compacted: CompactedContext | None
@@ -144,6 +144,19 @@ def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> Respons
     return draft._replace(request_fields=decode(claimed.request_json))
 
 
+async def prepare_stateless(
+    service: ServerState, body: Body, *, automatic_cache: bool = False
+) -> ResponseDraft:
+    """Prepare the response to a request of a stateless API, which was converted to one of the Responses API.
+
+    With ``automatic_cache`` its prompt is cached without breakpoints.
+    """
+    await precount_request(body)
+    key = new_unstored_key()
+    items = normalize_items(body["input"], key)
+    return _build_draft(service, body, key, EMPTY_HISTORY, items, automatic_cache=automatic_cache)
+
+
 def _build_draft(
     service: ServerState,
     body: Body,
@@ -152,6 +165,7 @@ def _build_draft(
     items: list[Item],
     *,
     on_socket: bool = False,
+    automatic_cache: bool = True,
 ) -> ResponseDraft:
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
@@ -171,6 +185,10 @@ def _build_draft(
         service.cipher.require("input" if triggered else "context_management")
         seen = ModelInput(compacted.items, count_items(compacted.items))
     seen = truncate_to_window(seen, body, model.window)
+    cached = 0
+    # A prompt that was compacted or truncated has another prefix.
+    if automatic_cache and seen is model_input and not has_compaction(items):
+        cached = read_prompt_cache(service, body, history.context, items, seen)
     return ResponseDraft(
         key=key,
         request_fields=object_forms.build_request_fields(
@@ -179,13 +197,9 @@ def _build_draft(
         history=history,
         input=items,
         new_tokens=sum(model_input.new_counts),
-        input_tokens=seen.tokens if compacted is None else model_input.tokens,
-        # A prompt that was compacted or truncated has another prefix.
-        cached_tokens=read_prompt_cache(service, body, history.context, items, seen)
-        if seen is model_input and not has_compaction(items)
-        else 0,
+        usage=ModelUsage((seen if compacted is None else model_input).tokens, 0, cached),
         store=store,
-        prompt=build_prompt(service, body, seen.items, stream=bool(body.get("stream"))),
+        prompt=_build_prompt(service, body, seen.items),
         compacted=compacted,
         skip_model=triggered or body.get("generate") is False,
         model=model,
@@ -368,14 +382,7 @@ def read_prompt_cache(
     return service.prompt_cache.read(prefixes, RETENTIONS.get(retention, DEFAULT_LIFETIME))
 
 
-def build_prompt(
-    service: ServerState,
-    body: Body,
-    items: Sequence[Item],
-    *,
-    stream: bool,
-    stop: tuple[str, ...] = (),
-) -> Prompt:
+def _build_prompt(service: ServerState, body: Body, items: Sequence[Item]) -> Prompt:
     """Build the request to the model from the request body and the items of its input."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
@@ -392,9 +399,9 @@ def build_prompt(
     return Prompt(
         ask=ask,
         body=body,
-        stream=stream,
+        stream=bool(body.get("stream")),
         max_tokens=body.get("max_output_tokens"),
-        stop=stop,
+        stop=body.get("stop", ()),  # of a stateless API
         decrypt_reasoning=service.decrypt_reasoning,
         namespace=service.namespace,
     )

@@ -11,7 +11,7 @@ from kedge.observe import count
 from kedge.server import errors, object_forms
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
 from kedge.server.generation import Emit, Frames, Generation
-from kedge.server.models import ModelUsage, OutputEvent
+from kedge.server.models import OutputEvent
 from kedge.server.object_forms import count_items, join_response
 from kedge.server.output_writer import OutputWriter, StreamEvent
 from kedge.server.prepare import ResponseDraft, add_summary
@@ -71,19 +71,9 @@ class ResponseRun(Generation):
             encrypt_reasoning="reasoning.encrypted_content" in (body.get("include") or ()),
             show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
         )
-        super().__init__(
-            service,
-            None if draft.skip_model else draft.model,
-            draft.prompt,
-            writer,
-            ModelUsage(draft.input_tokens, 0, draft.cached_tokens),
-            self.id,
-            recorded,
-        )
-        self.grace = draft.model.grace
+        super().__init__(service, draft, writer, self.id, recorded)
         self.is_background = bool(draft.request_fields["background"])
         self.node = service.nodes.parse_node(draft.key)
-        self._draft = draft
         self._unstored = unstored
         is_body_stored = self.is_background or draft.idempotency_key is not None
         earlier = history.context.list_items() if history.in_memory else []
@@ -137,7 +127,6 @@ class ResponseRun(Generation):
     async def _compact(self, compacted: CompactedContext) -> Frames:
         """Add the compaction of the context to the output, with the model's summary."""
         self._draft = draft = await add_summary(self._draft, compacted)
-        self._prompt = draft.prompt
         if self._recorded is not None:
             self._recorded.model_items = draft.prompt.ask.items
         id, items = self._writer.next_id("compaction"), (draft.compacted or compacted).items

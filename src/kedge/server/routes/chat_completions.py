@@ -12,18 +12,13 @@ from starlette.requests import Request
 
 from kedge.server import errors
 from kedge.server.errors import ApiError
-from kedge.server.generation import (
-    PreparedRequest,
-    StatelessRequest,
-    StatelessRun,
-    get_object,
-    prepare,
-    respond_stateless,
-)
+from kedge.server.generation import StatelessRun, respond_stateless
 from kedge.server.http import get_service, read_json, validate
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
+from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.routes.chat_requests import CONTEXT_LENGTH_EXCEEDED, parse_request
+from kedge.server.schema.requests import get_object
 from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode
@@ -47,18 +42,11 @@ FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filt
 class CompletionRun(StatelessRun):
     """One completion while it is written; with ``include_usage`` a stream ends with its usage."""
 
-    def __init__(
-        self,
-        request: Request,
-        prepared: PreparedRequest,
-        parsed: StatelessRequest,
-        *,
-        include_usage: bool,
-    ) -> None:
-        id, writer = f"chatcmpl-{prepared.key}", OutputWriter(prepared.key, len(parsed.input))
-        super().__init__(request, prepared, writer, id)
+    def __init__(self, request: Request, draft: ResponseDraft, *, include_usage: bool) -> None:
+        id, writer = f"chatcmpl-{draft.key}", OutputWriter(draft.key, len(draft.input))
+        super().__init__(request, draft, writer, id)
         created = int(self.service.clock())
-        self._header = {"id": id, "created": created, "model": parsed.body["model"]}
+        self._header = {"id": id, "created": created, "model": draft.prompt.body["model"]}
         self._header |= {"service_tier": "default", "system_fingerprint": None}
         self._include_usage = include_usage
         self._kind = "text"
@@ -207,17 +195,17 @@ async def create(request: Request) -> Any:
     body: Any = await read_json(request)
     parsed = validate(request, parse_request, body)
     service = get_service(request)
-    prepared = await _prepare(service, parsed)
+    draft = await _prepare(service, parsed)
     include_usage = bool(get_object(body, "stream_options").get("include_usage"))
-    build_run = partial(CompletionRun, request, prepared, parsed, include_usage=include_usage)
-    return await respond_stateless(request, prepared, build_run)
+    build_run = partial(CompletionRun, request, draft, include_usage=include_usage)
+    return await respond_stateless(request, draft, build_run)
 
 
-async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
+async def _prepare(service: ServerState, body: Mapping[str, Any]) -> ResponseDraft:
     """Prepare the request; errors of all endpoints get the messages of this API."""
-    model: str = request.body["model"]
+    model: str = body["model"]
     try:
-        return await prepare(service, request, automatic_cache=True)
+        return await prepare_stateless(service, body, automatic_cache=True)
     except errors.ApiError as error:
         if error.template is errors.MODEL_NOT_FOUND and model:
             raise errors.MODEL_NOT_ACCESSIBLE(model=model) from None

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from kedge.server import errors
 from kedge.server.errors import ErrorTemplate
-from kedge.server.generation import StatelessRequest, get_object
 from kedge.server.object_forms import Item
 from kedge.server.schema.items import NAME
 from kedge.server.schema.requests import (
@@ -18,6 +17,7 @@ from kedge.server.schema.requests import (
     SHARED_TYPES,
     RequestSchema,
     check_tool_choice,
+    get_object,
 )
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
 from kedge.server.schema.validators import (
@@ -275,26 +275,21 @@ SHARED_PARAMETERS = (
     "seed",
     "service_tier",
     "store",
+    "stream",
     "user",
 )
 """Parameters with the same name and form in the Responses API."""
 
 
-def parse_request(body: object) -> StatelessRequest:
-    """Validate and convert a request to ``POST /v1/chat/completions``."""
+def parse_request(body: object) -> dict[str, Any]:
+    """Validate a request to ``POST /v1/chat/completions`` and convert it to one of the Responses API."""
     checked = _CREATE.check_body(body)
     _check_combinations(checked)
     check_order(checked["messages"])
-    params = {**_convert_parameters(checked), "truncation": "disabled"}
-    items = list(iter_items(checked["messages"]))
+    params = _convert_parameters(checked)
+    params["input"] = list(iter_items(checked["messages"]))
     check_tool_choice(params, ())
-    stop = checked.get("stop") or ()
-    return StatelessRequest(
-        items,
-        params,
-        stream=checked.get("stream") is True,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-    )
+    return params
 
 
 def _check_combinations(body: dict[str, Any]) -> None:
@@ -329,9 +324,9 @@ def _iter_texts(message: Body) -> Iterator[str]:
 
 def _convert_parameters(body: Body) -> dict[str, Any]:
     """Convert the parameters to those of the Responses API."""
-    params: dict[str, Any] = {
-        name: body[name] for name in SHARED_PARAMETERS if body.get(name) is not None
-    }
+    params = {name: body[name] for name in SHARED_PARAMETERS if body.get(name) is not None}
+    stop = body.get("stop") or ()
+    params |= {"truncation": "disabled", "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     if body.get("tools"):
         params["tools"] = [_convert_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kedge.server.encrypted_content import parse_reasoning_payload
-from kedge.server.generation import StatelessRequest, get_object
 from kedge.server.object_forms import Item
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes import message_schema as schema
-from kedge.server.schema.requests import RequestSchema, check_tool_choice
+from kedge.server.schema.requests import RequestSchema, check_tool_choice, get_object
 from kedge.text.json_text import encode
 
 ContentBlock = Mapping[str, Any]
@@ -139,10 +138,8 @@ API_VERSIONS = ("2023-01-01", "2023-06-01", LATEST_VERSION)
 """The versions of the API; the newest has no sampling parameters."""
 
 
-def parse_request(
-    body: object, decrypt: Decrypt, version: str = LATEST_VERSION
-) -> StatelessRequest:
-    """Validate and convert a request to ``POST /v1/messages``.
+def parse_request(body: object, decrypt: Decrypt, version: str = LATEST_VERSION) -> dict[str, Any]:
+    """Validate a request to ``POST /v1/messages`` and convert it to one of the Responses API.
 
     Args:
         body: The parsed JSON.
@@ -163,14 +160,14 @@ def parse_request(
     budget = get_object(checked, "thinking").get("budget_tokens")
     if budget is not None and budget >= checked["max_tokens"]:
         raise errors.BUDGET_TOO_LARGE()
-    request = _build_request(checked, decrypt)
-    params = {**request.body, "max_output_tokens": checked["max_tokens"]}
-    params |= {name: checked[name] for name in schema.SAMPLING_PARAMETERS if name in checked}
-    stop = tuple(checked.get("stop_sequences") or ())
-    return StatelessRequest(request.input, params, stream=checked.get("stream") is True, stop=stop)
+    params = _build_request(checked, decrypt)
+    params["max_output_tokens"] = checked["max_tokens"]
+    params["stop"] = tuple(checked.get("stop_sequences") or ())
+    sent = ("stream", *schema.SAMPLING_PARAMETERS)
+    return params | {name: checked[name] for name in sent if name in checked}
 
 
-def parse_count_request(body: object, decrypt: Decrypt) -> StatelessRequest:
+def parse_count_request(body: object, decrypt: Decrypt) -> dict[str, Any]:
     """Validate and convert a request to ``POST /v1/messages/count_tokens``."""
     return _build_request(_COUNT_TOKENS.check_body(body), decrypt)
 
@@ -191,14 +188,14 @@ def is_thinking_shown(body: Body) -> bool:
     return get_object(body, "thinking").get("display") != "omitted"
 
 
-def _build_request(body: Body, decrypt: Decrypt) -> StatelessRequest:
+def _build_request(body: Body, decrypt: Decrypt) -> dict[str, Any]:
     _check_tools(body)
     messages = merge_messages(body["messages"])
     check_order(messages)
     params = _convert_parameters(body)
     check_tool_choice(params, ())
-    items = [item for message in messages for item in iter_items(message, decrypt)]
-    return StatelessRequest(items, params)
+    params["input"] = [item for message in messages for item in iter_items(message, decrypt)]
+    return params
 
 
 def _check_tools(body: Body) -> None:

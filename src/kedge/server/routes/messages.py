@@ -15,13 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server.errors import ApiError
-from kedge.server.generation import (
-    PreparedRequest,
-    StatelessRequest,
-    StatelessRun,
-    prepare,
-    respond_stateless,
-)
+from kedge.server.generation import StatelessRun, respond_stateless
 from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.models import (
     ItemClosed,
@@ -34,6 +28,7 @@ from kedge.server.models import (
 )
 from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
+from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
 from kedge.server.request_log import REQUEST_ID_KEY
 from kedge.server.routes import message_errors as errors
@@ -93,10 +88,10 @@ def find_breakpoints(body: Body, segments: Sequence[_Segment]) -> list[tuple[int
 def apply_breakpoints(
     service: ServerState,
     body: Body,
-    prepared: PreparedRequest,
+    draft: ResponseDraft,
     segments: Sequence[_Segment],
     marked: Sequence[tuple[int, float]],
-) -> PreparedRequest:
+) -> ResponseDraft:
     """Return a prepared request with the tokens that its breakpoints read from the cache and write to it."""
     tools = [convert_tool(tool) for tool in body.get("tools") or ()]
 
@@ -112,14 +107,13 @@ def apply_breakpoints(
             MergedMessage(each.role, 0, [(0, 0, each.content)]) for each in segments[index + 1 :]
         )
         after = count_items(i for each in rest for i in iter_items(each, service.cipher.decrypt))
-        return prepared.usage.input - after
+        return draft.usage.input - after
 
     breakpoints = [Breakpoint(index, count_prefix(index), seconds) for index, seconds in marked]
     cached, written = service.prompt_cache.read_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
     )
-    usage = replace(prepared.usage, cached=cached, cache_write=written)
-    return replace(prepared, usage=usage)
+    return draft._replace(usage=replace(draft.usage, cached=cached, cache_write=written))
 
 
 def _list_segments(body: Body) -> list[_Segment]:
@@ -168,21 +162,19 @@ DELTA_TYPES: Mapping[str, tuple[str, str]] = {
 class MessageRun(StatelessRun):
     """One message while it is written."""
 
-    def __init__(
-        self, request: Request, prepared: PreparedRequest, parsed: StatelessRequest, body: Body
-    ) -> None:
-        id, self._show_thinking = f"msg_{prepared.key}", is_thinking_shown(body)
+    def __init__(self, request: Request, draft: ResponseDraft, body: Body) -> None:
+        id, self._show_thinking = f"msg_{draft.key}", is_thinking_shown(body)
         self._include_thinking, cipher = is_thinking_enabled(body), get_service(request).cipher
         writer = OutputWriter(
-            prepared.key,
-            len(parsed.input),
+            draft.key,
+            len(draft.input),
             encrypt=cipher.encrypt if self._include_thinking else None,
             encrypt_reasoning=True,
             show_summary=self._show_thinking,
             call_prefix="toolu",
         )
-        super().__init__(request, prepared, writer, id)
-        model: str = parsed.body["model"]
+        super().__init__(request, draft, writer, id)
+        model: str = body["model"]
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
         self._kind = ""
@@ -191,7 +183,11 @@ class MessageRun(StatelessRun):
     def _encode_start(self) -> bytes:
         """Return the first events, with the empty message."""
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._header, **empty, "usage": format_usage(self._input_usage)}
+        message = {
+            **self._header,
+            **empty,
+            "usage": format_usage(replace(self._draft.usage, output=1)),
+        }
         return encode_event({"type": "message_start", "message": message}) + encode_event(
             {"type": "ping"}
         )
@@ -311,13 +307,12 @@ async def create(request: Request) -> Any:
     marked = find_breakpoints(body, segments)
     if is_thinking_enabled(body):
         service.cipher.require("thinking")
-    prepared = await prepare(service, parsed)
-    if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
+    draft = await prepare_stateless(service, parsed)
+    if isinstance(draft.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)
     if marked:
-        prepared = apply_breakpoints(service, body, prepared, segments, marked)
-    build_run = partial(MessageRun, request, prepared, parsed, body)
-    return await respond_stateless(request, prepared, build_run)
+        draft = apply_breakpoints(service, body, draft, segments, marked)
+    return await respond_stateless(request, draft, partial(MessageRun, request, draft, body))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -326,8 +321,8 @@ async def count_tokens(request: Request) -> Response:
     body = await read_json(request)
     service = get_service(request)
     parsed = validate(request, parse_count_request, body, service.cipher.decrypt)
-    prepared = await prepare(service, parsed)
-    return respond_json({"input_tokens": prepared.usage.input})
+    draft = await prepare_stateless(service, parsed)
+    return respond_json({"input_tokens": draft.usage.input})
 
 
 def read_version(request: Request) -> str:

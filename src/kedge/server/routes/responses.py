@@ -88,7 +88,7 @@ async def create(request: Request) -> Any:
     if isinstance(draft, StoredResponse):
         return await _repeat_response(service, background, draft, streamed=bool(body.get("stream")))
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
-    reservation = await service.reserve_tokens(draft.input_tokens, max_tokens)
+    reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
         run, log = await service.run(_open_run, service, background, draft, unstored, record)
     except BaseException:

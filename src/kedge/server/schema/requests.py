@@ -167,6 +167,12 @@ CONVERSATION_UPDATE: Members = {"metadata!?": CREATE_RESPONSE["metadata?"]}
 CONVERSATION_ITEMS: Members = {"items!": NEW_ITEMS, "include?": INCLUDE}
 """``POST /v1/conversations/{id}/items``."""
 
+
+def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a parameter that is an object, or an empty one if it is missing or null."""
+    return body.get(name) or {}
+
+
 ToolParam = Mapping[str, Any]
 
 TOOL_ITEM_TYPES = frozenset({"additional_tools", "tool_search_output"})
