@@ -37,7 +37,7 @@ class ApiError(Exception):
         status: int = 400,
         type: str | None = None,
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)

@@ -8,7 +8,7 @@ docs/faults.md.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -198,6 +198,14 @@ KINDS: Mapping[str, FaultKind] = {
     ),
 }
 """Every kind of fault, by name."""
+
+
+def iter_effects(armed: Mapping[str, Fault], effect: str) -> Iterator[tuple[Fault, Any]]:
+    """Yield the active faults with an effect of this name, each with the effect, in the order of ``KINDS``."""
+    for name, kind in KINDS.items():
+        if name in armed and getattr(kind, effect) is not None:
+            yield armed[name], getattr(kind, effect)
+
 
 TIMES_ARGUMENT = FaultArgument("K", "an integer, 1 or more", _parse_integer, 1)
 

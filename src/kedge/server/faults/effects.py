@@ -16,7 +16,7 @@ from starlette.types import Scope
 from kedge.server import errors
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.http import JSON_HEADERS, build_error_response
-from kedge.server.request_log import RecordedRequest
+from kedge.server.request_log import RECORD_KEY, RecordedRequest
 from kedge.server.routes.message_errors import INVALID_SIGNATURE
 from kedge.server.routes.message_schema import THINKING_TYPES
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
@@ -44,60 +44,37 @@ class Fault:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
 
-@dataclass(frozen=True, slots=True)
-class ChainRejection:
-    """A rejection; ``body`` is a template with the requested id."""
-
-    status: int
-    body: Mapping[str, Any]
-
-    def build_response(self, id: str) -> Response:
-        """Build the response for this id, which is a valid identifier."""
-        body = encode(self.body).replace(b"{id}", id.encode())
-        return Response(body, self.status, JSON_HEADERS)
+Rejections = Mapping[str, tuple[int, Mapping[str, Any]]]
+"""The status and the body with which servers reject a request; ``{id}`` is the requested id."""
 
 
-def _error_body(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": message,
-            "type": "invalid_request_error",
-            "param": param,
-            "code": code,
-        }
-    }
+def _error_body(
+    message: str, param: str | None = None, code: str | int | None = None
+) -> dict[str, Any]:
+    return errors.ApiError(message, param=param, code=code).body()
 
 
-NOT_FOUND: Mapping[str, ChainRejection] = {
-    "openai": ChainRejection(400, errors.PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
-    "vllm": ChainRejection(
-        404, _error_body("Response with id '{id}' not found.", param="response_id", code=404)
-    ),
-    "ogx": ChainRejection(404, {"detail": "Response '{id}' not found."}),
-    "smg": ChainRejection(
+NOT_FOUND: Rejections = {
+    "openai": (400, errors.PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
+    "vllm": (404, _error_body("Response with id '{id}' not found.", "response_id", 404)),
+    "ogx": (404, {"detail": "Response '{id}' not found."}),
+    "smg": (
         400,
         _error_body(
-            "Previous response with id '{id}' not found.",
-            param=None,
-            code="previous_response_not_found",
+            "Previous response with id '{id}' not found.", code="previous_response_not_found"
         ),
     ),
-    "xai": ChainRejection(
-        404,
-        {"code": "not-found", "error": errors.ZERO_DATA_RETENTION().message},
-    ),
+    "xai": (404, {"code": "not-found", "error": errors.ZERO_DATA_RETENTION().message}),
     # No real server uses this message, so only the code can be recognized.
-    "code": ChainRejection(
+    "code": (
         400,
-        _error_body(
-            "We have no recollection of that.", param=None, code="previous_response_not_found"
-        ),
+        _error_body("We have no recollection of that.", code="previous_response_not_found"),
     ),
 }
 """The rejection of an unknown previous response, by server."""
 
-UNSUPPORTED: Mapping[str, ChainRejection] = {
-    "llama.cpp": ChainRejection(
+UNSUPPORTED: Rejections = {
+    "llama.cpp": (
         400,
         {
             "error": {
@@ -107,9 +84,15 @@ UNSUPPORTED: Mapping[str, ChainRejection] = {
             }
         },
     ),
-    "zdr": ChainRejection(errors.ZERO_DATA_RETENTION().status, errors.ZERO_DATA_RETENTION().body()),
+    "zdr": (400, errors.ZERO_DATA_RETENTION().body()),
 }
 """The rejection of any previous response, by servers that support none."""
+
+
+def _reject(rejection: tuple[int, Mapping[str, Any]], id: str = "") -> Response:
+    """Build the response for this id, which is a valid identifier."""
+    status, body = rejection
+    return Response(encode(body).replace(b"{id}", id.encode()), status, JSON_HEADERS)
 
 
 StreamEvent = dict[str, Any]
@@ -122,18 +105,6 @@ StreamStep = Callable[[StreamEvent | None], Iterable[StreamEvent]]
 def _is_selected(event: StreamEvent, only: str | None) -> bool:
     """Return whether an event has this type; for chunks of a chat completion, that of their object."""
     return only in (None, str(event.get("type") or event.get("object") or ""))
-
-
-def edit_events(edit: Callable[[StreamEvent], None]) -> StreamStep:
-    """Return a step that changes every event in place."""
-
-    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
-        if event is None:
-            return ()
-        edit(event)
-        return (event,)
-
-    return process
 
 
 def duplicate_events(only: str | None) -> StreamStep:
@@ -180,10 +151,13 @@ def repeat_deltas() -> StreamStep:
 
 
 class FrameRewriter:
-    """A parser of frames that applies steps to their events."""
+    """A parser of frames that changes each event in place, and applies steps to the events."""
 
-    def __init__(self, steps: Sequence[StreamStep]) -> None:
+    def __init__(
+        self, steps: Sequence[StreamStep], edit: Callable[[StreamEvent], None] | None = None
+    ) -> None:
         self._steps = steps
+        self._edit = edit
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterable[bytes]:
@@ -194,10 +168,12 @@ class FrameRewriter:
             if frame == DONE_FRAME:
                 yield from self.flush()
                 yield frame
-            elif not self._steps:
+            elif not self._steps and self._edit is None:
                 yield frame
             else:
                 event = decode(block.partition(b"data: ")[2])
+                if self._edit is not None:
+                    self._edit(event)
                 yield from map(encode_frame, self._apply_steps([event], self._steps))
 
     def flush(self) -> Iterable[bytes]:
@@ -240,7 +216,6 @@ class FaultedRequest:
     body: Body
     consume: Callable[[Fault], None]
     withheld_call_ids: dict[str, str]
-    access_record: RecordedRequest | None = None
     applied_faults: set[str] = field(default_factory=set[str])
 
     @property
@@ -257,8 +232,9 @@ class FaultedRequest:
 
     def update_access_record(self) -> None:
         """Set the body that the client sent in the record of this request."""
-        if self.access_record is not None:
-            self.access_record.raw, self.access_record.body = self.raw, self.body
+        record: RecordedRequest | None = self.scope.get(RECORD_KEY)
+        if record is not None:
+            record.raw, record.body = self.raw, self.body
 
     def build_request_body(self) -> bytes:
         """Return the body for the server, with the call ids of outputs that name an item id."""
@@ -314,7 +290,7 @@ def reject_previous_response(fault: Fault, request: FaultedRequest) -> Response 
     """Reject a request that continues a response."""
     if not request.is_stateful or request.body.get("previous_response_id") is None:
         return None
-    return UNSUPPORTED[fault.value].build_response("")
+    return _reject(UNSUPPORTED[fault.value])
 
 
 def reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
@@ -518,4 +494,4 @@ def translate_not_found(
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None
     rejection = NOT_FOUND[request.record_fault(fault).value]
-    return rejection.build_response(request.body["previous_response_id"])
+    return _reject(rejection, request.body["previous_response_id"])

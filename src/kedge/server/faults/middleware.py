@@ -18,19 +18,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
-from kedge.server.faults import KINDS, Fault, Faults
+from kedge.server.faults import Fault, Faults, iter_effects
 from kedge.server.faults.effects import (
     RESPONSES_PATH,
     Body,
     FaultedRequest,
     FrameRewriter,
-    StreamStep,
-    edit_events,
     encode_frame,
     translate_not_found,
 )
 from kedge.server.http import build_error_response, collect_body, render_error
-from kedge.server.request_log import RECORD_KEY, receive_until
+from kedge.server.request_log import receive_until
 from kedge.server.storage.context import limit_history
 from kedge.text.json_text import copy_value, decode, encode_escaped
 
@@ -80,7 +78,12 @@ class FaultyConnection:
         self._faulted_request.update_access_record()
         self._status, self._headers = message["status"], message["headers"]
         if dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._frames = FrameRewriter(self._build_steps())
+            steps = [
+                step(self._faulted_request.record_fault(fault))
+                for fault, step in iter_effects(self._armed, "step")
+            ]
+            has_edit = any(iter_effects(self._armed, "edit"))
+            self._frames = FrameRewriter(steps, self._edit_event if has_edit else None)
             await self._send({**message, "headers": self._change_content_type()})
             self._cut_if_due("cut_after_events")
             await self._fail_if_due()
@@ -93,22 +96,12 @@ class FaultyConnection:
         others = [pair for pair in self._headers if pair[0] != b"content-type"]
         return others if fault.value == "none" else [*others, (b"content-type", b"text/plain")]
 
-    def _build_steps(self) -> list[StreamStep]:
-        steps: list[StreamStep] = (
-            [edit_events(self._edit_event)] if any(KINDS[name].edit for name in self._armed) else []
-        )
-        for name, kind in KINDS.items():
-            if kind.step is not None and name in self._armed:
-                steps.append(kind.step(self._faulted_request.record_fault(self._armed[name])))
-        return steps
-
     def _edit_event(self, event: Body) -> None:
-        for name, kind in KINDS.items():
-            if kind.edit is not None and (fault := self._armed.get(name)) is not None:
-                before = copy_value(event)
-                kind.edit(fault, self._faulted_request, event)
-                if event != before:
-                    self._faulted_request.record_fault(fault)
+        for fault, edit in iter_effects(self._armed, "edit"):
+            before = copy_value(event)
+            edit(fault, self._faulted_request, event)
+            if event != before:
+                self._faulted_request.record_fault(fault)
 
     async def _forward_events(self, frames: FrameRewriter, message: Message) -> None:
         for frame in frames.feed(message.get("body", b"")):
@@ -220,10 +213,7 @@ class FaultMiddleware:
         with suppress(ValueError, RecursionError):
             body = decode(raw)
         members = cast("Body", body) if isinstance(body, dict) else {}
-        exchange = scope.get(RECORD_KEY)
-        return FaultedRequest(
-            scope, raw, members, self._faults.consume, self._withheld_call_ids, exchange
-        )
+        return FaultedRequest(scope, raw, members, self._faults.consume, self._withheld_call_ids)
 
 
 def _is_loopback(scope: Scope) -> bool:
@@ -236,10 +226,9 @@ def _is_loopback(scope: Scope) -> bool:
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> Response | None:
     """Return the response of the first fault that replaces that of the server, or None."""
-    for name, kind in KINDS.items():
-        fault = armed.get(name)
-        response = kind.override(fault, request) if fault and kind.override else None
-        if fault is not None and response is not None:
+    for fault, override in iter_effects(armed, "override"):
+        response: Response | None = override(fault, request)
+        if response is not None:
             request.record_fault(fault)
             return response
     return None
@@ -253,8 +242,6 @@ def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> i
     ):
         return None
     limits = [
-        kind.history(request.record_fault(armed[name]))
-        for name, kind in KINDS.items()
-        if kind.history is not None and name in armed
+        history(request.record_fault(fault)) for fault, history in iter_effects(armed, "history")
     ]
     return min(limits, default=None)
