@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from kedge.server.generation import Deadline
+from kedge.server.response_run import Deadline
 
 
 async def return_at_once() -> int:

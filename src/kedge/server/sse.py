@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kedge.text.json_text import encode_escaped
 
 if TYPE_CHECKING:
-    from kedge.server.generation import Generation
+    from kedge.server.response_run import Generation
 
 Entry = TypeVar("Entry")
 

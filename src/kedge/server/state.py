@@ -28,7 +28,7 @@ from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ConversationRepository, ResponseRepository
 
 if TYPE_CHECKING:
-    from kedge.server.generation import Generation
+    from kedge.server.response_run import Generation
     from kedge.server.websocket import ServerConnection
 
 log = logging.getLogger("kedge.server")

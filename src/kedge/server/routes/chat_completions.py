@@ -11,12 +11,12 @@ from typing import Any
 from starlette.requests import Request
 
 from kedge.server import errors
-from kedge.server.errors import ApiError
-from kedge.server.generation import StatelessRun, respond_stateless
 from kedge.server.http import get_service, read_json, validate
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
+from kedge.server.request_log import RECORD_KEY
+from kedge.server.response_run import Emit, Frames, Generation, respond_stateless
 from kedge.server.routes.chat_requests import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.schema.requests import get_object
 from kedge.server.sse import DONE_FRAME, encode_data
@@ -39,12 +39,12 @@ CALL_FORMS: Mapping[str, tuple[str, str]] = {
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-class CompletionRun(StatelessRun):
+class CompletionRun(Generation):
     """One completion while it is written; with ``include_usage`` a stream ends with its usage."""
 
     def __init__(self, request: Request, draft: ResponseDraft, *, include_usage: bool) -> None:
         id, writer = f"chatcmpl-{draft.key}", OutputWriter(draft.key, len(draft.input))
-        super().__init__(request, draft, writer, id)
+        super().__init__(get_service(request), draft, writer, id, request.scope.get(RECORD_KEY))
         created = int(self.service.clock())
         self._header = {"id": id, "created": created, "model": draft.prompt.body["model"]}
         self._header |= {"service_tier": "default", "system_fingerprint": None}
@@ -52,8 +52,10 @@ class CompletionRun(StatelessRun):
         self._kind = "text"
         self._call_index = -1
 
-    def _encode_start(self) -> bytes:
-        return self._encode_delta({"role": "assistant", "content": "", "refusal": None})
+    async def _start(self, emit: Emit) -> None:
+        if self.is_streamed:
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            await emit([self._encode_delta(delta)])
 
     def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
         if isinstance(piece, ItemOpened):
@@ -79,15 +81,15 @@ class CompletionRun(StatelessRun):
         kind, member = CALL_FORMS[self._kind]
         return {"tool_calls": [{"index": self._call_index, kind: {member: text}}]}
 
-    def _encode_end(self, usage: ModelUsage) -> bytes:
+    def _finish(self) -> Frames:
         """Return the last chunks: the finish reason, and the usage if it was requested."""
-        frames = self._encode_delta({}, finish_reason(self._writer))
+        if self.failure is not None:
+            return [encode_data(self.failure.body()), DONE_FRAME]
+        frames = [self._encode_delta({}, finish_reason(self._writer))]
         if self._include_usage:
-            frames += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
-        return frames + DONE_FRAME
-
-    def _encode_error(self, error: ApiError) -> bytes:
-        return encode_data(error.body()) + DONE_FRAME
+            usage = format_usage(self._count_usage())
+            frames.append(self._encode_chunk({"choices": [], "usage": usage}))
+        return [*frames, DONE_FRAME]
 
     def serialize(self) -> bytes:
         """Return the complete completion as JSON."""

@@ -14,8 +14,6 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.server.errors import ApiError
-from kedge.server.generation import StatelessRun, respond_stateless
 from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.models import (
     ItemClosed,
@@ -30,7 +28,8 @@ from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
-from kedge.server.request_log import REQUEST_ID_KEY
+from kedge.server.request_log import RECORD_KEY, REQUEST_ID_KEY
+from kedge.server.response_run import Emit, Frames, Generation, respond_stateless
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes.message_errors import error_body
 from kedge.server.routes.message_requests import (
@@ -159,7 +158,7 @@ DELTA_TYPES: Mapping[str, tuple[str, str]] = {
 }
 
 
-class MessageRun(StatelessRun):
+class MessageRun(Generation):
     """One message while it is written."""
 
     def __init__(self, request: Request, draft: ResponseDraft, body: Body) -> None:
@@ -173,24 +172,25 @@ class MessageRun(StatelessRun):
             show_summary=self._show_thinking,
             call_prefix="toolu",
         )
-        super().__init__(request, draft, writer, id)
+        super().__init__(get_service(request), draft, writer, id, request.scope.get(RECORD_KEY))
         model: str = body["model"]
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
         self._kind = ""
         self._index = -1
 
-    def _encode_start(self) -> bytes:
-        """Return the first events, with the empty message."""
+    async def _start(self, emit: Emit) -> None:
+        """Emit the first events, with the empty message."""
+        if not self.is_streamed:
+            return
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {
             **self._header,
             **empty,
             "usage": format_usage(replace(self._draft.usage, output=1)),
         }
-        return encode_event({"type": "message_start", "message": message}) + encode_event(
-            {"type": "ping"}
-        )
+        start = {"type": "message_start", "message": message}
+        await emit([encode_event(start), encode_event({"type": "ping"})])
 
     def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
         return list(map(encode_event, self._iter_events(piece)))
@@ -219,17 +219,13 @@ class MessageRun(StatelessRun):
     def _block_event(self, type: str, **members: Any) -> MessageEvent:
         return {"type": type, "index": self._index, **members}
 
-    def _encode_end(self, usage: ModelUsage) -> bytes:
+    def _finish(self) -> Frames:
         """Return the last events, with the stop reason and the usage."""
-        delta = {
-            "type": "message_delta",
-            "delta": format_stop(self._writer),
-            "usage": format_usage(usage),
-        }
-        return encode_event(delta) + encode_event({"type": "message_stop"})
-
-    def _encode_error(self, error: ApiError) -> bytes:
-        return encode_event(error_body(error, self._request_id))
+        if self.failure is not None:
+            return [encode_event(error_body(self.failure, self._request_id))]
+        usage = format_usage(self._count_usage())
+        delta = {"type": "message_delta", "delta": format_stop(self._writer), "usage": usage}
+        return [encode_event(delta), encode_event({"type": "message_stop"})]
 
     def serialize(self) -> bytes:
         """Return the complete message as JSON."""

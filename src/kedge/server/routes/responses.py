@@ -11,7 +11,6 @@ from kedge.server import errors, object_forms
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
-from kedge.server.generation import respond
 from kedge.server.http import (
     check_include,
     get_service,
@@ -42,7 +41,7 @@ from kedge.server.prepare import (
     resolve_input,
 )
 from kedge.server.request_log import RECORD_KEY, WEBSOCKET_SCOPE_KEY, RecordedRequest
-from kedge.server.response_run import ResponseRun, build_repeated_events
+from kedge.server.response_run import ResponseRun, build_repeated_events, respond
 from kedge.server.schema.requests import (
     check_compact,
     check_create,
