@@ -87,7 +87,7 @@ _RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
 refers to, a unique key that both inserted; or the division by zero with which the store abandons a shortcut."""
 
 
-class PostgresTransaction:
+class PostgresTransaction(Tx):
     """A transaction on one connection, which begins with its first statement.
 
     Args:
@@ -98,24 +98,12 @@ class PostgresTransaction:
     dialect = POSTGRESQL
 
     def __init__(self, connection: "PostgresConnection", *, is_retry: bool = False) -> None:
+        super().__init__(is_retry=is_retry)
         self._connection = connection
         self._cursor = connection.cursor()
-        self.is_retry = is_retry
-        self.namespace = ""
-        self.clock: Callable[[], float] = time.time
-        self.body_bytes = 0
-        self.scopes: dict[int, str] = {}
         self.in_transaction = False
         self.single_statement = False
         """Whether a statement that writes was run without a transaction around it."""
-
-    def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        """Return the rows of a query."""
-        return self._run(convert_placeholders(sql), values).fetchall()
-
-    def run(self, sql: str, values: Values = ()) -> int:
-        """Run a statement, and return how many rows it changed."""
-        return self._run(convert_placeholders(sql), values or None).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
         """Run a statement once for each set of values."""
@@ -124,7 +112,7 @@ class PostgresTransaction:
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
-        row = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
+        row = self.query(f"{sql} RETURNING {key}", values).fetchone()
         return row[0] if row else 0
 
     def query(self, sql: str, values: Values = (), *, alone: bool = False) -> "psycopg.Cursor[Any]":
@@ -136,8 +124,7 @@ class PostgresTransaction:
         if alone:
             self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
             return self.run_alone(convert_placeholders(sql), values)
-        self.begin()
-        return self._cursor.execute(convert_placeholders(sql), values or None, binary=True)
+        return self._run(convert_placeholders(sql), values or None)
 
     def run_named(self, sql: bytes, values: dict[str, Any], *, alone: bool) -> list[Row]:
         """Return the rows of a statement with named values that writes, ``alone`` as in `query`."""
@@ -166,11 +153,12 @@ class PostgresTransaction:
     def allow_long_statements(self) -> None:
         """Remove the limit for the duration of the statements that follow; locks are still limited."""
         self._connection.allow_long_statements()
-        self._run(self._connection.build_limits(), None)
+        self.begin()
+        self._cursor.execute(self._connection.build_limits())
 
     def _run(self, sql: Any, values: Any) -> "psycopg.Cursor[Any]":
         self.begin()
-        return self._cursor.execute(sql, values)
+        return self._cursor.execute(sql, values, binary=True)
 
 
 @cache

@@ -8,7 +8,6 @@ of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBu
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from kedge.database.transactions import (
     Database,
     Dialect,
     OperationTimer,
-    Row,
     Tx,
     Values,
     Workers,
@@ -66,38 +64,24 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class _SQLiteTx:
+class _SQLiteTx(Tx):
     """A transaction on one connection."""
 
     dialect = SQLITE
 
     def __init__(self, cursor: sqlite3.Cursor, *, is_retry: bool = False) -> None:
-        self.is_retry = is_retry
-        self.namespace = ""
-        self.clock: Callable[[], float] = time.time
-        self.body_bytes = 0
-        self.scopes: dict[int, str] = {}
+        super().__init__(is_retry=is_retry)
         self._cursor = cursor
-        self._execute = cursor.execute
-
-    def allow_long_statements(self) -> None:
-        pass
-
-    def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        return self._execute(sql, values).fetchall()
-
-    def run(self, sql: str, values: Values = ()) -> int:
-        return self._execute(sql, values).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
         self._cursor.executemany(sql, rows)
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        cursor = self._execute(sql, values)
+        cursor = self._cursor.execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
 
     def query(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
-        return self._execute(sql, values)
+        return self._cursor.execute(sql, values)
 
 
 class SQLiteDatabase(Database):

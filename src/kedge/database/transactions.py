@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kedge.errors import StoreError
 from kedge.observe import measure
@@ -53,44 +53,52 @@ class Dialect:
         return "FOR KEY SHARE" if self.has_concurrent_writers else ""
 
 
-class Tx(Protocol):
-    """One transaction, inside a worker thread."""
+class Tx(ABC):
+    """One transaction, inside a worker thread.
+
+    Args:
+        is_retry: Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again.
+    """
 
     dialect: Dialect
-    namespace: str
-    """The namespace whose rows are read and written; empty for the default one."""
-    clock: Callable[[], float]
-    """Returns the time to record, in seconds since 1970."""
-    body_bytes: int
-    """The number of bytes that are stored of each body."""
-    scopes: dict[int, str]
-    """The known names of scopes."""
-    is_retry: bool
-    """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 
-    def allow_long_statements(self) -> None:
+    def __init__(self, *, is_retry: bool = False) -> None:
+        self.is_retry = is_retry
+        self.namespace = ""
+        """The namespace whose rows are read and written; empty for the default one."""
+        self.clock: Callable[[], float] = time.time
+        """Returns the time to record, in seconds since 1970."""
+        self.body_bytes = 0
+        """The number of bytes that are stored of each body."""
+        self.scopes: dict[int, str] = {}
+        """The known names of scopes."""
+
+    def allow_long_statements(self) -> None:  # noqa: B027 - SQLite has no limit
         """Remove the limit for the duration of the statements that follow, if there is one."""
-        ...
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         """Return the rows of a query."""
-        ...
+        return self.query(sql, values).fetchall()
 
     def run(self, sql: str, values: Values = ()) -> int:
         """Run a statement, and return the number of rows it changed."""
-        ...
+        return self.query(sql, values).rowcount
 
+    @abstractmethod
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
         """Run a statement once for each set of values."""
-        ...
 
+    @abstractmethod
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         """Insert a row, and return the value of its ``key`` column; 0 if it conflicted."""
-        ...
 
+    @abstractmethod
     def query(self, sql: str, values: Values = ()) -> Any:
-        """Run a statement of any kind; return a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
-        ...
+        """Run a statement of any kind.
+
+        Returns:
+            A cursor with ``fetchone``, ``fetchall`` and ``rowcount``, until the next statement.
+        """
 
 
 MAX_VALUES = 500
