@@ -65,8 +65,8 @@ def fill(tx: Tx, conversations: int) -> None:
         f"{index}, {index}, {now} FROM c"
     )
     tx.run(
-        "INSERT INTO blocks (id, hash, owner, body) "
-        f"{_SERIES.format('c', conversations * nodes)} SELECT n, {random}, (n - 1) / {nodes} + 1, {body} FROM c "
+        "INSERT INTO blocks (id, hash, body) "
+        f"{_SERIES.format('c', conversations * nodes)} SELECT n, {random}, {body} FROM c "
         f"WHERE {index} > 0"
     )
     tx.run(

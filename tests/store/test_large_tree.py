@@ -111,7 +111,7 @@ async def test_number_of_statements_is_bounded(large: Large) -> None:
         (store.tree(row), 2),
         (store.path(row, nodes["long"]), 2),
         (store.common_ancestor(row, nodes["long"], nodes["short"]), 4),
-        (store.differences(row, nodes["long"], nodes["short"]), 4),
+        (store.differences(row, nodes["long"], nodes["short"]), 7),
         (store.load(row, nodes["long"]), 4),
     ):
         counted.clear()

@@ -144,9 +144,7 @@ async def test_gc_deletes_no_block_that_others_link(stores: tuple[Store, Store],
     orphan = user("left behind", id="blk_orphan")
     body = encode_block(orphan)
     row = await store.create()
-    await store.database.write(
-        lambda tx: nodes.insert_blocks(tx, [(hash_block(body), body)], row.number)
-    )
+    await store.database.write(lambda tx: nodes.insert_block(tx, hash_block(body), body))
     append = build_append(row, (await store.load(row)).node, orphan)
     async with anyio.create_task_group() as group, hold_open(store, append):
         group.start_soon(store.gc)

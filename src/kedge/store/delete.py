@@ -110,9 +110,9 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
-    groups = _delete_blocks(tx, candidates, row)
+    deleted = [_delete_unlinked(tx, chunk) for chunk in split_chunks(sorted(candidates))]
     delete_practice_responses(tx)
-    return groups
+    return set[int]().union(*(groups for _, groups in deleted))
 
 
 def delete_practice_responses(tx: Tx) -> None:
@@ -178,43 +178,16 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
     return blocks
 
 
-def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[int]:
-    """Delete the blocks that no link refers to; return their groups in the search index."""
-    remaining = {
-        block
-        for (block,) in tx.rows(
-            "SELECT DISTINCT l.block FROM nodes n JOIN links l ON l.branch = n.branch "
-            "AND l.place >= n.kept AND l.place < n.length WHERE n.tree = ?",
-            (row.tree,),
-        )
-    }
-    # Other conversations use the remaining blocks.
-    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"
-    tx.run_many(disown, [(block, row.number) for block in remaining])
-    candidates -= remaining
-    groups: set[int] = set()
-    for chunk in split_chunks(sorted(candidates)):
-        # Wait for transactions that are about to link these blocks, whose links are visible then.
-        search.lock_blocks(tx, chunk, tx.dialect.for_update)
-        shared = _find_shared_blocks(tx, chunk)
-        unreferenced = [block for block in chunk if block not in shared]
-        groups |= search.delete_texts(tx, unreferenced)
-        _delete_rows(tx, "blocks", "id", unreferenced)
-    return groups
-
-
-def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
-    """Return the blocks that are used elsewhere; only blocks without an owner can be."""
-    query = f"SELECT id FROM blocks WHERE id IN ({marks(blocks)}) AND owner IS NULL"
-    ownerless = [block for (block,) in tx.rows(query, blocks)]
-    if not ownerless:
-        return set()
-    return _find_linked_blocks(tx, ownerless)
-
-
-def _find_linked_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
+def _delete_unlinked(tx: Tx, blocks: Sequence[int]) -> tuple[int, set[int]]:
+    """Delete the blocks that no link refers to; return their number, and their groups in the search index."""
+    # Wait for transactions that are about to link these blocks, whose links are visible then.
+    search.lock_blocks(tx, blocks, tx.dialect.for_update)
     query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(blocks)})"
-    return {block for (block,) in tx.rows(query, blocks)}
+    linked = {block for (block,) in tx.rows(query, blocks)}
+    unlinked = [block for block in blocks if block not in linked]
+    groups = search.delete_texts(tx, unlinked)
+    _delete_rows(tx, "blocks", "id", unlinked)
+    return len(unlinked), groups
 
 
 def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
@@ -240,7 +213,7 @@ async def delete_unlinked_blocks(database: Database) -> int:
     blocks = await database.read(_find_unlinked_blocks)
     deleted = 0
     for chunk in split_chunks(blocks):
-        deleted += await database.write(lambda tx, chunk=chunk: _delete_unlinked(tx, chunk))
+        deleted += await database.write(lambda tx, chunk=chunk: _delete_unlinked(tx, chunk)[0])
     await database.write(_repair_index)
     return deleted
 
@@ -249,14 +222,6 @@ def _find_unlinked_blocks(tx: Tx) -> list[int]:
     tx.allow_long_statements()
     found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links) ORDER BY id")
     return [block for (block,) in found]
-
-
-def _delete_unlinked(tx: Tx, blocks: Sequence[int]) -> int:
-    search.lock_blocks(tx, blocks, tx.dialect.for_update)
-    linked = _find_linked_blocks(tx, blocks)
-    unlinked = [block for block in blocks if block not in linked]
-    _delete_rows(tx, "blocks", "id", unlinked)
-    return len(unlinked)
 
 
 def _repair_index(tx: Tx) -> None:

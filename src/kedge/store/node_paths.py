@@ -1,13 +1,13 @@
 """Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
 
 from collections.abc import Sequence
+from itertools import starmap, takewhile
 from operator import attrgetter
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from kedge.database.transactions import Tx
-from kedge.errors import NotInStore
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
@@ -15,6 +15,7 @@ from kedge.store.conversations import check_row
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,
+    missing_node,
     select_children,
     select_loose_ends,
     select_node,
@@ -92,35 +93,6 @@ WITH RECURSIVE line AS (
     UNION ALL
     SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
 ) SELECT * FROM line
-"""
-_SELECT_COMMON_ANCESTOR = f"""
-WITH RECURSIVE lefts (id, parent) AS (
-    SELECT id, parent FROM nodes WHERE id = ?
-    UNION ALL SELECT n.id, n.parent FROM lefts JOIN nodes n ON n.id = lefts.parent
-), rights (id, parent) AS (
-    SELECT id, parent FROM nodes WHERE id = ?
-    UNION ALL SELECT n.id, n.parent FROM rights JOIN nodes n ON n.id = rights.parent
-)
-SELECT {NODE_COLUMNS} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
-ORDER BY n.depth DESC LIMIT 1
-"""
-_SELECT_DIFFERENCES = """
-WITH RECURSIVE path (side, branch, stop) AS (
-    SELECT CASE WHEN id = ? THEN 0 ELSE 1 END, branch, length FROM nodes WHERE id IN (?, ?)
-    UNION ALL
-    SELECT path.side, parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
-    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
-    WHERE first.kept > 0
-), line AS (
-    SELECT path.side, l.place, l.block FROM path JOIN links l
-    ON l.branch = path.branch AND l.place < path.stop
-), parting AS (
-    SELECT MIN(place) AS place FROM (
-        SELECT place FROM line GROUP BY place HAVING COUNT(*) < 2 OR MIN(block) <> MAX(block)
-    ) AS apart
-)
-SELECT line.side, line.place, b.body FROM line JOIN parting ON line.place >= parting.place
-JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
 """
 
 
@@ -217,17 +189,8 @@ def load_turn(
         NotInStore: The conversation was deleted, or its tree has no such node.
         StoreDamaged: A stored block cannot be read.
     """
-    # Both paths are ranges of positions on branches. The blocks at the same position of the same branch are the same,
-    # so the common part of the paths is found without reading a block.
     end = select_node(tx, node, conversation.tree)
-    shared = 0
-    segments = [tx.rows(_SELECT_SEGMENTS, (each,)) for each in (end.id, known.id)]
-    for (branch, stop), (other, known_stop) in zip(*segments, strict=False):
-        if branch != other:
-            break
-        shared = min(stop, known_stop)
-        if stop != known_stop:
-            break
+    shared = _count_shared(tx, end, known)
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
     records = _load_records(tx, end, known.id if is_above else 0, conversation.retention)
     state = get_state(turn) if is_above else ConversationState()
@@ -238,6 +201,22 @@ def load_turn(
     state, data = decode_node_state(end.memory, state.anchors, conversation.mode)
     removed = dict.fromkeys(turn.data)
     return end, set_state(turn.append(*blocks).with_data({**removed, **data}), state)
+
+
+def _count_shared(tx: Tx, left: Node, right: Node) -> int:
+    """Return the number of blocks at the start of two paths that are at the same positions of the same branches.
+
+    The paths are ranges of positions on branches, so no block is read.
+    """
+    shared = 0
+    paths = [tx.rows(_SELECT_SEGMENTS, (each.id,)) for each in (left, right)]
+    for (branch, stop), (other, other_stop) in zip(*paths, strict=False):
+        if branch != other:
+            break
+        shared = min(stop, other_stop)
+        if stop != other_stop:
+            break
+    return shared
 
 
 @check_row
@@ -356,29 +335,28 @@ def load_ancestry(
     query, values = _SELECT_ANCESTRY, (at,)
     if limit is not None:  # the recursion ends there
         query, values = f"{query} LIMIT ?", (at, min(limit, MAX_INTEGER))
-    path = [Node(*row) for row in (tx.rows(query, values) if is_row_number(at) else ())]
+    path = list(starmap(Node, tx.rows(query, values) if is_row_number(at) else ()))
     if not path or path[0].tree != conversation.tree:
-        raise NotInStore(f"there is no node {at} in this conversation")
+        raise missing_node(at)
     return sorted(path, key=lambda each: each.depth)
 
 
-@check_row
 def find_common_ancestor(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Node:
     """Return the newest node that is on the paths to both nodes."""
-    ends = [select_node(tx, node, conversation.tree).id for node in (left, right)]
-    return Node(*tx.rows(_SELECT_COMMON_ANCESTOR, ends)[0])
+    paths = [load_ancestry(tx, conversation, node) for node in (left, right)]
+    return [one for one, other in zip(*paths, strict=False) if one == other][-1]
 
 
 @check_row
 def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Differences:
     """Return the blocks of each of two paths after their common prefix."""
     ends = [select_node(tx, node, conversation.tree) for node in (left, right)]
-    if left == right:
-        return Differences(ends[0].length, (), ())
-    rows = tx.rows(_SELECT_DIFFERENCES, (left, left, right))
-    shared = min((index for _, index, _ in rows), default=min(end.length for end in ends))
-    sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
-    return Differences(shared, tuple(sides[0]), tuple(sides[1]))
+    shared = _count_shared(tx, *ends)
+    bodies = [load_last_bodies(tx, end, end.length - shared) for end in ends]
+    # Blocks with the same text on different branches are the same, too.
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*bodies, strict=False)))
+    sides = (tuple(decode_blocks(each[equal:])) for each in bodies)
+    return Differences(shared + equal, *sides)
 
 
 def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:

@@ -111,16 +111,17 @@ class ResponseStored(StoreError):
 def select_node(tx: Tx, node: int, tree: int) -> Node:
     """Return the node with this number, which must be part of this tree."""
     if not is_row_number(node):
-        raise _missing_node(node)
+        raise missing_node(node)
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
     )
     if not rows:
-        raise _missing_node(node)
+        raise missing_node(node)
     return Node(*rows[0])
 
 
-def _missing_node(node: object) -> NotInStore:
+def missing_node(node: object) -> NotInStore:
+    """Return the error for a number that is not that of a node of the tree."""
     return NotInStore(f"there is no node {node} in this conversation")
 
 
@@ -447,8 +448,9 @@ def insert_node(
     if not continues:
         branch = node_id
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
-    for place, block in enumerate(insert_blocks(tx, blocks, number), kept):
-        tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", (branch, place, block))
+    for place, block in enumerate(blocks, kept):
+        link = (branch, place, insert_block(tx, *block))
+        tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", link)
     if row:
         tx.run(INSERT_RESPONSE, (node_id, number, *row))
     moved = head is not None and swap_head(tx, number, head, node_id, now)
@@ -468,7 +470,7 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
     require_conversation(tx, conversation)
     if found:
         raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
-    raise _missing_node(parent.id)
+    raise missing_node(parent.id)
 
 
 def _is_branch_tip(tx: Tx, branch: int, length: int) -> bool:
@@ -501,26 +503,15 @@ def _hash_columns(
     return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
 
 
-def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
-    """Store blocks that are not stored yet, and return the numbers of all blocks."""
-    insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
-    return [
-        tx.insert(insert, (name, number, body)) or _share_block(tx, name, number, body)
-        for name, body in blocks
-    ]
-
-
-def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
-    """Return the number of a stored block; a block that several conversations use has no owner."""
+def insert_block(tx: Tx, digest: bytes, body: str) -> int:
+    """Store a block that is not stored yet, and return its number."""
+    insert = "INSERT INTO blocks (hash, body) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING"
+    if number := tx.insert(insert, (digest, body)):
+        return number
     # Without a lock it could be deleted before our link to it is visible.
-    query = f"SELECT id, owner FROM blocks WHERE hash = ? {tx.dialect.for_key_share}"
+    query = f"SELECT id FROM blocks WHERE hash = ? {tx.dialect.for_key_share}"
     found = tx.rows(query, (digest,))
-    if not found:
-        return insert_blocks(tx, [(digest, body)], number)[0]
-    block, owner = found[0]
-    if owner is not None and owner != number:
-        tx.run("UPDATE blocks SET owner = NULL WHERE id = ?", (block,))
-    return block
+    return found[0][0] if found else insert_block(tx, digest, body)
 
 
 def select_children(tx: Tx, node: Node) -> list[Node]:

@@ -199,7 +199,7 @@ def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> "
     return PostgresDatabase(url, wait_seconds=wait_seconds, statement_seconds=statement_seconds)
 
 
-SCHEMA_VERSION = 29
+SCHEMA_VERSION = 30
 
 
 def create_schema(tx: Tx) -> None:

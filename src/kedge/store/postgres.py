@@ -26,8 +26,8 @@ WITH alive AS (
         %(memory)s, %(now)s, %(checksum)s FROM alive
     RETURNING id, branch, conversation, kept
 ), made AS (
-    INSERT INTO blocks (hash, owner, body)
-    SELECT given.hash, node.conversation, given.body FROM given, node
+    INSERT INTO blocks (hash, body)
+    SELECT given.hash, given.body FROM given, node
     ON CONFLICT (hash) DO NOTHING RETURNING id, hash
 ), linked AS (
     INSERT INTO links (branch, place, block)

@@ -36,11 +36,9 @@ CREATE TABLE tags (
     PRIMARY KEY (conversation, tag)
 ) WITHOUT ROWID;
 
--- owner: the one conversation that uses the block; NULL once several do.
 CREATE TABLE blocks (
     id INTEGER PRIMARY KEY,
     hash BLOB NOT NULL UNIQUE,
-    owner INTEGER,
     body TEXT NOT NULL
 );
 

@@ -9,13 +9,12 @@ all processes on a database together, and two of them cannot both use the last r
 """
 
 import hashlib
-import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from kedge.database.transactions import Row, Tx
+from kedge.database.transactions import Database, Row, Tx
 from kedge.errors import InvalidSetting, NotInStore, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
@@ -123,11 +122,14 @@ class TokenRegistry:
             )
         return token, secret
 
+    async def _select(self, condition: str, *values: object) -> list[AccessToken]:
+        query = f"SELECT {_COLUMNS} FROM access_tokens t {condition}"
+        rows = await self._database.read(lambda tx: tx.rows(query, values))
+        return [_token_from_row(row) for row in rows]
+
     async def list(self) -> list[AccessToken]:
         """Return all tokens, in the order of their names."""
-        query = f"SELECT {_COLUMNS} FROM access_tokens t ORDER BY t.name"
-        rows = await self._database.read(lambda tx: tx.rows(query))
-        return [_token_from_row(row) for row in rows]
+        return await self._select("ORDER BY t.name")
 
     async def revoke(self, name: str) -> None:
         """Delete a token, its sessions and its counts; the data of its user is retained.
@@ -170,16 +172,11 @@ class TokenRegistry:
         """Return the token with this secret, or None."""
         if not token.startswith(TOKEN_PREFIX):
             return None
-        hashed = _hash(token)
-        query = f"SELECT {_COLUMNS}, t.hash FROM access_tokens t WHERE t.hash = ?"
-        rows = await self._database.read(lambda tx: tx.rows(query, (hashed,)))
-        return _match(rows, hashed)
+        return next(iter(await self._select("WHERE t.hash = ?", _hash(token))), None)
 
     async def is_valid(self, token: AccessToken) -> bool:
         """Return whether a token that was found before still exists, with the same rights."""
-        query = f"SELECT {_COLUMNS} FROM access_tokens t WHERE t.name = ?"
-        rows = await self._database.read(lambda tx: tx.rows(query, (token.name,)))
-        return [_token_from_row(row) for row in rows] == [token]
+        return await self._select("WHERE t.name = ?", token.name) == [token]
 
     async def start_session(self, name: str, seconds: float) -> str:
         """Start a session of the page for a token, and return its secret."""
@@ -227,17 +224,11 @@ class TokenRegistry:
 
     async def find_session(self, secret: str) -> AccessToken | None:
         """Return the token of a session that has neither ended nor expired, or None."""
-        hashed = _hash(secret)
-
-        def work(tx: Tx) -> list[Row]:
-            now, values = self._now(tx)
-            return tx.rows(
-                f"SELECT {_COLUMNS}, s.hash FROM access_sessions s JOIN access_tokens t "
-                f"ON t.name = s.token WHERE s.hash = ? AND s.expires_at > {now}",
-                (hashed, *values),
-            )
-
-        return _match(await self._database.read(work), hashed)
+        now, values = self._now(self._database)
+        condition = (
+            f"JOIN access_sessions s ON s.token = t.name WHERE s.hash = ? AND s.expires_at > {now}"
+        )
+        return next(iter(await self._select(condition, _hash(secret), *values)), None)
 
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of a token in the current minute, in one statement.
@@ -301,7 +292,7 @@ class TokenRegistry:
             (name, *values, requests, min(tokens, MAX_LIMIT), *values),
         )[0]
 
-    def _now(self, tx: Tx) -> tuple[str, tuple[float, ...]]:
+    def _now(self, tx: Tx | Database) -> tuple[str, tuple[float, ...]]:
         """Return the SQL of the current time, and the values of its placeholders."""
         return (tx.dialect.now, ()) if self._clock is None else ("?", (self._clock(),))
 
@@ -312,14 +303,6 @@ def _hash(secret: str) -> bytes:
 
 def _join(scopes: frozenset[str]) -> str:
     return " ".join(scope for scope in SCOPES if scope in scopes)
-
-
-def _match(rows: Sequence[Row], hashed: bytes) -> AccessToken | None:
-    """Return the token of the row that ends with this hash."""
-    for *_, found in rows:
-        if hmac.compare_digest(bytes(found), hashed):
-            return _token_from_row(rows[0][:-1])
-    return None
 
 
 def _token_from_row(row: Row) -> AccessToken:

@@ -115,11 +115,6 @@ _REFERENCES = {
     "WHERE s.number IS NULL": "response {0}: its scope is missing",
     "SELECT n.id FROM nodes n LEFT JOIN conversations c ON c.number = n.conversation "
     "AND c.tree = n.tree WHERE c.number IS NULL": "node {0}: its conversation is missing",
-    "SELECT b.id FROM blocks b LEFT JOIN conversations c ON c.number = b.owner "
-    "WHERE b.owner IS NOT NULL AND c.number IS NULL": "block {0}: its owner is missing",
-    "SELECT b.id FROM blocks b JOIN conversations c ON c.number = b.owner "
-    "JOIN links l ON l.block = b.id JOIN nodes n ON n.id = l.branch "
-    "WHERE n.tree <> c.tree GROUP BY b.id": "block {0}: others than its owner use it",
     "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.asked "
     "WHERE k.asked IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its question is missing",
     "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.answer "
