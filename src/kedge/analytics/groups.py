@@ -7,7 +7,7 @@ the sums, all responses of the selection are read.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +84,8 @@ def has_response_filter(selection: Selection) -> bool:
 
 Model = tuple[str, str]
 """A provider and a model."""
-DurationCounts = defaultdict[tuple[Any, int], Counter[float]]
-"""How often each duration occurred, by a key and by whether it is that to the first token."""
+DurationCounts = defaultdict[tuple[tuple[Any, ...], int], Counter[float]]
+"""How often each duration occurred, by the values of columns and by whether it is that to the first token."""
 
 
 class ResponseGroup(ResponseSums, frozen=True):
@@ -210,34 +210,36 @@ def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> 
     return int(tx.rows(union, values)[0][0])
 
 
-def select_durations(
-    tx: Tx, where: SqlCondition, columns: str
-) -> Iterator[tuple[tuple[Any, ...], int, float]]:
-    """Yield the durations of answered responses: their columns, whether it is that to the first token, the seconds."""
-    for *key, seconds, first in tx.rows(
-        f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
-        f"WHERE {where.sql} AND {ANSWERED}",
-        where.values,
-    ):
-        if seconds is not None:
-            yield tuple(key), 0, float(seconds)
-        if first is not None:
-            yield tuple(key), 1, float(first)
+def _count_durations(
+    tx: Tx, conditions: Iterable[SqlCondition], columns: str, *, is_rounded: bool = False
+) -> DurationCounts:
+    """Count the durations of the answered responses with each value of some columns."""
+    counts: DurationCounts = defaultdict(Counter)
+    for where in conditions:
+        for *key, seconds, first in tx.rows(
+            f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
+            f"WHERE {where.sql} AND {ANSWERED}",
+            where.values,
+        ):
+            for is_first, found in enumerate((seconds, first)):
+                if found is not None:
+                    value = round_seconds(found) if is_rounded else float(found)
+                    counts[tuple(key), is_first][value] += 1
+    return counts
 
 
 def measure_latencies(tx: Tx, where: SqlCondition, column: str) -> dict[Any, Latency]:
     """Return the latency of the responses with each value of a column."""
-    counts: DurationCounts = defaultdict(Counter)
-    for (value,), is_first, seconds in select_durations(tx, where, column):
-        counts[value, is_first][seconds] += 1
-    return _build_latencies(counts)
+    found = _build_latencies(_count_durations(tx, [where], column))
+    return {value: latency for (value,), latency in found.items()}
 
 
 def measure_model_latencies(
     tx: Tx, selection: Selection, days: DayRange | None
 ) -> dict[Model, Latency]:
     """Return the latency of each model, and of all under two empty names; with ``days`` from rounded durations."""
-    counts: DurationCounts = defaultdict(Counter)
+    edges = iter_edges(tx, selection, days)
+    counts = _count_durations(tx, edges, "r.provider, r.model", is_rounded=days is not None)
     if days:
         where = days.condition(tx, selection, has_totals=True)
         for provider, model, is_first, seconds, count in tx.rows(
@@ -246,9 +248,6 @@ def measure_model_latencies(
             where.values,
         ):
             counts[(provider, model), is_first][float(seconds)] += int(count)
-    for edge in iter_edges(tx, selection, days):
-        for model, is_first, seconds in select_durations(tx, edge, "r.provider, r.model"):
-            counts[model, is_first][round_seconds(seconds) if days else seconds] += 1
     for (_, is_first), durations in list(counts.items()):
         counts[("", ""), is_first].update(durations)
     return _build_latencies(counts)
