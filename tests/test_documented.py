@@ -24,7 +24,8 @@ from starlette.routing import Route
 import kedge
 from kedge import compaction, engines, errors, mcp, middleware, tokens
 from kedge.backends import engine_model
-from kedge.batch import conversation_task, rate_limit
+from kedge.batch import rate_limit
+from kedge.batch.run import DEFAULT_LEASE
 from kedge.chat import state as chat_state
 from kedge.cli.chat_session import SLASH_COMMANDS
 from kedge.compaction import compactors
@@ -322,7 +323,7 @@ NUMBERS: dict[str, list[str]] = {
         f"{engine_model.MAX_LOGGED_REASON} characters of the provider's reason",
         f"(default {engine_model.DEFAULT_WINDOW:,})",
     ],
-    "batch.md": [f"up to `lease` seconds ({conversation_task.DEFAULT_LEASE:.0f})"],
+    "batch.md": [f"up to `lease` seconds ({DEFAULT_LEASE:.0f})"],
     "cli.md": [f"127.0.0.1 and {SETTINGS['proxy.port'].default} by default"],
     "compaction.md": [
         f"target_tokens={compactors.DEFAULT_TARGET_RATIO:.0%}".replace("%", " %"),

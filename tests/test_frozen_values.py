@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "kedge"
 
 SETTERS = {
     "backends/models_file.py": "copies the models of a file",
-    "batch/conversation_task.py": "freezes parameters",
+    "batch/run.py": "freezes parameters",
     "batch/files.py": "freezes parameters and schemas",
     "chat/state.py": "caches the Turn of a state",
     "compaction/base.py": "brings the fields of a request into one form",

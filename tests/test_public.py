@@ -19,8 +19,8 @@ from msgspec import Struct
 import kedge
 from kedge import turns
 from kedge.backends import Models
-from kedge.batch.conversation_task import BatchJob
 from kedge.batch.files import BatchLine, LineResult, summarize_results
+from kedge.batch.run import BatchJob
 from kedge.chat.state import build_report
 from kedge.engines import Request, to_output_schema
 from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder

@@ -120,7 +120,7 @@ DERIVED = "a frozen value computes fields from others once, when it is construct
 MEMOIZED = "an immutable class sets its own slots, and stores what it has computed"
 FORCED_FIELDS = {
     "backends/models_file.py": CHECKED_ONCE,
-    "batch/conversation_task.py": CHECKED_ONCE,
+    "batch/run.py": CHECKED_ONCE,
     "batch/files.py": CHECKED_ONCE,
     "compaction/base.py": CHECKED_ONCE,
     "engines/request_options.py": CHECKED_ONCE,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kedge import Turn, connect, user, with_middleware
 from kedge.batch import BatchJob, BatchLine, RateLimiter
-from kedge.batch.conversation_task import BatchContext, run_conversation
+from kedge.batch.run import BatchContext, run_conversation
 from kedge.errors import InvalidSetting
 from kedge.middleware import retry
 from kedge.store import open_store
@@ -105,7 +105,7 @@ async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
     pace = RateLimiter(requests=1, clock=clock, sleep=clock.sleep)
     job = BatchJob("b", "sqlite://:memory:", f"responses:{kedge_server.base_url}#practice")
     context = BatchContext(job, await open_store(job.store_url), pace)
-    context.settings = {"tools": [look_up]}
+    context.tools = [look_up]
     result = await run_conversation(context, BatchLine("a", ("Call look_up with {}",)))
     await context.aclose()
     assert (result.status, len(kedge_server.requests)) == ("completed", 2)

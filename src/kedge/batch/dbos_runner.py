@@ -22,8 +22,8 @@ import msgspec
 from anyio.abc import Process
 from anyio.to_thread import run_sync as in_thread
 
-from kedge.batch.conversation_task import BatchJob
 from kedge.batch.files import BatchLine, LineResult
+from kedge.batch.run import BatchJob
 from kedge.errors import BatchFailed, InvalidBatch, describe_extra
 from kedge.observe import get_logger
 

@@ -163,22 +163,18 @@ def read_lines(path: str | Path) -> list[BatchLine]:
 
 
 def _iter_objects(path: Path) -> Iterator[tuple[int, Any]]:
+    number = 0
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
-                    yield number, _parse_json(text, f"line {number} of {path.name}")
+                    yield number, json.loads(text)
     except OSError as error:
         raise InvalidBatch(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidBatch(f"{path} is not UTF-8: {error}") from error
-
-
-def _parse_json(text: str, location: str) -> Any:
-    try:
-        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidBatch(f"{location} is not valid JSON: {error}") from error
+        raise InvalidBatch(f"line {number} of {path.name} is not valid JSON: {error}") from error
 
 
 def _check_id(value: object, location: str) -> str:

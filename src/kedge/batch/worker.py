@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 from dbos import DBOS, DBOSConfig
 
-from kedge.batch.conversation_task import BatchContext, BatchJob, run_conversation, send_turn
 from kedge.batch.files import BatchLine
+from kedge.batch.run import BatchContext, BatchJob, run_conversation, send_turn
 
 APPLICATION_NAME = "kedge-batch"
 APPLICATION_VERSION = "1"
