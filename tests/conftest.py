@@ -139,6 +139,8 @@ SHARED_RESOURCES = {
     "tests/backends/test_engine_model.py": "anthropic",
     "tests/engines/test_sdk_client.py": "anthropic",
     "tests/server/routes/messages/test_endpoint.py": "anthropic",
+    "tests/server/test_sdk_objects.py": "anthropic",
+    "tests/server/test_sdk_schema.py": "anthropic",
     "tests/server/test_unknown_parameters.py": "anthropic",
 }
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from textwrap import dedent
@@ -24,6 +25,8 @@ from snippets import (
     run_page,
     write_notebooks,
 )
+
+TUTORIAL_PROGRAMS = 6
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,10 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
 
 
 def test_every_snippet_is_type_checked(tmp_path: Path) -> None:
-    """``make types`` checks a file for each snippet, whose lines have the numbers of its page."""
+    """``make types`` checks a file for each snippet, whose lines have the numbers of its page.
+
+    Those of the tutorial are checked strictly.
+    """
     count = sum(page.read_text(encoding="utf-8").count("```python") for page in PAGES)
     assert write_notebooks(tmp_path / "new") == count
     notebooks = sorted((tmp_path / "new").iterdir())
@@ -57,6 +63,9 @@ def test_every_snippet_is_type_checked(tmp_path: Path) -> None:
     lines = [line for line in enumerate(cell["source"].splitlines()) if line[1]][:-1]
     assert lines
     assert all(readme[number] == line for number, line in lines)
+    strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["basedpyright"]["strict"]
+    (pattern,) = [Path(each).name for each in strict if each.startswith("build/snippets/")]
+    assert len(list((tmp_path / "new").glob(pattern))) == TUTORIAL_PROGRAMS
 
 
 def test_the_clients_page_has_the_tested_versions() -> None:
@@ -83,7 +92,8 @@ class WheelSite:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
         subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
         (wheel,) = folder.glob("kedge_llm-*.whl")
-        self.site = self.work = folder / "site"
+        self.site, self.work = folder / "site", folder / "work"
+        self.work.mkdir()
         with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
             archive.extractall(self.site)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
@@ -103,13 +113,27 @@ class WheelSite:
             timeout=300,
         ).stdout
 
+    def run_programs(self, programs: list[str], **environment: str) -> list[str]:
+        """Run programs one after another, each in its own process, and return what each printed."""
+        for number, program in enumerate(programs):
+            (self.work / f"step{number}.py").write_text(program, encoding="utf-8")
+        self.run("-c", RUN_STEPS, str(len(programs)), **environment)
+        outputs = [self.work / f"step{number}.out" for number in range(len(programs))]
+        return [path.read_text(encoding="utf-8") for path in outputs]
 
-@pytest.fixture(scope="module")
-def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> WheelSite:
-    """Build and unpack the wheel."""
-    return WheelSite(tmp_path_factory.mktemp("wheel"))
 
-
+RUN_STEPS = """
+import contextlib, os, runpy, sys
+from kedge import Conversation  # which each process would import again
+for number in range(int(sys.argv[1])):
+    process = os.fork()
+    if not process:
+        with open(f"step{number}.out", "w") as output, contextlib.redirect_stdout(output):
+            runpy.run_path(f"step{number}.py", run_name="__main__")
+        sys.exit()
+    assert os.waitpid(process, 0)[1] == 0, f"step{number}.py failed"
+"""
+FIND = "import kedge; print(kedge.__file__)"
 ADD = '''
 def add(a: int, b: int) -> int:
     """Add two numbers."""
@@ -133,32 +157,27 @@ asyncio.run(main())
 """
 
 
-def test_three_lines_run_on_the_built_wheel(wheel_site: WheelSite, tmp_path: Path) -> None:
-    """The first program of a user answers, and another one, which is async, continues its conversation."""
-    wheel_site.work = tmp_path
-    with serve() as server:
-        variables = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
-        programs = (ADD + SYNC_LINES, ADD + ASYNC_LINES)
-        printed = [wheel_site.run("-c", program, **variables) for program in programs]
-    assert printed == ["2+3 = 5. 2\n", "2+3 = 5. 4\n"]
+def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
+    """With only the files of the wheel, the chat of the README and each program of the tutorial run.
 
-
-def test_the_tutorial_runs_on_the_built_wheel(wheel_site: WheelSite, tmp_path: Path) -> None:
-    """The chat of the README and each program of the tutorial run with only the files of the wheel."""
-    run, work = wheel_site.run, tmp_path
-    wheel_site.work = work
+    Before them, the first program of a user answers, and another one, which is async, continues its conversation.
+    """
+    wheel_site = WheelSite(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     match = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
     assert match
-    chat = run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
+    chat = wheel_site.run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
     assert hide_ids(chat) == hide_ids(dedent(match[2]))
-    found = run("-c", "import kedge; print(kedge.__file__)")
+    tutorial = list(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")))
+    assert len(tutorial) == TUTORIAL_PROGRAMS
+    programs = [FIND, ADD + SYNC_LINES, ADD + ASYNC_LINES, *(each["code"] for each in tutorial)]
+    with serve() as server:
+        variables = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
+        found, *printed = wheel_site.run_programs(programs, **variables)
     assert found.strip() == str(wheel_site.site / "kedge" / "__init__.py")
-    for number, program in enumerate(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")), 1):
-        (work / f"step{number}.py").write_text(program["code"], encoding="utf-8")
-        printed = run(f"step{number}.py")
-        assert matches_page(printed, program["printed"]), printed
-    assert len(list(work.glob("step*.py"))) == 6
+    assert printed[:2] == ["2+3 = 5. 2\n", "2+3 = 5. 4\n"]
+    for program, output in zip(tutorial, printed[2:], strict=True):
+        assert matches_page(output, program["printed"]), output
 
 
 def test_few_pages_have_programs_that_depend_on_each_other() -> None:

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 from mutants import ROOT, Mutant, read_mutants, run_mutant
 
 
@@ -19,8 +21,11 @@ def test_every_mutant_changes_the_source_once() -> None:
         assert [name for name in mutant.tests if not (ROOT / name).exists()] == []
 
 
-def test_a_survivor_is_told_from_a_caught_mutant(tmp_path: Path) -> None:
+def test_a_survivor_is_told_from_a_caught_mutant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mutant is caught by a failing test, and survives without one; the source is restored."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which take seconds to import
     (tmp_path / "src").mkdir()
     source = tmp_path / "src" / "limits.py"
     source.write_text("LIMIT = 3\nSPARE = 4\n")
