@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from anyio import CancelScope, to_thread
 
 from kedge.engines.transport import SizeLimit, resolve_limit
-from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed
+from kedge.errors import EngineError, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
@@ -102,19 +102,13 @@ def chain(
     if store is not None and index is not None:
         raise TypeError("kedge.chain accepts a store or an index, not both")
     previous = _find_chainer(http_client)
-    opened = None if store is None else StoreIndex(store)
-    index = opened or index
     if index is None and previous is not None and previous.opened is None:
         index = previous.index
-    try:
-        chainer = Chainer(
-            index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
-        )
-    except InvalidSetting:
-        if opened is not None:
-            opened.close()
-        raise
-    chainer.opened = opened
+    chainer = Chainer(
+        index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
+    )
+    if store is not None:
+        chainer.index = chainer.opened = StoreIndex(store)
     if previous is not None:
         chainer.report, chainer.report.on_request = previous.report, on_request
     unchain(client)

@@ -108,7 +108,6 @@ class Chainer:
         )
         self.opened: StoreIndex | None = None
         """The index, if it was opened for this chainer, and is closed with it."""
-        self._hash_key = self.index.hash_key
         self.report = ReportBuilder(on_request)
         """What was sent, saved, healed and passed through."""
 
@@ -130,37 +129,30 @@ class Chainer:
         """
         path = urlsplit(url).path.rstrip("/")
         parent_path, _, response_id = path.rpartition("/")
-        if method == "DELETE" and parent_path.endswith("/responses"):
-            self.index.mark_lost(self.scope(method, url, headers, user), response_id)
-            return None
-        if method == "GET" and parent_path.endswith("/responses"):
-            scope = self.scope(method, url, headers, user)
-            pending = self.index.get(scope, response_id)
-            if pending is None or pending.record.status != "incomplete":
-                return None
-            parsed = ParsedRequest()
-            check = self._check(scope, parsed, url)
-            return Exchange(self, scope, content, parsed, check, "background", pending=pending)
-        if method != "POST" or not path.endswith("/responses"):
+        is_one, is_new = method in ("GET", "DELETE"), method == "POST"
+        if not (is_one or is_new) or not (parent_path if is_one else path).endswith("/responses"):
             return None
         scope = self.scope(method, url, headers, user)
-        reason = _find_body_obstacle(headers)
+        if method == "DELETE":
+            self.index.mark_lost(scope, response_id)
+            return None
+        pending = None if is_new else self.index.get(scope, response_id)
+        if not is_new and (pending is None or pending.record.status != "incomplete"):
+            return None
+        reason = _find_body_obstacle(headers) if is_new else "background"
         parsed = ParsedRequest(blocked=reason) if reason else parse_request(content)
-        check = self._check(scope, parsed, url)
-        if parsed.blocks:
-            for key in self.memory.list_unread(check):
-                self.memory.restore(check, key, self.index.load_evidence(key))
-        decision = self._decide(parsed, scope, headers, check)
-        return Exchange(self, scope, content, parsed, check, decision)
-
-    def _check(self, scope: str, parsed: ParsedRequest, url: str) -> MemoryCheck:
-        return self.memory.check(
+        check = self.memory.check(
             scope,
             parsed.model,
             streaming=parsed.streaming,
             conversation=parsed.prefixes.digest(1),
             known=find_known_host(url),
         )
+        if parsed.blocks:
+            for key in self.memory.list_unread(check):
+                self.memory.restore(check, key, self.index.load_evidence(key))
+        decision = self._decide(parsed, scope, headers, check)
+        return Exchange(self, scope, content, parsed, check, decision, pending)
 
     def _decide(
         self, parsed: ParsedRequest, scope: str, headers: Mapping[str, str], check: MemoryCheck
@@ -209,7 +201,9 @@ class Chainer:
         query = parse_qsl(parts.query) if parts.query else []
         secret += "".join(f"\0?{k}={v}" for k, v in query if k.lower() in CREDENTIAL_PARAMS)
         secret += f"\0{user}" if user else ""
-        account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
+        account = hashlib.blake2b(
+            secret.encode(), key=self.index.hash_key, digest_size=16
+        ).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
         return "|".join([f"{parts.scheme}://{address}{path}", *owners, account])
 

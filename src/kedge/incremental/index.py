@@ -118,13 +118,9 @@ class MemoryIndex:
         self._by_id: OrderedDict[tuple[str, str], IndexedResponse] = OrderedDict()
         self._by_digest: dict[tuple[str, str], tuple[str, str]] = {}
         self._evidence = BoundedDict[str, Mapping[str, Any]](max_entries)
-        self._hash_key = secrets.token_bytes(32)
-        self._lock = threading.Lock()
-
-    @property
-    def hash_key(self) -> bytes:
+        self.hash_key = secrets.token_bytes(32)
         """The key with which credentials are hashed into scopes."""
-        return self._hash_key
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -205,7 +201,8 @@ class StoreIndex:
         self._process = os.getpid()
         self._inherited: list[Database] = []
         self._lock = threading.Lock()
-        self._hash_key = self._database.write_sync(response_index.get_scope_key)
+        self.hash_key = self._database.write_sync(response_index.get_scope_key)
+        """The key with which credentials are hashed into scopes, the same for every process."""
 
     @property
     def is_blocking(self) -> bool:
@@ -219,11 +216,6 @@ class StoreIndex:
     @property
     def _runs_inline(self) -> bool:
         return self._database.can_run_inline and time.monotonic() >= self._inline_at
-
-    @property
-    def hash_key(self) -> bytes:
-        """The key with which credentials are hashed into scopes, the same for every process."""
-        return self._hash_key
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""

@@ -6,7 +6,8 @@ request body, and later the response to an index entry.
 - The items of `input` become blocks. Unlike in a Turn, system items at the start of `input` are part of the
   context that the server stores, so the digest covers them.
 - The longest prefix whose digest is in the index, and whose response may still be used, is left out.
-- The rest is sent as a slice of the program's text: nothing is encoded again.
+- The rest is sent as a slice of the program's text: values are copied, and never decoded and encoded again.
+  `msgspec.Raw` finds where each value ends.
 - Reasoning that the anchor already contains is dropped from the slice, because servers reject duplicates.
 - A replay may lack members of the model's output that a program need not repeat, such as the ``phase`` of a message
   or the ``namespace`` of a call. One with another value continues no response.
@@ -15,24 +16,21 @@ A request that this module cannot interpret is passed through unchanged, with a 
 """
 
 import hashlib
+import json
+import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
-from kedge.incremental.json_splice import (
-    join_object,
-    normalize_json,
-    split_array,
-    split_object,
-)
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
@@ -445,3 +443,96 @@ def _continue_digest(record: AnchorRecord) -> PrefixIndex:
     prefixes = PrefixIndex()
     prefixes.digests = bytearray.fromhex(record.digest.partition(":")[2])
     return prefixes
+
+
+# Split JSON into the text of its values.
+
+T = TypeVar("T")
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_MEMBER_START = re.compile(rb'\s*[{,]\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_ELEMENT_START = re.compile(rb"\s*[\[,]\s*")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_STRING_OR_SPACE = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\n\r]+')
+
+
+def split_object(content: bytes) -> dict[str, bytes]:
+    """Return the text of each member of a JSON object, as it is written.
+
+    Raises:
+        ValueError: The text is not one JSON object in UTF-8, or a member occurs twice.
+        RecursionError: It is nested too deep.
+    """
+    content.decode()  # msgspec does not check the encoding of raw values
+    found, masked = _decode(_decode_object, content)
+    members: dict[str, bytes] = {}
+    position = 0
+    # Of members with the same name msgspec returns the last value, so that some text is left over here.
+    for value in map(bytes, found.values()):
+        start = _MEMBER_START.match(masked, position)
+        if start is None or not masked.startswith(value, start.end()):
+            raise ValueError("two members have the same name")
+        position = start.end() + len(value)
+        members[json.loads(content[start.start(1) : start.end(1)])] = content[
+            start.end() : position
+        ]
+    if b"".join(masked[position:].split()) not in (b"}", b"{}"):
+        raise ValueError("two members have the same name")
+    return members
+
+
+def split_array(content: bytes) -> tuple[bytes, ...]:
+    """Return the text of each element of a JSON array, as it is written.
+
+    Raises:
+        ValueError: The text is not a JSON array.
+    """
+    found, masked = _decode(_decode_array, content)
+    elements = tuple(map(bytes, found))
+    if masked is content:
+        return elements
+    copied: list[bytes] = []
+    position = 0
+    for element in elements:
+        start = _ELEMENT_START.match(masked, position)
+        first = start.end() if start else position
+        position = first + len(element)
+        copied.append(content[first:position])
+    return tuple(copied)
+
+
+def _decode(decode: Callable[[bytes], T], content: bytes) -> tuple[T, bytes]:
+    """Return the raw values in a text, and the text in which they were found.
+
+    msgspec rejects a lone surrogate. Then this is a text of the same length with other escapes.
+    """
+    try:
+        return decode(content), content
+    except msgspec.DecodeError:
+        masked = _SURROGATE.sub(rb"\\ue000", content)
+        return decode(masked), masked
+
+
+def join_object(members: Mapping[str, bytes]) -> bytes:
+    """Return a JSON object with members of these texts."""
+    return b"{%b}" % b",".join(
+        encode_escaped(name) + b":" + value for name, value in members.items()
+    )
+
+
+def normalize_json(text: str) -> str:
+    """Return JSON text in a compact form that retains the order of members and the spelling of numbers.
+
+    Two texts that differ only in whitespace or in how characters are escaped become equal. Text that is
+    not JSON is returned unchanged.
+    """
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    return _STRING_OR_SPACE.sub(_normalize_token, text)
+
+
+def _normalize_token(match: re.Match[str]) -> str:
+    token = match[0]
+    return json.dumps(json.loads(token)) if token.startswith('"') else ""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.incremental.json_splice import join_object, normalize_json, split_array, split_object
+from kedge.incremental.rewrite import join_object, normalize_json, split_array, split_object
 from strategies import json_values
 
 objects = st.dictionaries(st.text(), json_values(), max_size=6)
