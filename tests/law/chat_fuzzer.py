@@ -60,9 +60,9 @@ class ChatFuzzer(EngineFuzzer):
         super()._check_events(events, since)
         sent = list_sent(events)[0]["anchor"]
         is_known = not self._planned.conditional and not self._is_edited
-        if is_known and self._planned.previous_response_id != sent:
+        if is_known and self._planned.anchor_id != sent:
             self.stats.false += 1
-            self.stats.report(f"dry run: {self._planned.previous_response_id!r}, not {sent!r}")
+            self.stats.report(f"dry run: {self._planned.anchor_id!r}, not {sent!r}")
 
     def _fork(self) -> None:
         self.states.append(self.states[-1])
