@@ -13,15 +13,8 @@ from operator import attrgetter
 from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import (
-    get_text,
-    read_logprobs,
-    read_message_parts,
-)
+from kedge.events.fields import CALL_ARGUMENTS, get_text, read_logprobs, read_message_parts
 from kedge.events.output_items import (
-    CALL_TYPES,
-    CUSTOM_CALL,
-    FUNCTION_CALL,
     MESSAGE,
     REASONING,
     ItemBuilder,
@@ -40,6 +33,7 @@ from kedge.events.types import (
     ReasoningDelta,
     RefusalDelta,
     ResponseCompleted,
+    ResponseFacts,
     ResponseFailed,
     ResponseIncomplete,
     ResponseStarted,
@@ -50,7 +44,6 @@ from kedge.events.types import (
     ToolCallCompleted,
     ToolCallRenamed,
     ToolCallStarted,
-    Usage,
     build_delta,
 )
 from kedge.turns import Block
@@ -62,6 +55,8 @@ DAMAGED_STREAM = "damaged_stream"
 
 
 _NOT_STARTED = ResponseStarted()
+_FACTS = (set(ResponseFacts.__struct_fields__) & set(Outcome.__struct_fields__)) - {"status"}
+"""The members of an outcome that the server sends with the response when it starts and again when it ends."""
 
 
 class Assembler:
@@ -100,7 +95,7 @@ class Assembler:
     @property
     def response_id(self) -> str:
         """The id of the response; empty until it is known."""
-        return self._response_field("response_id")
+        return self._read_fact("response_id")
 
     def blocks(self, *, partial: bool = True) -> tuple[Block, ...]:
         """Return the blocks so far, in output order.
@@ -139,34 +134,17 @@ class Assembler:
             log.warning(
                 "the stream of response %r ended as %s (%s)", self.response_id, status, code
             )
-        ended = self._terminal
+        ended, counted = self._terminal, (self._terminal, self._error)
         return Outcome(
             status,
             blocks,
-            self.response_id,
-            self._response_field("model"),
-            self._get_usage(),
-            self._response_field("created_at"),
-            self._response_field("previous_response_id"),
-            self._response_field("echoed"),
-            ended.reason if isinstance(ended, ResponseIncomplete) else "",
-            code,
-            message,
-            self._anchor_problem or self._find_anchor_problem(),
-            self._read_last("stored"),
-            self._read_last("conversation_id"),
+            usage=next((each.usage for each in counted if each and each.usage), None),
+            reason=ended.reason if isinstance(ended, ResponseIncomplete) else "",
+            code=code,
+            message=message,
+            anchor_problem=self._anchor_problem or self._find_anchor_problem(),
+            **{name: self._read_fact(name) for name in _FACTS},
         )
-
-    def _get_usage(self) -> Usage | None:
-        """Return the token counts at the end of the response, or those of the error that ended it."""
-        return next(
-            (each.usage for each in (self._terminal, self._error) if each and each.usage), None
-        )
-
-    def _read_last(self, name: str) -> Any:
-        """Return what the response says at its end or, if it says nothing there, at its start."""
-        last = getattr(self._terminal, name, None)
-        return getattr(self._started, name) if last is None else last
 
     def _add_text(self, event: TextDelta) -> None:
         part = self._parts.get(("text", event.output_index, event.content_index))
@@ -206,7 +184,7 @@ class Assembler:
         return True
 
     def _start_call(self, event: ToolCallStarted | ToolCallCompleted) -> ItemBuilder:
-        kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
+        kind = "custom_tool_call" if event.custom else "function_call"
         slot = self._find_item(kind, event.item_id, event.output_index, event.call_id)
         slot.name = slot.name or event.name
         return slot
@@ -272,7 +250,7 @@ class Assembler:
     def _add_finished(self, item: Mapping[str, Any], output_index: int) -> ItemBuilder:
         """Add a finished item, of which the first version is used."""
         kind = get_text(item, "type") if "type" in item else MESSAGE
-        call_id = get_text(item, "call_id") if kind in CALL_TYPES else ""
+        call_id = get_text(item, "call_id") if kind in CALL_ARGUMENTS else ""
         item_id = get_text(item, "id")
         slot = self._find_item(kind, item_id, output_index, call_id)
         slot.set_item(item)
@@ -350,12 +328,12 @@ class Assembler:
                 return f"an item of type {slot.type!r} was started and never finished"
         return ""
 
-    def _response_field(self, name: str) -> Any:
-        """Return a field of the response from its end, or else from its start."""
-        ended = self._terminal
-        if name == "previous_response_id" and ended is not None and ended.echoed:
-            return ended.previous_response_id
-        return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
+    def _read_fact(self, name: str) -> Any:
+        """Return what the response says at its end or, if it says nothing there, at its start."""
+        ended = self._terminal or _NOT_STARTED
+        is_null = name == "previous_response_id" and ended.echoed
+        is_said = is_null or getattr(ended, name) != getattr(_NOT_STARTED, name)
+        return getattr(ended if is_said else self._started, name)
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:

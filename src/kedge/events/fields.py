@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from kedge.events.types import Usage
+from kedge.events.types import PartKind, Usage
 from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import wrap
 
@@ -19,6 +19,14 @@ JsonObject = dict[str, Any]
 
 CALL_ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """The item types of tool calls, with the field of the arguments."""
+
+PART_FORMS: dict[PartKind, tuple[str, str]] = {
+    "text": ("output_text", "text"),
+    "refusal": ("refusal", "refusal"),
+    "summary": ("summary_text", "text"),
+    "reasoning": ("reasoning_text", "text"),
+}
+"""The type of the parts of each kind, and the member with the text."""
 
 _NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,63}")
 _MAX_NAMES = 12

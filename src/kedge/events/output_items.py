@@ -1,28 +1,24 @@
 """Build the block of an output item from its events."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import list_objects, read_message_parts, repair_surrogates
+from kedge.events.fields import (
+    CALL_ARGUMENTS,
+    PART_FORMS,
+    JsonObject,
+    build_message,
+    list_objects,
+    read_message_parts,
+    repair_surrogates,
+)
 from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.text.json_text import copy_value
-from kedge.turns import (
-    NATIVE_API,
-    AssistantBlock,
-    Block,
-    FrozenMap,
-    ReasoningBlock,
-    RefusalPart,
-    Source,
-    TextPart,
-    ToolCallBlock,
-    block_from_item,
-    new_id,
-)
+from kedge.turns import NATIVE_API, Block, Source, block_from_item, new_id
 from kedge.turns.frozen_json import get_wrapped
 from kedge.turns.responses_items import drop_ciphertext
 
@@ -30,15 +26,9 @@ log = logging.getLogger("kedge.events.output_items")
 
 Item = Mapping[str, Any]
 
-MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
-    "message",
-    "reasoning",
-    "function_call",
-    "custom_tool_call",
-)
+MESSAGE, REASONING = "message", "reasoning"
+_BUILT_TYPES = (MESSAGE, REASONING, *CALL_ARGUMENTS)
 """The item types that can be built from deltas; others need the finished item."""
-CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
-_BUILT_TYPES = (MESSAGE, REASONING, *CALL_TYPES)
 _TEXT_TYPES = ("output_text", "text", "refusal")
 
 
@@ -100,7 +90,7 @@ class ItemBuilder:
     @property
     def is_finished(self) -> bool:
         """Whether the finished item, or the complete arguments of a call, were received."""
-        return self.item is not None or (self.type in CALL_TYPES and self.arguments.is_complete)
+        return self.item is not None or (self.type in CALL_ARGUMENTS and self.arguments.is_complete)
 
     @property
     def is_cut(self) -> bool:
@@ -155,55 +145,44 @@ class ItemBuilder:
         }
         known = {name: value for name, value in metadata.items() if value}
         source = Source(response_id, self.item_id, self.output_index)
-        identity = {"id": self.block_id, "origin": origin, "metadata": known, "source": source}
-        if self.item is not None:
-            return block_from_item(self._with_text(self._complete_item(self.item)), **identity)
-        return self._build_from_deltas(identity)
+        item = self._build_item() if self.item is None else self._complete_item(self.item)
+        if item is None:
+            return None
+        if self.lacks_text:
+            item = {**item, "content": self._list_parts("text", "refusal")}
+        return block_from_item(item, id=self.block_id, origin=origin, metadata=known, source=source)
 
     def _complete_item(self, item: Item) -> Item:
         """Return the item with the current id of its call, or with the role that a message omits."""
-        if self.type in CALL_TYPES and self.call_id and item.get("call_id") != self.call_id:
+        if self.type in CALL_ARGUMENTS and self.call_id and item.get("call_id") != self.call_id:
             return {**item, "call_id": self.call_id}
         if self.type == MESSAGE and item.get("role") is None:
             return {**item, "role": "assistant"}
         return item
 
-    def _with_text(self, item: Item) -> Item:
-        """Return the item with the text of its events, if it is a message that lacks it."""
-        if not self.lacks_text:
-            return item
-        content = [
-            {"type": "refusal", "refusal": text}
-            if kind == "refusal"
-            else {"type": "output_text", "text": text}
-            for kind, text, _ in self._iter_texts("text", "refusal")
-        ]
-        return {**item, "content": content}
-
-    def _build_from_deltas(self, identity: Any) -> Block | None:
+    def _build_item(self) -> JsonObject | None:
+        """Return the item as far as its events have it; None if they have nothing of it."""
         if self.type == MESSAGE:
-            parts = tuple(
-                RefusalPart(text) if kind == "refusal" else _build_text(text, logprobs)
-                for kind, text, logprobs in self._iter_texts("text", "refusal")
-            )
-            return AssistantBlock(parts, **identity) if parts else None
+            content = self._list_parts("text", "refusal")
+            return build_message(content) if content else None
         if self.type == REASONING:
-            summary = tuple(text for _, text, _ in self._iter_texts("summary"))
-            texts = tuple(text for _, text, _ in self._iter_texts("reasoning"))
-            return ReasoningBlock(summary, texts, **identity) if summary or texts else None
-        if self.type in CALL_TYPES and self.name and self.call_id:
-            custom = self.type == CUSTOM_CALL
-            return ToolCallBlock(self.name, self.arguments.text, self.call_id, custom, **identity)
+            summary, content = self._list_parts("summary"), self._list_parts("reasoning")
+            members = {"summary": summary, "content": content}
+            return {"type": REASONING, **members} if summary or content else None
+        if self.type in CALL_ARGUMENTS and self.name and self.call_id:
+            call = {"type": self.type, "call_id": self.call_id, "name": self.name}
+            return {**call, CALL_ARGUMENTS[self.type]: self.arguments.text}
         return None
 
-    def _iter_texts(self, *kinds: PartKind) -> Iterator[tuple[PartKind, str, list[Item]]]:
+    def _list_parts(self, *kinds: PartKind) -> list[JsonObject]:
+        """Return the parts of these kinds that have a text, in their order."""
+        listed: list[JsonObject] = []
         for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
             if kind in kinds and (text := part.text):
-                yield kind, text, part.logprobs
-
-
-def _build_text(text: str, logprobs: list[Item]) -> TextPart:
-    return TextPart(text, extra=FrozenMap(logprobs=logprobs)) if logprobs else TextPart(text)
+                form, member = PART_FORMS[kind]
+                logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
+                listed.append({"type": form, member: text, **logprobs})
+        return listed
 
 
 def _copy_item(item: Item) -> Item:

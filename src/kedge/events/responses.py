@@ -173,11 +173,8 @@ def _complete_part(
     found.append(PartCompleted(kind, text, *place))
 
 
-_PART_MEMBERS: dict[str, tuple[PartKind, str]] = {
-    "output_text": ("text", "text"),
-    "refusal": ("refusal", "refusal"),
-    "summary_text": ("summary", "text"),
-    "reasoning_text": ("reasoning", "text"),
+_PART_KINDS: dict[str, tuple[PartKind, str]] = {
+    form: (kind, member) for kind, (form, member) in fields.PART_FORMS.items()
 }
 """The kind of each type of part, and the member with its text."""
 
@@ -188,7 +185,7 @@ def _part_object_reader(index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         found.append(OpaqueEvent(message["type"], message))
         content = fields.get_object(message, "part")
-        kind, member = _PART_MEMBERS.get(get_text(content, "type"), ("text", ""))
+        kind, member = _PART_KINDS.get(get_text(content, "type"), ("text", ""))
         place = kind, get_index(message), fields.get_part_index(message, index)
         known = state.parts.get(place)
         text = get_text(content, member)
