@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from benchmarks.table import Row, compare_cpu
 from kedge.planning import plan_request, record_response
-from kedge.planning.state import get_state
+from kedge.planning.anchors import get_state
 from kedge.store import ConversationRow, Node, RequestRecord, Store, open_store
 from kedge.turns import Block, Source, Turn, assistant, dump_block, user
 

@@ -24,7 +24,7 @@ from kedge.store import Node as StoredNode
 from kedge.store.nodes import insert_node
 from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
 from kedge.turns import assistant, user
-from kedge.turns.block_codec import encode_block
+from kedge.turns.json_codec import encode_block
 from kedge.web.app import PageSettings, open_page_server
 from kedge.web.models import ModelSelector
 from kedge.web.page_templates import render

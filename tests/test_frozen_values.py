@@ -13,7 +13,7 @@ SETTERS = {
     "compaction/base.py": "brings the fields of a request into one form",
     "engines/base.py": "freezes tools and parameters of a request",
     "events/types.py": "freezes the items of a server",
-    "planning/state.py": "sorts the anchors",
+    "planning/anchors.py": "sorts the anchors",
     "server/faults/effects.py": "freezes the options of a fault",
     "server/schema/validators.py": "derives tables from the declaration of a validator",
     "tools/call_runner.py": "freezes the arguments of an approver",

@@ -67,7 +67,8 @@ def test_every_public_package_has_a_reference_page() -> None:
     exporting = [
         path.parent.name
         for path in (ROOT / "src" / "kedge").glob("*/__init__.py")
-        if "__all__" in path.read_text() and path.parent.name not in APPLICATIONS
+        if re.search(r"^(__all__|class|def) ", path.read_text(), re.MULTILINE)
+        and path.parent.name not in APPLICATIONS
     ]
     pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
     assert sorted(pages - {"errors"}) == sorted(exporting)
@@ -125,7 +126,7 @@ FORCED_FIELDS = {
     "compaction/base.py": CHECKED_ONCE,
     "engines/request_options.py": CHECKED_ONCE,
     "events/types.py": CHECKED_ONCE,
-    "planning/state.py": CHECKED_ONCE,
+    "planning/anchors.py": CHECKED_ONCE,
     "server/faults/effects.py": CHECKED_ONCE,
     "server/schema/validators.py": DERIVED,
     "tools/call_runner.py": CHECKED_ONCE,

@@ -30,10 +30,10 @@ HOMES: dict[str, str] = {
     # Turns
     "Turn": "kedge.turns",
     "assistant": "kedge.turns",
-    "audio": "kedge.turns.attachments",
+    "audio": "kedge.turns",
     "diff": "kedge.turns",
-    "file": "kedge.turns.attachments",
-    "image": "kedge.turns.attachments",
+    "file": "kedge.turns",
+    "image": "kedge.turns",
     "system": "kedge.turns",
     "tool_call": "kedge.turns",
     "tool_result": "kedge.turns",
@@ -99,14 +99,14 @@ if TYPE_CHECKING:
     from kedge.tools import tool as tool
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
+    from kedge.turns import audio as audio
     from kedge.turns import diff as diff
+    from kedge.turns import file as file
+    from kedge.turns import image as image
     from kedge.turns import system as system
     from kedge.turns import tool_call as tool_call
     from kedge.turns import tool_result as tool_result
     from kedge.turns import user as user
-    from kedge.turns.attachments import audio as audio
-    from kedge.turns.attachments import file as file
-    from kedge.turns.attachments import image as image
 else:
 
     def __getattr__(name: str) -> Any:

@@ -87,6 +87,13 @@ def describe_type(value: object) -> str:
     return type(value).__name__
 
 
+def find_similar(name: str, known: Iterable[str]) -> str:
+    """Return the known name that an unknown one most likely means, or an empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, list(known), n=1)), "")
+
+
 class KedgeError(Exception):
     """The base class of every error that Kedge raises deliberately.
 
@@ -209,11 +216,9 @@ class UnknownSetting(InvalidSetting, TypeError):
     """
 
     def __init__(self, name: str, known: Iterable[str], owner: str, advice: str = "") -> None:
-        from difflib import get_close_matches
-
         names = sorted(known)
-        matches = get_close_matches(name, names, n=1)
-        hint = f"; did you mean {matches[0]!r}?" if matches else f"; {advice}." if advice else "."
+        similar = find_similar(name, names)
+        hint = f"; did you mean {similar!r}?" if similar else f"; {advice}." if advice else "."
         super().__init__(
             f"{owner} has no setting {name!r}{hint} The settings are: {', '.join(names)}."
         )
@@ -315,10 +320,8 @@ class UnknownTool(ToolError, KeyError):
     """
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        from difflib import get_close_matches
-
-        matches = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {matches[0]}?" if matches else "."
+        similar = find_similar(name, known)
+        hint = f"; did you mean {similar}?" if similar else "."
         available = f"The tools are: {', '.join(known)}." if known else "There are no tools."
         super().__init__(f"there is no tool {name!r}{hint} {available}")
         self.name = name

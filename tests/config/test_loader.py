@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import SETTINGS, Config, load_config, mask, mask_url, mask_value
-from kedge.config.loader import read_config_file
+from kedge.config import SETTINGS, Config, load_config, mask, mask_url, mask_value, read_config_file
 from kedge.errors import InvalidSetting
 
 TOKEN = "planted-token-0123456789abcdef"

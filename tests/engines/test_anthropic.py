@@ -164,6 +164,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         {
             "type": "document",
             "source": {"type": "text", "media_type": "text/plain", "data": "words"},
+            "title": "file",
         },
         {"type": "document", "source": {"type": "url", "url": "https://x/b.pdf"}},
         {"type": "document", "source": {"type": "file", "file_id": "file_2"}},

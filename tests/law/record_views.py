@@ -24,7 +24,7 @@ from kedge.errors import EngineError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, RequestSent
 from kedge.middleware import trace
-from kedge.observe import otel, snapshot
+from kedge.observe import snapshot
 from kedge.observe.logs import get_fields
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_full_send
@@ -44,17 +44,17 @@ TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 PLAN_FACTS = ("mode", "anchor", "reason", "sent_blocks", "full_blocks")
 """What is known of a request before it is sent."""
 SPAN_FACTS = {
-    "mode": otel.MODE,
-    "anchor": otel.ANCHOR,
-    "sent_blocks": otel.DELTA_BLOCKS,
-    "full_blocks": otel.FULL_BLOCKS,
-    "sent_bytes": otel.SENT_BYTES,
-    "full_bytes": otel.FULL_BYTES,
-    "input_tokens": otel.INPUT_TOKENS,
-    "cached_tokens": otel.CACHE_READ_TOKENS,
-    "output_tokens": otel.OUTPUT_TOKENS,
-    "reasoning_tokens": otel.REASONING_TOKENS,
-    "response_id": otel.RESPONSE_ID,
+    "mode": "kedge.mode",
+    "anchor": "kedge.anchor.id",
+    "sent_blocks": "kedge.delta.blocks",
+    "full_blocks": "kedge.full.blocks",
+    "sent_bytes": "kedge.sent.bytes",
+    "full_bytes": "kedge.full.bytes",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
+    "response_id": "gen_ai.response.id",
 }
 """The attribute of a span with each fact."""
 
@@ -149,9 +149,9 @@ class RequestViews:
         records = [describe_row(each) for each in sent]
         self._compare_lists("wire", [describe_wire(each) for each in wire], records)
         self._compare_lists("events", list_sent(result.events), records)
-        self._compare_lists("spans", self._list_spans(otel.CHAT), records)
+        self._compare_lists("spans", self._list_spans("chat"), records)
         answers = [describe_row(each) for each in fetched if each.status != "running"]
-        spans = [each for each in self._list_spans(otel.FETCH_RESPONSE) if not each["is_error"]]
+        spans = [each for each in self._list_spans("fetch_response") if not each["is_error"]]
         self._compare_lists("spans of answers", spans, answers)
         ended = [describe_row(each) for each in rows if each.status != "running"]
         self._compare_lists("log", self._list_logged(), ended)
@@ -188,7 +188,7 @@ class RequestViews:
             attributes: Mapping[str, Any] = span.attributes or {}
             facts = {name: attributes.get(key) for name, key in SPAN_FACTS.items()}
             texts = {name: facts[name] or "" for name in ("anchor", "response_id")}
-            fallback = attributes.get(otel.FALLBACK, "")
+            fallback = attributes.get("kedge.fallback.reason", "")
             is_error = not span.status.is_ok
             found.append({**facts, **texts, "fallback": fallback, "is_error": is_error})
         return found

@@ -22,7 +22,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.parts import data_url
+from kedge.turns.attachments import data_url
 
 Edit = Callable[[Turn, random.Random], Turn]
 

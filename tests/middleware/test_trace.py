@@ -17,7 +17,7 @@ from kedge.errors import ServerFailed
 from kedge.events import Usage
 from kedge.events.run import RequestSent
 from kedge.middleware import guard, redact, retry, tools, trace
-from kedge.observe import bind_fields, otel
+from kedge.observe import bind_fields
 from kedge.testing import serve
 from kedge.turns import assistant, tool_call
 from middleware.scripted_engine import ScriptedEngine
@@ -89,19 +89,19 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     assert first.kind is SpanKind.CLIENT
     assert tool.kind is SpanKind.INTERNAL
     assert first.attributes is not None
-    assert first.attributes[otel.OPERATION] == "chat"
-    assert first.attributes[otel.PROVIDER] == "responses"
-    assert first.attributes[otel.REQUEST_MODEL] == "practice"
-    assert str(first.attributes[otel.RESPONSE_ID]).startswith("resp_")
-    assert first.attributes[otel.FINISH_REASONS] == ("tool_call",)
-    assert int(str(first.attributes[otel.INPUT_TOKENS])) > 0
+    assert first.attributes["gen_ai.operation.name"] == "chat"
+    assert first.attributes["gen_ai.provider.name"] == "responses"
+    assert first.attributes["gen_ai.request.model"] == "practice"
+    assert str(first.attributes["gen_ai.response.id"]).startswith("resp_")
+    assert first.attributes["gen_ai.response.finish_reasons"] == ("tool_call",)
+    assert int(str(first.attributes["gen_ai.usage.input_tokens"])) > 0
     assert second.attributes is not None
-    assert second.attributes[otel.ANCHOR] == first.attributes[otel.RESPONSE_ID]
-    assert second.attributes[otel.DELTA_BLOCKS] == 1
-    assert second.attributes[otel.FINISH_REASONS] == ("stop",)
+    assert second.attributes["kedge.anchor.id"] == first.attributes["gen_ai.response.id"]
+    assert second.attributes["kedge.delta.blocks"] == 1
+    assert second.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert tool.attributes is not None
-    assert tool.attributes[otel.TOOL_NAME] == "add"
-    assert str(tool.attributes[otel.TOOL_CALL_ID]).startswith("call_")
+    assert tool.attributes["gen_ai.tool.name"] == "add"
+    assert str(tool.attributes["gen_ai.tool.call.id"]).startswith("call_")
     assert tool.start_time is not None
     assert first.end_time is not None
     assert tool.start_time >= first.end_time
@@ -117,9 +117,9 @@ async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
     async with engine.stream(Turn([user("Hello")]), streaming=streaming) as stream:
         [sent] = [event async for event in stream if isinstance(event, RequestSent)]
     attributes = spans_by_name(spans)["chat practice"].attributes or {}
-    assert attributes[otel.SENT_BYTES] == sent.body_bytes
-    assert attributes[otel.FULL_BYTES] == sent.full_bytes
-    assert (otel.FIRST_CHUNK in attributes) is streaming
+    assert attributes["kedge.sent.bytes"] == sent.body_bytes
+    assert attributes["kedge.full.bytes"] == sent.full_bytes
+    assert ("gen_ai.response.time_to_first_chunk" in attributes) is streaming
 
 
 async def test_content_is_exported_only_on_request(
@@ -134,15 +134,17 @@ async def test_content_is_exported_only_on_request(
     assert "harbour" not in spans_text(spans)
     assert "arguments" not in spans_text(spans)
     spans.clear()
-    monkeypatch.setenv(otel.CAPTURE_CONTENT_ENV, "SPAN_ONLY")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
     received = spans_text(spans)
     assert SECRET in received
     attributes = spans_by_name(spans)["execute_tool add"].attributes or {}
-    assert attributes[otel.TOOL_RESULT] == "5"
-    assert '"a"' in str(attributes[otel.TOOL_ARGUMENTS])
+    assert attributes["gen_ai.tool.call.result"] == "5"
+    assert '"a"' in str(attributes["gen_ai.tool.call.arguments"])
     assert "Be brief." in received
-    written = str((spans_by_name(spans)["chat practice"].attributes or {})[otel.OUTPUT_MESSAGES])
+    written = str(
+        (spans_by_name(spans)["chat practice"].attributes or {})["gen_ai.output.messages"]
+    )
     assert [message["finish_reason"] for message in json.loads(written)] == ["stop"]
     spans.clear()
     await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
@@ -157,11 +159,11 @@ async def test_spans_have_the_conversation_id(
     with bind_fields(conversation_id="harbour-talk"):
         await engine.run(Turn([user("Hello")]))
     for span in spans.get_finished_spans():
-        assert (span.attributes or {})[otel.CONVERSATION_ID] == "harbour-talk"
+        assert (span.attributes or {})["gen_ai.conversation.id"] == "harbour-talk"
     spans.clear()
     await engine.run(Turn([user("Hello")]), mode="conversation")
     run = spans_by_name(spans)["invoke_agent"]
-    assert str((run.attributes or {})[otel.CONVERSATION_ID]).startswith("conv_")
+    assert str((run.attributes or {})["gen_ai.conversation.id"]).startswith("conv_")
 
 
 async def test_a_tool_that_fails_is_marked(
@@ -172,7 +174,7 @@ async def test_a_tool_that_fails_is_marked(
     await engine.run(Turn([user("Please call broken with text=harbour")]))
     tool, run = spans_by_name(spans)["execute_tool broken"], spans_by_name(spans)["invoke_agent"]
     assert tool.status.status_code is StatusCode.ERROR
-    assert (tool.attributes or {})[otel.ERROR_TYPE] == "failed"
+    assert (tool.attributes or {})["error.type"] == "failed"
     assert run.status.status_code is StatusCode.UNSET
     assert "harbour" not in spans_text(spans)
 
@@ -188,7 +190,7 @@ async def test_a_rejected_request_is_marked(
         await engine.aclose()
     for span in spans.get_finished_spans():
         assert span.status.status_code is StatusCode.ERROR
-        assert (span.attributes or {})[otel.ERROR_TYPE] == "invalid_api_key"
+        assert (span.attributes or {})["error.type"] == "invalid_api_key"
     assert len(spans.get_finished_spans()) == 2
     assert "wrong-key" not in spans_text(spans)
 
@@ -205,11 +207,11 @@ async def test_an_incomplete_answer_has_its_usage(
         await stream.finish()
     attributes = spans_by_name(spans)["chat practice"].attributes or {}
     assert caught.value.usage == stream.usage
-    assert attributes[otel.OUTPUT_TOKENS] == stream.usage.output_tokens > 0
-    assert attributes[otel.RESPONSE_ID] == caught.value.response_id
-    assert attributes[otel.FINISH_REASONS] == ("length",)
-    assert attributes[otel.ERROR_TYPE] == "max_output_tokens"
-    [message] = json.loads(str(attributes[otel.OUTPUT_MESSAGES]))
+    assert attributes["gen_ai.usage.output_tokens"] == stream.usage.output_tokens > 0
+    assert attributes["gen_ai.response.id"] == caught.value.response_id
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert attributes["error.type"] == "max_output_tokens"
+    [message] = json.loads(str(attributes["gen_ai.output.messages"]))
     assert message["finish_reason"] == "length"
     assert "The [redacted] goes out" in message["parts"][0]["content"]
 
@@ -224,7 +226,7 @@ async def test_a_filtered_answer_has_its_finish_reason(
     with pytest.raises(AnswerIncomplete):
         await engine.run(Turn([user("Hello")]))
     attributes = spans.get_finished_spans()[0].attributes or {}
-    assert attributes[otel.FINISH_REASONS] == ("content_filter",)
+    assert attributes["gen_ai.response.finish_reasons"] == ("content_filter",)
 
 
 async def test_a_retried_request_is_marked(
@@ -238,7 +240,7 @@ async def test_a_retried_request_is_marked(
         await engine.run(Turn([user("Hello")]))
         await engine.aclose()
     failed, sent, run = spans.get_finished_spans()
-    assert (failed.attributes or {})[otel.ERROR_TYPE] == "retried"
+    assert (failed.attributes or {})["error.type"] == "retried"
     assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
 
 
@@ -251,9 +253,12 @@ async def test_tokens_of_a_retried_request_are_recorded(
     engine = ScriptedEngine(error, [assistant("ok")])
     await with_middleware(engine, trace(tracer), retry(first=0)).run(Turn([user("Hello")]))
     attributes = spans.get_finished_spans()[0].attributes or {}
-    assert attributes[otel.ERROR_TYPE] == "retried"
-    assert (attributes[otel.INPUT_TOKENS], attributes[otel.OUTPUT_TOKENS]) == (7, 3)
-    assert attributes[otel.RESPONSE_ID] == "resp_1"
+    assert attributes["error.type"] == "retried"
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (
+        7,
+        3,
+    )
+    assert attributes["gen_ai.response.id"] == "resp_1"
 
 
 async def test_a_healed_request_is_two_spans(
@@ -268,7 +273,7 @@ async def test_a_healed_request_is_two_spans(
         await engine.run(turn.append(user("And?")))
         await engine.aclose()
     rejected, sent, run = spans.get_finished_spans()
-    assert (rejected.attributes or {})[otel.ERROR_TYPE] == "healed:gone"
+    assert (rejected.attributes or {})["error.type"] == "healed:gone"
     assert sent.status.status_code is StatusCode.UNSET
     assert [event.name for event in run.events] == ["kedge.healed"]
 
@@ -285,9 +290,9 @@ async def test_tokens_of_a_discarded_answer_are_recorded(
         await engine.run(turn.append(user("And?")))
         await engine.aclose()
     attributes = spans.get_finished_spans()[0].attributes or {}
-    assert attributes[otel.ERROR_TYPE] == "healed:forgot"
-    assert attributes[otel.INPUT_TOKENS]
-    assert attributes[otel.RESPONSE_ID]
+    assert attributes["error.type"] == "healed:forgot"
+    assert attributes["gen_ai.usage.input_tokens"]
+    assert attributes["gen_ai.response.id"]
 
 
 async def test_closing_a_stream_early_ends_its_spans(
@@ -301,7 +306,7 @@ async def test_closing_a_stream_early_ends_its_spans(
             if stream.plans:
                 break
     assert set(spans_by_name(spans)) == {"chat practice", "invoke_agent"}
-    assert (spans_by_name(spans)["invoke_agent"].attributes or {})[otel.ERROR_TYPE] == "cancelled"
+    assert (spans_by_name(spans)["invoke_agent"].attributes or {})["error.type"] == "cancelled"
 
 
 async def test_spans_of_tools_are_children_of_the_turn(

@@ -23,7 +23,7 @@ from kedge.planning import (
     render,
     set_state,
 )
-from kedge.planning.state import STATE_KEY, anchor_sort_key
+from kedge.planning.anchors import STATE_KEY, anchor_sort_key
 from kedge.turns import (
     Turn,
     assistant,

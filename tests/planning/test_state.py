@@ -18,7 +18,7 @@ from kedge.planning import (
     load_record,
     set_state,
 )
-from kedge.planning.state import STATE_KEY, anchor_sort_key
+from kedge.planning.anchors import STATE_KEY, anchor_sort_key
 from kedge.turns import Turn, dumps, loads, user
 from planning.recorded_turns import records
 from strategies import json_values, texts

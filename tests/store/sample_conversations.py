@@ -4,7 +4,7 @@ from typing import Any
 
 from kedge import assistant, user
 from kedge.planning import plan_request, record_response
-from kedge.planning.state import get_state
+from kedge.planning.anchors import get_state
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.turns import Turn
 

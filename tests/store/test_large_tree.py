@@ -9,7 +9,7 @@ from kedge import user
 from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Store, open_store
 from kedge.store.nodes import insert_node, select_node
-from kedge.turns.block_codec import encode_block
+from kedge.turns.json_codec import encode_block
 
 NODES = 10_000
 FORK = 4_000

@@ -15,7 +15,7 @@ from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, Store, delete, import_export, nodes, open_store
 from kedge.store.stored_blocks import hash_block
 from kedge.turns import Block
-from kedge.turns.block_codec import encode_block
+from kedge.turns.json_codec import encode_block
 from postgresql import create_schema
 from server.waiting import TIMEOUT, wait_until
 from store.sample_conversations import create_conversation

@@ -10,7 +10,7 @@ from kedge.errors import KedgeError, StoreDamaged
 from kedge.store.stored_blocks import decode_blocks, extract_search_text, hash_block
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, dump_block, load_block
-from kedge.turns.block_codec import encode_block
+from kedge.turns.json_codec import encode_block
 from strategies import blocks, sample_blocks
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from kedge import InvalidTurn, audio, file, image, turns
+from kedge import InvalidTurn, audio, file, image
+from kedge.turns import ImagePart
+from kedge.turns.attachments import data_url
 
 
 def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
@@ -14,8 +16,8 @@ def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     part = image(path, detail="low")
     path.write_bytes(b"other")
-    assert part == turns.image(b"abc", media_type="image/jpeg", detail="low")
-    assert image(b"abc") == turns.image(b"abc")
+    assert part == ImagePart("data:image/jpeg;base64,YWJj", "low")
+    assert image(b"abc") == ImagePart("data:image/png;base64,YWJj")
     assert image("https://kedge.example/a.png").url == "https://kedge.example/a.png"
 
 
@@ -33,9 +35,9 @@ def test_content_determines_the_type_of_an_image(
     """A known image format is declared as such, whatever the file is called; an explicit type is used."""
     path = tmp_path / "photo.png"
     path.write_bytes(content)
-    assert image(path) == image(content) == turns.image(content, media_type=media_type)
-    assert image(path, media_type="image/png") == turns.image(content)
-    assert image(content, media_type="image/png") == turns.image(content)
+    assert image(path) == image(content) == ImagePart(data_url(content, media_type))
+    declared = ImagePart(data_url(content, "image/png"))
+    assert image(path, media_type="image/png") == image(content, media_type="image/png") == declared
 
 
 def test_a_file_from_bytes_has_a_name() -> None:
@@ -52,7 +54,7 @@ def test_a_file_is_read_from_a_path_and_has_its_name(tmp_path: Path) -> None:
     """The file name is the default for the name of the part."""
     path = tmp_path / "notes.md"
     path.write_bytes(b"# Notes")
-    assert file(path) == turns.file(b"# Notes", filename="notes.md", media_type="text/markdown")
+    assert file(path) == file(b"# Notes", filename="notes.md", media_type="text/markdown")
     assert file(path, filename="a.md").filename == "a.md"
     assert file(b"%PDF").data.startswith("data:application/pdf;")
 
@@ -61,8 +63,8 @@ def test_audio_is_read_from_a_path(tmp_path: Path) -> None:
     """WAV and MP3 are recognized by the file name or set by the media type."""
     path = tmp_path / "hello.mp3"
     path.write_bytes(b"ID3")
-    assert audio(path) == turns.audio(b"ID3", media_type="audio/mpeg")
-    assert audio(path, media_type="audio/wav") == turns.audio(b"ID3") == audio(b"ID3")
+    assert audio(path) == audio(b"ID3", media_type="audio/mpeg")
+    assert audio(path, media_type="audio/wav") == audio(b"ID3")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from kedge.turns import (
     load_block,
     user,
 )
-from kedge.turns.block_codec import encode_block, parse_block
 from kedge.turns.blocks import BlockBase, cache_digest, get_cached_digest
+from kedge.turns.json_codec import encode_block, parse_block
 from strategies import blocks, sample_blocks
 
 PARTS = [

@@ -19,7 +19,7 @@ from kedge.turns import (
     file,
     image,
 )
-from kedge.turns.parts import split_data_url
+from kedge.turns.attachments import split_data_url
 
 
 def test_image_from_bytes_equals_its_data_url() -> None:
@@ -33,7 +33,9 @@ def test_image_from_bytes_equals_its_data_url() -> None:
 def test_file_from_url_or_bytes() -> None:
     """A URL is stored as a URL, and bytes are converted to a data URL with their media type."""
     assert file("https://example.com/a.pdf") == FilePart(url="https://example.com/a.pdf")
-    assert file("data:text/plain,hi") == FilePart(data="data:text/plain,hi")
+    assert file("data:text/plain,hi", filename="a") == FilePart(
+        data="data:text/plain,hi", filename="a"
+    )
     part = file(b"%PDF", filename="a.pdf")
     assert part == FilePart(data="data:application/pdf;base64,JVBERg==", filename="a.pdf")
 

@@ -7,7 +7,7 @@ from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.nodes import insert_node
 from kedge.turns import assistant, user
-from kedge.turns.block_codec import encode_block
+from kedge.turns.json_codec import encode_block
 
 
 async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:

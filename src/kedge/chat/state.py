@@ -20,14 +20,15 @@ from msgspec import structs
 from kedge.errors import KedgeError
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, ConversationState, get_state, set_state
-from kedge.planning.state import STATE_KEY, Mode
+from kedge.planning.anchors import STATE_KEY, Mode
 from kedge.security.encryption import FernetCipher, Key, new_key
 from kedge.text.display import pluralize
 from kedge.text.json_text import decode, encode, reject_constant
-from kedge.turns import Block, SystemBlock, Turn, dump_block, item_from_block, load_block
-from kedge.turns.block_codec import decode_special, encode_json, is_plain
+from kedge.turns import Block, Turn, dump_block, item_from_block, load_block
 from kedge.turns.chat_messages import blocks_from_message
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text
+from kedge.turns.json_codec import decode_special, encode_json, is_plain
+from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
 
@@ -257,7 +258,7 @@ def _decode_members(data: bytes, provider: str | None) -> ChatState | DiscardedS
     if version == VERSION and not has_valid_checksum(data):
         return DiscardedState("damaged", "", members)
     if provider is not None and members.get("provider") != provider:
-        return DiscardedState("provider", _describe_provider(members), members)
+        return DiscardedState("provider", _read_provider(members) or "not named", members)
     try:
         encode(members)  # which rejects lone surrogates
         return import_messages(members) if version == MESSAGES_VERSION else _convert(members)
@@ -322,9 +323,9 @@ def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatSta
     return state
 
 
-def _describe_provider(members: Json) -> str:
+def _read_provider(members: Mapping[str, Any]) -> str:
     name = members.get("provider")
-    return name[:80] if isinstance(name, str) else "not named"
+    return name[:80] if isinstance(name, str) else ""
 
 
 def import_messages(members: Json) -> ChatState:
@@ -347,9 +348,7 @@ def import_messages(members: Json) -> ChatState:
     seen = sum(map(len, converted[:processed]))
     blocks = [block for each in converted for block in each]
     _check_items([item_from_block(block) for block in blocks if block.kind != "reasoning"])
-    lead = 0
-    while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
-        lead += 1
+    lead = count_leading(blocks)
     provider = check_text(members["provider"], "provider")
     state = ChatState(provider, tuple(blocks[lead:]), max(0, seen - lead))
     _set_imported(state, True)
@@ -440,14 +439,14 @@ def build_report(data: bytes, provider: str | None, cipher: FernetCipher | None)
     found = decode_state(data, provider, cipher)
     known: dict[str, Any] = {"size": len(data), "encrypted": is_encrypted(data)}
     if isinstance(found, DiscardedState):
-        version, name = found.members.get("version"), found.members.get("provider")
+        version = found.members.get("version")
         return StateReport(
             False,
             **known,
             reason=found.reason,
             problem=str(found),
             version=version if type(version) is int else None,
-            provider=name[:80] if isinstance(name, str) else "",
+            provider=_read_provider(found.members),
         )
     return StateReport(
         True,

@@ -157,8 +157,15 @@ def attach_file(source: str) -> "Part":
         InvalidTurn: If the file cannot be read, is too large, or is neither text nor of a known type.
     """
     from kedge.turns import TextPart
-    from kedge.turns.attachments import MAX_FILE_BYTES, audio, file, image, read_file
-    from kedge.turns.parts import AUDIO_FORMATS, detect_media_type
+    from kedge.turns.attachments import (
+        AUDIO_FORMATS,
+        MAX_FILE_BYTES,
+        audio,
+        detect_media_type,
+        file,
+        image,
+        read_file,
+    )
 
     if source.startswith(("https://", "http://")):
         media_type, _ = mimetypes.guess_type(source.partition("?")[0])

@@ -27,6 +27,7 @@ from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
 from kedge.planning.digests import ToolPairing
+from kedge.security.bounded_dict import BoundedDict
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, dump_block, item_from_block
 from kedge.turns.blocks import get_cached_digest
@@ -44,7 +45,7 @@ class BlockCounter:
 
     def __init__(self, counter: TokenCounter = DEFAULT_COUNTER) -> None:
         self._counter = counter
-        self._counts: dict[bytes | None, int] = {}
+        self._counts = BoundedDict[bytes | None, int](MAX_CACHED_COUNTS)
         self._lock = Lock()
 
     @staticmethod
@@ -85,16 +86,9 @@ class BlockCounter:
         known = self._counts.get(leaf)
         if known is None:
             known = self._counter.count_items([_render_item(block)])
-            self._cache_count(leaf, known)
+            with self._lock:
+                self._counts[leaf] = known
         return known
-
-    def _cache_count(self, leaf: bytes, tokens: int) -> None:
-        with self._lock:
-            if len(self._counts) >= MAX_CACHED_COUNTS:
-                # The oldest half is removed at once: entries are in insertion order.
-                for old in list(self._counts)[: MAX_CACHED_COUNTS // 2]:
-                    del self._counts[old]
-            self._counts[leaf] = tokens
 
 
 def _render_item(block: Block) -> Mapping[str, Any]:
@@ -170,12 +164,6 @@ class CompactionRequest:
     def build_turn(self, blocks: Sequence[Block]) -> Turn:
         """Return a Turn of some of the blocks that can be sent to the engine, with the anchors."""
         return set_state(Turn(blocks), self.state)
-
-    def next_request(self, result: "CompactionResult") -> "CompactionRequest":
-        """Return the request for the next compactor, with the blocks of this result."""
-        if not result.changed:
-            return self
-        return replace(self, blocks=result.blocks, usage=None, tokens=result.tokens_after)
 
 
 @dataclass(frozen=True, slots=True)

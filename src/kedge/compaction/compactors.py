@@ -452,7 +452,8 @@ class CompositeCompactor:
         result, step = unchanged_result(request, self.name), request
         for compactor in self.compactors:
             done = await run_compactor(compactor, step)
-            step = step.next_request(done)
+            if done.changed:
+                step = replace(step, blocks=done.blocks, usage=None, tokens=done.tokens_after)
             result = _merge_results(result, done)
         changes = diff(Turn(request.blocks), Turn(result.blocks))
         return replace(result, changes=changes)

@@ -20,16 +20,7 @@ from kedge.compaction.base import (
 )
 from kedge.planning.anchors import check_positive_int
 from kedge.text.json_text import reject_constant
-from kedge.turns import (
-    Block,
-    FilePart,
-    ImagePart,
-    OpaquePart,
-    Part,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-)
+from kedge.turns import Block, FilePart, ImagePart, OpaquePart, Part, TextPart
 from kedge.turns.frozen_json import thaw
 
 MIN_ATTACHMENT_CHARS = 3_000
@@ -174,11 +165,11 @@ class ToolExchangeCompactor(LimitCompactor):
         limit = self.max_characters
         if SHORTENED_KEY in block.metadata or _content_length(block) <= limit:
             return block
-        match block:
-            case ToolCallBlock():
+        match block.kind:
+            case "tool_call":
                 shorten = truncate_text if block.custom else truncate_json
                 shortened: Block = replace(block, arguments=shorten(block.arguments, limit))
-            case ToolResultBlock():
+            case "tool_result":
                 text = "\n".join(map(_part_to_text, block.parts))
                 shortened = replace(block, parts=(TextPart(truncate_text(text, limit)),))
             case _:
@@ -189,10 +180,10 @@ class ToolExchangeCompactor(LimitCompactor):
 
 
 def _content_length(block: Block) -> int:
-    match block:
-        case ToolCallBlock():
+    match block.kind:
+        case "tool_call":
             return len(block.arguments)
-        case ToolResultBlock():
+        case "tool_result":
             return sum(map(part_length, block.parts))
         case _:
             return 0

@@ -13,14 +13,6 @@ from typing import Literal
 from kedge.errors import InvalidSetting
 
 CHAINING_ENV = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
-_FALSE_VALUES = frozenset({"0", "false", "off", "no"})
-
-
-def is_chaining_enabled() -> bool:
-    """Return whether chaining is enabled; the environment can disable it."""
-    return os.environ.get(CHAINING_ENV, "1").strip().lower() not in _FALSE_VALUES
-
-
 OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")
 """The environment variables of Kedge that are not settings."""
 MAX_NUMBER = 1e300
@@ -31,6 +23,13 @@ _BOOLEAN_WORDS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
+
+
+def is_chaining_enabled() -> bool:
+    """Return whether chaining is enabled; the environment can disable it."""
+    return _BOOLEAN_WORDS.get(os.environ.get(CHAINING_ENV, "").strip().lower(), True)
+
+
 _TYPES: Mapping[type[Scalar], tuple[tuple[type[Scalar], ...], str]] = {
     str: ((str,), "a string"),
     int: ((int,), "an integer"),

@@ -12,8 +12,7 @@ from kedge.engines.request_log import filter_json
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot, ToolFinished
 from kedge.planning import get_state, set_state
-from kedge.planning.anchors import limit_expiry
-from kedge.planning.state import STATE_KEY
+from kedge.planning.anchors import STATE_KEY, limit_expiry
 from kedge.store import (
     ConversationRow,
     Incident,

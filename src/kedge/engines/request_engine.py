@@ -64,8 +64,8 @@ from kedge.planning import (
     record_response,
     tag_blocks,
 )
+from kedge.planning.anchors import validate_mode
 from kedge.planning.render import measure_full_body
-from kedge.planning.state import validate_mode
 from kedge.turns import Turn
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from kedge.engines.reply import DEFAULT_OUTPUT_RETRIES
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
-from kedge.planning.state import validate_mode
+from kedge.planning.anchors import validate_mode
 from kedge.turns import SystemBlock, Turn, system
 from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
 

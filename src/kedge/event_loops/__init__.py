@@ -27,22 +27,6 @@ import anyio
 
 from kedge.errors import KedgeError
 
-__all__ = [
-    "AsyncResource",
-    "BackgroundLoop",
-    "PerLoop",
-    "SharedLock",
-    "SharedResource",
-    "SyncCall",
-    "SyncFacade",
-    "delegate",
-    "run_in_thread",
-    "run_sync",
-    "run_to_end",
-    "wrap_method",
-    "wrap_navigation",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
@@ -217,28 +201,13 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
     A cancelled write may be dropped or be under way already. After this the caller knows what is stored.
     """
-    # Awaiting a future that the task sets takes fewer iterations of the event loop than `asyncio.shield`.
-    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(_report_result(work, outcome))
+    task = asyncio.create_task(work)
     try:
-        return await outcome
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         with anyio.CancelScope(shield=True):
             await asyncio.gather(task, return_exceptions=True)
         raise
-
-
-async def _report_result(work: Coroutine[Any, Any, T], outcome: asyncio.Future[T]) -> None:
-    """Run work, and set its result or its error, unless the caller was cancelled."""
-    try:
-        result = await work
-    except BaseException as error:
-        if outcome.done():
-            raise
-        outcome.set_exception(error)
-    else:
-        if not outcome.done():
-            outcome.set_result(result)
 
 
 class BackgroundLoop:

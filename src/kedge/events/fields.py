@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from kedge.events.types import PartKind, Usage
-from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import wrap
+from kedge.turns.json_codec import name_type
 
 JsonObject = dict[str, Any]
 

@@ -29,7 +29,7 @@ from kedge.database.transactions import Database, Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord
-from kedge.planning.state import dump_record, load_record
+from kedge.planning.anchors import dump_record, load_record
 from kedge.security.bounded_dict import BoundedDict
 from kedge.store import Store, response_index
 from kedge.store.open import open_current_database

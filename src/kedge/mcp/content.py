@@ -23,7 +23,7 @@ from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
 from kedge.tools.tool import MAX_NAME_CHARS, edit_descriptions
 from kedge.turns import Part, TextPart, image
-from kedge.turns.parts import detect_media_type
+from kedge.turns.attachments import detect_media_type
 
 log = get_logger("kedge.mcp")
 

@@ -31,7 +31,7 @@ from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
-from kedge.turns.parts import split_data_url
+from kedge.turns.attachments import split_data_url
 from kedge.turns.text_format import describe, format_part
 
 MAX_OUTPUT = 50_000

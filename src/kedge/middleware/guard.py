@@ -64,7 +64,7 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.parts import AUDIO_FORMATS
+from kedge.turns.attachments import AUDIO_FORMATS
 
 Direction = Literal["in", "out", "both"]
 TextEdit = Callable[[str], str]

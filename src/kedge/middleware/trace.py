@@ -9,7 +9,8 @@
 It should be the outermost middleware. It only observes events; while the inner engine runs, the run's
 span is the current one, so that spans of an HTTP client or of a tool nest below it. Without an OpenTelemetry
 SDK set up by the program, its API does nothing. Spans have no content unless it is enabled, by
-``content=True`` or by the variable of OpenTelemetry's other GenAI instrumentations.
+``content=True`` or by the variable of OpenTelemetry's other GenAI instrumentations. Attributes with names ``gen_ai.…``
+are those of OpenTelemetry's GenAI conventions; ``kedge.…`` are values that the conventions do not define.
 """
 
 import json
@@ -35,9 +36,8 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.middleware.base import BaseMiddleware
-from kedge.observe import otel
 from kedge.observe.logs import BOUND_FIELDS
-from kedge.observe.otel import system_parts, to_messages
+from kedge.observe.otel import MessageDict, system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.plan import is_fallback_reason
 from kedge.turns import Block, ToolCallBlock, Turn
@@ -47,10 +47,17 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
     from opentelemetry.util.types import AttributeValue
 
+CAPTURE_CONTENT_ENV = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The environment variable that enables content."""
+CAPTURE_ENABLED_VALUES = frozenset({"true", "1", "span_only", "span_and_event"})
+"""Its values, in lower case, that enable content in spans."""
+
+PROVIDER_NAMES = {"xai": "x_ai", "azure": "azure.ai.openai"}
+"""Names of providers in the conventions where they differ from Kedge's."""
 _REQUEST_ATTRIBUTES = {
-    "max_output_tokens": otel.REQUEST_MAX_TOKENS,
-    "temperature": otel.REQUEST_TEMPERATURE,
-    "top_p": otel.REQUEST_TOP_P,
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
 }
 _FAILED_OUTCOMES = frozenset({"failed", "timeout", "invalid", "unknown", "cancelled", "refused"})
 
@@ -74,10 +81,7 @@ def trace(
     """
     resolved_tracer = tracer or _get_tracer()
     if content is None:
-        content = (
-            os.environ.get(otel.CAPTURE_CONTENT_ENV, "").strip().lower()
-            in otel.CAPTURE_ENABLED_VALUES
-        )
+        content = os.environ.get(CAPTURE_CONTENT_ENV, "").strip().lower() in CAPTURE_ENABLED_VALUES
 
     return lambda engine: _TraceMiddleware(engine, resolved_tracer, content, agent)
 
@@ -132,16 +136,16 @@ class _RunSpans:
         agent = trace.agent
         self.common = _drop_empty(
             {
-                otel.PROVIDER: otel.PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
-                otel.CONVERSATION_ID: find_conversation_id(turn),
+                "gen_ai.provider.name": PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
+                "gen_ai.conversation.id": find_conversation_id(turn),
             }
         )
         self.run = self._start_span(
-            f"{otel.INVOKE_AGENT} {agent}" if agent else otel.INVOKE_AGENT,
+            f"invoke_agent {agent}".strip(),
             {
-                otel.OPERATION: otel.INVOKE_AGENT,
-                otel.REQUEST_MODEL: self.model,
-                otel.AGENT_NAME: agent,
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.request.model": self.model,
+                "gen_ai.agent.name": agent,
             },
         )
         self.request_span: Span | None = None
@@ -157,15 +161,15 @@ class _RunSpans:
         self.requests.record_event(event)
         match event:
             case RequestPlanned(plan, running):
-                self._start_request(plan, otel.FETCH_RESPONSE if running else otel.CHAT)
+                self._start_request(plan, "fetch_response" if running else "chat")
             case AnswerFinished(outcome):
                 self._record_output(_find_finish_reason(outcome), outcome.blocks)
-                self._set_attributes({otel.RESPONSE_MODEL: outcome.model})
+                self._set_attributes({"gen_ai.response.model": outcome.model})
                 self._close_request("")
             case AttemptFailed():
                 self._discard_response(event, "retried")
             case Healed(reason):
-                self.run.add_event("kedge.healed", {otel.HEALED: reason})
+                self.run.add_event("kedge.healed", {"kedge.healed.reason": reason})
                 self._discard_response(event, f"healed:{reason}")
             case ToolStarted():
                 self._start_tool(event)
@@ -210,9 +214,9 @@ class _RunSpans:
         self.request_span = self._start_span(
             f"{operation} {self.model}".strip(),
             {
-                otel.OPERATION: operation,
-                otel.REQUEST_MODEL: self.model,
-                otel.REQUEST_STREAM: self.request.streaming,
+                "gen_ai.operation.name": operation,
+                "gen_ai.request.model": self.model,
+                "gen_ai.request.stream": self.request.streaming,
                 **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
                 **_describe_request(self.requests.current),
             },
@@ -220,16 +224,18 @@ class _RunSpans:
         )
         if self.content:
             instructions = plan.instructions and self.request.filters.edit_text(plan.instructions)
-            _set_json(self.request_span, otel.INPUT_MESSAGES, self._to_messages(plan.delta))
-            _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(instructions))
+            _set_json(self.request_span, "gen_ai.input.messages", self._to_messages(plan.delta))
+            _set_json(self.request_span, "gen_ai.system_instructions", system_parts(instructions))
 
     def _record_output(self, finish_reason: str, blocks: Iterable[Block]) -> None:
         """Record why an answer ended, and its blocks if content is enabled."""
-        self._set_attributes({otel.FINISH_REASONS: [finish_reason] if finish_reason else None})
+        self._set_attributes(
+            {"gen_ai.response.finish_reasons": [finish_reason] if finish_reason else None}
+        )
         if self.content and (span := self.request_span):
             messages = self._to_messages(blocks)
             finished = [{**message, "finish_reason": finish_reason} for message in messages]
-            _set_json(span, otel.OUTPUT_MESSAGES, finished)
+            _set_json(span, "gen_ai.output.messages", finished)
 
     def _discard_response(self, event: AttemptFailed | Healed, error: str) -> None:
         if event.response_id:
@@ -248,7 +254,9 @@ class _RunSpans:
         record = self.requests.current
         self._set_attributes(_describe_request(record))
         if self.request.streaming:
-            self._set_attributes({otel.FIRST_CHUNK: record.first_token_seconds})
+            self._set_attributes(
+                {"gen_ai.response.time_to_first_chunk": record.first_token_seconds}
+            )
         if error:
             _mark_error(self.request_span, error)
         self.request_span.end()
@@ -260,33 +268,35 @@ class _RunSpans:
         call = event.call
         start = time_ns()
         span = self._start_span(
-            f"{otel.EXECUTE_TOOL} {call.name}",
+            f"execute_tool {call.name}",
             {
-                otel.OPERATION: otel.EXECUTE_TOOL,
-                otel.TOOL_NAME: call.name,
-                otel.TOOL_CALL_ID: call.call_id,
-                otel.TOOL_TYPE: "function",
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": call.name,
+                "gen_ai.tool.call.id": call.call_id,
+                "gen_ai.tool.type": "function",
             },
             start_time=start,
         )
         if self.content:
-            span.set_attribute(otel.TOOL_ARGUMENTS, self.request.filters.edit_text(call.arguments))
+            span.set_attribute(
+                "gen_ai.tool.call.arguments", self.request.filters.edit_text(call.arguments)
+            )
         self.tool_spans[call.id] = span, start
 
     def _end_tool(self, event: ToolFinished) -> None:
         span, start = self.tool_spans.pop(event.call.id, (None, 0))
         if span is None:
             return
-        span.set_attribute(otel.OUTCOME, event.outcome)
+        span.set_attribute("kedge.tool.outcome", event.outcome)
         if event.outcome in _FAILED_OUTCOMES:
             _mark_error(span, event.outcome)
         if self.content:
             result = self.request.filters.edit_text(event.result.text)
-            span.set_attribute(otel.TOOL_RESULT, result)
+            span.set_attribute("gen_ai.tool.call.result", result)
         # Tools run concurrently and are reported together, so each span has a separate end time.
         span.end(start + int(event.seconds * 1e9))
 
-    def _to_messages(self, blocks: Iterable[Block]) -> list[otel.MessageDict]:
+    def _to_messages(self, blocks: Iterable[Block]) -> list[MessageDict]:
         """Return messages of the blocks after the guards of the stack."""
         allowed: list[Block] = []
         for block in blocks:
@@ -296,7 +306,7 @@ class _RunSpans:
 
     def _record_conversation(self, turn: Turn) -> None:
         if conversation := find_conversation_id(turn):
-            self.run.set_attribute(otel.CONVERSATION_ID, conversation)
+            self.run.set_attribute("gen_ai.conversation.id", conversation)
 
     def _start_span(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
         from opentelemetry.trace import set_span_in_context
@@ -308,24 +318,24 @@ class _RunSpans:
 
 def _describe_request(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of a span with the values of a record, as far as they are known."""
-    attributes: dict[str, Any] = {otel.RESPONSE_ID: record.provider_response_id}
+    attributes: dict[str, Any] = {"gen_ai.response.id": record.provider_response_id}
     if record.is_known:
         attributes |= {
-            otel.MODE: record.mode,
-            otel.ANCHOR: record.anchor,
-            otel.DELTA_BLOCKS: record.sent_blocks,
-            otel.FULL_BLOCKS: record.full_blocks,
-            otel.FALLBACK: record.reason if is_fallback_reason(record.reason) else None,
+            "kedge.mode": record.mode,
+            "kedge.anchor.id": record.anchor,
+            "kedge.delta.blocks": record.sent_blocks,
+            "kedge.full.blocks": record.full_blocks,
+            "kedge.fallback.reason": record.reason if is_fallback_reason(record.reason) else None,
         }
     if record.sent_bytes:
-        attributes |= {otel.SENT_BYTES: record.sent_bytes, otel.FULL_BYTES: record.full_bytes}
+        attributes |= {"kedge.sent.bytes": record.sent_bytes, "kedge.full.bytes": record.full_bytes}
     if record.usage:
         attributes |= {
-            otel.INPUT_TOKENS: record.input_tokens,
-            otel.OUTPUT_TOKENS: record.output_tokens,
-            otel.CACHE_READ_TOKENS: record.cached_tokens,
-            otel.CACHE_WRITE_TOKENS: record.cache_write_tokens,
-            otel.REASONING_TOKENS: record.reasoning_tokens,
+            "gen_ai.usage.input_tokens": record.input_tokens,
+            "gen_ai.usage.output_tokens": record.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": record.cache_write_tokens,
+            "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens,
         }
     return attributes
 
@@ -367,5 +377,5 @@ def _error_type(error: BaseException) -> str:
 def _mark_error(span: "Span", kind: str) -> None:
     from opentelemetry.trace import Status, StatusCode
 
-    span.set_attribute(otel.ERROR_TYPE, kind)
+    span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR))

@@ -4,7 +4,8 @@ The library provides the text formats; the values are in ``kedge.observe.metrics
 import it. Metrics without labels are exported from the start, as zero.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client.core import (
@@ -70,9 +71,5 @@ _FAMILIES = {
 
 def _cumulative_buckets(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
     """Return cumulative buckets, as required by Prometheus."""
-    bounds: Iterable[str] = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
-    total, result = 0, list[tuple[str, float]]()
-    for bound, number in zip(bounds, sample.bucket_counts, strict=True):
-        total += number
-        result.append((bound, total))
-    return result
+    bounds = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
+    return list(zip(bounds, accumulate(sample.bucket_counts), strict=True))

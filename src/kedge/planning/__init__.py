@@ -2,12 +2,20 @@
 
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
+    MODES,
     REASONS,
     AnchorRecord,
+    ConversationState,
+    Mode,
     Reason,
     RejectedAnchor,
     Status,
     TokenCounts,
+    drop_anchors,
+    dump_record,
+    get_state,
+    load_record,
+    set_state,
 )
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.planning.canonical import canonical
@@ -23,16 +31,6 @@ from kedge.planning.record import (
     tag_blocks,
 )
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
-from kedge.planning.state import (
-    MODES,
-    ConversationState,
-    Mode,
-    drop_anchors,
-    dump_record,
-    get_state,
-    load_record,
-    set_state,
-)
 
 __all__ = [
     "CACHE_HINTS",

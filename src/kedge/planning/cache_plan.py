@@ -13,10 +13,15 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from kedge.planning.anchors import AnchorRecord, TokenCounts, matches_prefix
+from kedge.planning.anchors import (
+    AnchorRecord,
+    ConversationState,
+    TokenCounts,
+    get_state,
+    matches_prefix,
+)
 from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.planning.plan import RequestPlan
-from kedge.planning.state import ConversationState, get_state
 from kedge.turns import Turn
 
 CacheHint = Literal["clock", "instructions", "tool_order", "tools", "model"]

@@ -23,13 +23,10 @@ from kedge.turns import (
     ImagePart,
     OpaqueBlock,
     Part,
-    ReasoningBlock,
     RefusalPart,
-    SystemBlock,
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
-    UnknownBlock,
     UserBlock,
     item_from_block,
 )
@@ -49,7 +46,7 @@ CanonicalForm = dict[str, Any]
 
 CITATIONS = "citations"
 """The field of a text of the model that Anthropic's API requires again."""
-_OUTPUT = (AssistantBlock, ToolCallBlock, ReasoningBlock)
+_OUTPUT = ("assistant", "tool_call", "reasoning")
 _OUTPUT_MEMBERS = (*RESENT_FIELDS, NATIVE_KEY, CHAT_MESSAGE, CHAT_CALL)
 
 
@@ -72,9 +69,9 @@ def canonical(block: Block) -> CanonicalForm | None:
 
 def get_members(block: Block) -> FrozenMap:
     """Return the uninterpreted members of a block's item that a request contains, without nulls."""
-    if not block.extra or isinstance(block, OpaqueBlock | UnknownBlock):
+    if not block.extra or block.kind in ("opaque", "unknown"):
         return EMPTY
-    return select_members(block.extra, _OUTPUT_MEMBERS if isinstance(block, _OUTPUT) else None)
+    return select_members(block.extra, _OUTPUT_MEMBERS if block.kind in _OUTPUT else None)
 
 
 def strip_members(block: Block) -> Block:
@@ -97,15 +94,15 @@ def is_copy(one: Block, other: Block) -> bool:
 
 
 def _canonical_content(block: Block) -> CanonicalForm | None:
-    match block:
-        case UserBlock() | AssistantBlock():
+    match block.kind:
+        case "user" | "assistant":
             return {"kind": block.kind, "parts": [_canonical_part(part) for part in block.parts]}
-        case SystemBlock():
+        case "system":
             return {"kind": block.kind, "role": block.role, "text": block.text}
-        case ToolCallBlock():
+        case "tool_call":
             call = {"call_id": block.call_id, "name": block.name, "arguments": block.arguments}
             return {"kind": block.kind, **call, **_custom_member(block)}
-        case ToolResultBlock():
+        case "tool_result":
             parts = [_canonical_part(part) for part in block.parts]
             return {
                 "kind": block.kind,
@@ -113,11 +110,11 @@ def _canonical_content(block: Block) -> CanonicalForm | None:
                 "parts": parts,
                 **_custom_member(block),
             }
-        case ReasoningBlock():
+        case "reasoning":
             return None
-        case OpaqueBlock():
+        case "opaque":
             return {"kind": block.kind, "item": thaw(strip_server_fields(block.item))}
-        case UnknownBlock():
+        case "unknown":
             return {"kind": block.kind, "form": thaw(drop_nulls(block.form))}
 
 

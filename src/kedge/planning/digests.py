@@ -165,10 +165,6 @@ class ToolPairing:
             pairing.add(position, blocks[offset + position])
         return pairing
 
-    def ends_before(self, stop: int) -> bool:
-        """Return whether no call or result is at ``stop`` or after it."""
-        return not self.positions or self.positions[-1] < stop
-
     def problems(self, blocks: Turn | Sequence[Block], offset: int) -> tuple[Problem, ...]:
         """Return the mismatches in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.issues:
@@ -310,7 +306,7 @@ class PrefixIndex:
         stop = len(blocks) - offset
         with self.lock:  # a longer Turn may be extending the pairing
             pairing = self._get_pairing(blocks, offset, start)
-            if not pairing.ends_before(stop):
+            if pairing.positions and pairing.positions[-1] >= stop:
                 pairing = pairing.copy(blocks, start, offset)
             return pairing.problems(blocks, offset)
 

@@ -21,8 +21,12 @@ from msgspec.structs import replace
 from kedge.errors import Unsendable
 from kedge.planning.anchors import (
     AnchorRecord,
+    ConversationState,
+    Mode,
     Reason,
     RejectedAnchor,
+    anchor_sort_key,
+    get_state,
     matches_prefix,
     unavailable_reason,
 )
@@ -39,7 +43,6 @@ from kedge.planning.render import (
     get_instructions,
     measure_full_body,
 )
-from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
 

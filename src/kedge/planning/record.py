@@ -14,10 +14,13 @@ from kedge.observe import get_logger
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
     AnchorRecord,
+    ConversationState,
     Reason,
     Status,
     TokenCounts,
+    get_state,
     select_matching,
+    set_state,
     unavailable_reason,
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
@@ -28,7 +31,6 @@ from kedge.planning.render import (
     conversation_scope,
     derived_digests,
 )
-from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import Block, Source, Turn
 
 log = get_logger("kedge.planning")

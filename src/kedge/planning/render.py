@@ -27,10 +27,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kedge.planning.anchors import AnchorRecord, matches_prefix
+from kedge.planning.anchors import AnchorRecord, ConversationState, get_state, matches_prefix
 from kedge.planning.canonical import canonical_json, get_members
 from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
-from kedge.planning.state import ConversationState, get_state
 from kedge.text.json_text import encode, encode_escaped
 from kedge.turns import Block, OpaqueBlock, ReasoningBlock, SystemBlock, Turn, item_from_block
 from kedge.turns.frozen_json import thaw
@@ -80,7 +79,9 @@ def find_compaction_start(
     if not index.barriers:
         return None
     length = len(turn) - turn.lead
-    record = _find_longest_record(state, index, index.count(length), scope)
+    covered = index.count(length)
+    anchors = reversed(state.anchors)  # the record of the longest prefix comes first
+    record = next((each for each in anchors if _is_trusted(each, index, covered, scope)), None)
     for position in reversed(index.barriers):
         if position >= length:
             continue  # it belongs to a longer Turn that shares the index
@@ -152,16 +153,6 @@ def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[
         while stop < len(turn) and turn[stop].response_id == response_id:
             stop += 1
         yield stop - lead, list(turn[start:stop])
-
-
-def _find_longest_record(
-    state: ConversationState, index: PrefixIndex, covered: int, scope: str
-) -> AnchorRecord | None:
-    """Return the record of this provider that matches the longest prefix."""
-    for record in reversed(state.anchors):
-        if _is_trusted(record, index, covered, scope):
-            return record
-    return None
 
 
 def _is_trusted(record: AnchorRecord, index: PrefixIndex, covered: int, scope: str) -> bool:

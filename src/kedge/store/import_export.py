@@ -35,8 +35,8 @@ from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
-from kedge.turns.block_codec import encode_block, upgrade_block
 from kedge.turns.frozen_json import thaw
+from kedge.turns.json_codec import encode_block, upgrade_block
 
 FORMAT, VERSION = "kedge.conversation", 2
 Json = dict[str, Any]

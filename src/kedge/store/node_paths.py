@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
-from kedge.planning.state import MODES
+from kedge.planning.anchors import MODES
 from kedge.store.conversations import check_row
 from kedge.store.nodes import (
     NODE_COLUMNS,

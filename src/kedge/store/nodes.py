@@ -50,8 +50,8 @@ from kedge.store.responses import (
 )
 from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
 from kedge.turns import Block, Turn, new_id
-from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import EMPTY
+from kedge.turns.json_codec import encode_block
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "

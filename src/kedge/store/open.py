@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
-from kedge.config import store_file, store_url
-from kedge.config.loader import URL_FORMATS
+from kedge.config import URL_FORMATS, store_file, store_url
 from kedge.database.responses import SERVER_PREFIX, create_response_tables, use_practice_tables
 from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.database.sqlite import MEMORY, SQLiteDatabase

@@ -8,8 +8,7 @@ import msgspec
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode
-from kedge.planning.anchors import validate_seconds
-from kedge.planning.state import ConversationState, validate_mode
+from kedge.planning.anchors import ConversationState, validate_mode, validate_seconds
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 

@@ -17,8 +17,7 @@ from kedge.errors import HeadConflict, StoreBusy, StoreError
 from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
-from kedge.planning.anchors import validate_seconds
-from kedge.planning.state import ConversationState
+from kedge.planning.anchors import ConversationState, validate_seconds
 from kedge.store import conversations as conversation_table
 from kedge.store import (
     delete,
@@ -53,8 +52,8 @@ from kedge.store.records import (
     validate_namespace,
 )
 from kedge.turns import Block
-from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
+from kedge.turns.json_codec import encode_block
 
 
 class Store(AsyncResource):

@@ -1,6 +1,6 @@
 """Hash and preview stored blocks, and read them with errors that name the damaged one.
 
-The text of a block is the output of `kedge.turns.block_codec`. The hash covers the complete text with ids and
+The text of a block is the output of `kedge.turns.json_codec`. The hash covers the complete text with ids and
 metadata, so blocks with any difference are stored separately.
 """
 
@@ -13,8 +13,7 @@ from typing import Any, cast
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.text.json_text import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
-from kedge.turns.block_codec import parse_block
-from kedge.turns.json_codec import VERSION
+from kedge.turns.json_codec import VERSION, parse_block
 
 Json = dict[str, Any]
 

@@ -28,11 +28,10 @@ def forbid_network() -> Generator[None]:
         >>> with forbid_network():
         ...     run_my_tests()
     """
-    connect, connect_ex, resolve = (
-        socket.socket.connect,
-        socket.socket.connect_ex,
-        socket.getaddrinfo,
-    )
+    from unittest.mock import patch
+
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    resolve = socket.getaddrinfo
 
     def checked_connect(self: socket.socket, address: Any) -> None:
         _check_address(self.family, address)
@@ -47,15 +46,12 @@ def forbid_network() -> Generator[None]:
             raise NetworkForbidden(f"a test tried to look up {host!r}; use kedge.testing.serve()")
         return resolve(host, *args, **kwargs)
 
-    socket.socket.connect = checked_connect
-    socket.socket.connect_ex = checked_connect_ex
-    socket.getaddrinfo = checked_resolve
-    try:
+    with (
+        patch.object(socket.socket, "connect", checked_connect),
+        patch.object(socket.socket, "connect_ex", checked_connect_ex),
+        patch.object(socket, "getaddrinfo", checked_resolve),
+    ):
         yield
-    finally:
-        socket.socket.connect = connect
-        socket.socket.connect_ex = connect_ex
-        socket.getaddrinfo = resolve
 
 
 def _check_address(family: int, address: Any) -> None:

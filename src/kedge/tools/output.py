@@ -27,7 +27,8 @@ from kedge.turns import (
     file,
     image,
 )
-from kedge.turns.parts import PART_TYPES, detect_media_type, split_data_url
+from kedge.turns.attachments import detect_media_type, split_data_url
+from kedge.turns.parts import PART_TYPES
 
 MAX_MESSAGE_CHARS = 2_000
 REDACTED = "[redacted]"

@@ -28,8 +28,8 @@ from kedge.engines.strict_schema import (
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
 from kedge.turns import FrozenMap, ToolCallBlock
-from kedge.turns.block_codec import name_type
 from kedge.turns.frozen_json import EMPTY, thaw
+from kedge.turns.json_codec import name_type
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

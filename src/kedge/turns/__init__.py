@@ -1,6 +1,6 @@
 """Blocks and Turns: immutable values, their JSON form, and their forms in the APIs of providers."""
 
-from kedge.turns.block_codec import dump_block, load_block
+from kedge.turns.attachments import audio, file, image
 from kedge.turns.blocks import (
     NATIVE_API,
     AssistantBlock,
@@ -27,7 +27,7 @@ from kedge.turns.constructors import (
 from kedge.turns.diff import TurnDiff, diff
 from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.turns.ids import new_id
-from kedge.turns.json_codec import dump, dumps, load, loads
+from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
 from kedge.turns.parts import (
     FilePart,
     ImagePart,
@@ -35,9 +35,6 @@ from kedge.turns.parts import (
     Part,
     RefusalPart,
     TextPart,
-    audio,
-    file,
-    image,
 )
 from kedge.turns.responses_items import block_from_item, item_from_block
 from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids

@@ -1,25 +1,41 @@
 """Construct image, file and audio parts, also from local files.
 
-Parts are pure values (``kedge.turns``). A file is read here, once, when its part is constructed, so that
-a Turn never depends on the file system.
+Parts are pure values. A file is read here, once, when its part is constructed, so that a Turn never depends on the
+file system. What only files need is imported with the first one.
 """
 
-import mimetypes
+import base64
+import re
 from os import PathLike
-from pathlib import Path
+from typing import Literal
 
-from msgspec.structs import replace
-
-from kedge import turns
 from kedge.errors import InvalidTurn
-from kedge.turns import FilePart, ImagePart, OpaquePart
-from kedge.turns.parts import AUDIO_FORMATS, Detail, detect_media_type
+from kedge.turns.frozen_json import FrozenMap
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart
 
 MAX_FILE_BYTES = 32 << 20
 """The default maximum size of a local file: the largest request that every provider accepts."""
 
 LocalPath = PathLike[str]
-__all__ = ["MAX_FILE_BYTES", "audio", "file", "image"]
+Detail = Literal["auto", "low", "high", "original"]
+# The first bytes of image formats that models accept.
+IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+AUDIO_FORMATS = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+"""The media types of audio that the APIs accept, and their names there."""
+MAX_SHOWN_URL = 80
+"""The number of characters of a URL in a message."""
+_URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # C:\ is a path
 
 
 def image(
@@ -48,16 +64,15 @@ def image(
     Example:
         >>> user(["What is this?", image(Path("cat.png"))])
     """
+    named_type = "image/png"
     if isinstance(source, PathLike):
         named_type = media_type or _guess_media_type(source)
         if not named_type.startswith("image/"):
             raise InvalidTurn(f"{source} is of type {named_type}; use kedge.file, or media_type=")
-        content = read_file(source, max_bytes)
-        media_type = media_type or _detect_image_type(content) or named_type
-        source = content
-    elif isinstance(source, bytes):
-        media_type = media_type or _detect_image_type(source)
-    return turns.image(source, media_type=media_type or "image/png", detail=detail)
+        source = read_file(source, max_bytes)
+    if isinstance(source, bytes):
+        source = data_url(source, media_type or _detect_image_type(source) or named_type)
+    return ImagePart(check_url(source, "image"), detail)
 
 
 def file(
@@ -88,11 +103,15 @@ def file(
         >>> user(["Summarize this.", file(Path("report.pdf"))])
     """
     if isinstance(source, PathLike):
-        filename = filename or Path(source).name
+        filename = filename or _get_name(source)
         media_type = media_type or _guess_media_type(source)
         source = read_file(source, max_bytes)
-    part = turns.file(source, filename=filename, media_type=media_type or "application/pdf")
-    return replace(part, filename=_default_filename(part.data)) if _needs_name(part) else part
+    if isinstance(source, bytes):
+        source = data_url(source, media_type or "application/pdf")
+    if not check_url(source, "file").startswith("data:"):
+        return FilePart(url=source, filename=filename)
+    # OpenAI rejects content without a name.
+    return FilePart(data=source, filename=filename or _default_filename(source))
 
 
 def audio(
@@ -121,16 +140,22 @@ def audio(
         if media_type not in AUDIO_FORMATS:
             raise InvalidTurn(f"{source} is of type {media_type}; convert it to WAV or MP3")
         source = read_file(source, max_bytes)
-    return turns.audio(source, media_type=media_type or "audio/wav")
-
-
-def _needs_name(part: FilePart) -> bool:
-    """Return whether OpenAI would reject the part: content needs a name, a URL does not."""
-    return bool(part.data) and not part.filename
+    if isinstance(source, bytes):
+        source = data_url(source, media_type or "audio/wav")
+    media_type, content = split_data_url(check_url(source, "audio"))
+    if media_type not in AUDIO_FORMATS:
+        raise InvalidTurn(
+            f"audio must be bytes or a base64 data URL of type {', '.join(AUDIO_FORMATS)}; "
+            f"got {shorten_url(source)}"
+        )
+    clip = {"data": content, "format": AUDIO_FORMATS[media_type]}
+    return OpaquePart(FrozenMap(type="input_audio", input_audio=clip))
 
 
 def _default_filename(data: str) -> str:
     """Return a name for the content of a data URL, by its type."""
+    import mimetypes
+
     media_type = data.removeprefix("data:").partition(",")[0].partition(";")[0]
     # The built-in table, so that the name does not depend on the machine.
     return f"file{mimetypes.MimeTypes().guess_extension(media_type) or ''}"
@@ -142,8 +167,16 @@ def _detect_image_type(content: bytes) -> str:
     return media_type if media_type.startswith("image/") else ""
 
 
+def _get_name(path: LocalPath) -> str:
+    from pathlib import Path
+
+    return Path(path).name
+
+
 def _guess_media_type(path: LocalPath) -> str:
-    media_type, _ = mimetypes.guess_type(Path(path).name, strict=False)
+    import mimetypes
+
+    media_type, _ = mimetypes.guess_type(_get_name(path), strict=False)
     if media_type is None:
         raise InvalidTurn(f"the name of {path} does not determine its type; pass media_type=")
     return media_type
@@ -155,6 +188,8 @@ def read_file(path: LocalPath, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         InvalidTurn: If there is no such file, it cannot be read, or it is larger than ``max_bytes``.
     """
+    from pathlib import Path
+
     try:
         if not Path(path).is_file():
             raise InvalidTurn(f"there is no file {path}")
@@ -168,3 +203,43 @@ def read_file(path: LocalPath, max_bytes: int = MAX_FILE_BYTES) -> bytes:
             "or raise max_bytes"
         )
     return content
+
+
+def check_url(source: object, name: str) -> str:
+    """Return a URL; reject a local path, which a server could not read."""
+    if not isinstance(source, str):
+        kind = type(source).__name__
+        raise InvalidTurn(f"{name}: expected a URL or bytes, got {kind}; kedge.{name} reads files")
+    if source and not _URL.match(source):
+        raise InvalidTurn(
+            f"{name}: {shorten_url(source)!r} is not a URL; "
+            f"for a local file pass a path: kedge.{name}(Path({shorten_url(source)!r}))"
+        )
+    return source
+
+
+def shorten_url(url: str) -> str:
+    """Return the beginning of a URL, for messages."""
+    return url if len(url) <= MAX_SHOWN_URL else f"{url[:MAX_SHOWN_URL]}…"
+
+
+def data_url(content: bytes, media_type: str) -> str:
+    """Return a data URL of these bytes."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def split_data_url(url: str) -> tuple[str, str]:
+    """Return the media type and the content of ``data:<type>;base64,<content>``; empty texts for another URL."""
+    head, comma, content = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        return "", ""
+    return head.removeprefix("data:").partition(";")[0], content
+
+
+def detect_media_type(content: bytes) -> str:
+    """Return the type of an image or a PDF by its first bytes, or nothing."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    if content.startswith(b"%PDF-"):
+        return "application/pdf"
+    return next((kind for start, kind in IMAGE_SIGNATURES if content.startswith(start)), "")

@@ -102,11 +102,9 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         Raises:
             InvalidJSON: If a member is not a JSON value.
         """
-        merged = {**freeze_map(self, "$")._content, **freeze_map(changes, "$")}
-        removed = [name for name, value in changes.items() if value is None]
-        for name in removed:
-            del merged[name]
-        return unchecked_map(merged)
+        merged = (self | changes)._content
+        removed = {name for name, value in changes.items() if value is None}
+        return unchecked_map({name: merged[name] for name in merged if name not in removed})
 
     @property
     def depth(self) -> int:

@@ -10,28 +10,15 @@ omits a field at its default only if it *is* the default, so equal values have e
 interned and all empty maps are one object.
 """
 
-import base64
-import re
 from collections.abc import Iterable, Mapping
 from sys import intern
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-
-Detail = Literal["auto", "low", "high", "original"]
-
-# The first bytes of image formats that models accept.
-IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
-
 
 if TYPE_CHECKING:
     Extra = FrozenMap
@@ -93,6 +80,11 @@ class PartBase(ImmutableStruct, frozen=True, kw_only=True, tag_field="type"):
 
     extra: Extra = EMPTY
 
+    def __post_init__(self) -> None:
+        check_texts(self, *self.__struct_fields__[:-1])
+        if self.extra is not EMPTY:
+            freeze_extra(self)
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -135,11 +127,6 @@ class RefusalPart(PartBase, frozen=True, tag="refusal"):
 
     text: str
 
-    def __post_init__(self) -> None:
-        check_texts(self, "text")
-        if self.extra is not EMPTY:
-            freeze_extra(self)
-
 
 class ImagePart(PartBase, frozen=True, tag="image"):
     """An image; exactly one of ``url`` and ``file_id`` is set.
@@ -156,10 +143,8 @@ class ImagePart(PartBase, frozen=True, tag="image"):
     file_id: str = ""
 
     def __post_init__(self) -> None:
-        check_texts(self, "url", "detail", "file_id")
+        super().__post_init__()
         force_setattr(self, "detail", intern(self.detail))  # defaults are omitted by identity
-        if self.extra is not EMPTY:
-            freeze_extra(self)
         _require_exactly_one("an image", url=self.url, file_id=self.file_id)
 
 
@@ -180,9 +165,7 @@ class FilePart(PartBase, frozen=True, tag="file"):
     filename: str = ""
 
     def __post_init__(self) -> None:
-        check_texts(self, "url", "data", "file_id", "filename")
-        if self.extra is not EMPTY:
-            freeze_extra(self)
+        super().__post_init__()
         _require_exactly_one("a file", url=self.url, data=self.data, file_id=self.file_id)
 
 
@@ -209,128 +192,7 @@ PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 ASSISTANT_PART_TYPES = (TextPart, RefusalPart, OpaquePart)
 """The types of parts that a model can write."""
 
-AUDIO_FORMATS = {
-    "audio/wav": "wav",
-    "audio/x-wav": "wav",
-    "audio/wave": "wav",
-    "audio/mpeg": "mp3",
-    "audio/mp3": "mp3",
-}
-"""The media types of audio that the APIs accept, and their names there."""
-MAX_SHOWN_URL = 80
-"""The number of characters of a URL in a message."""
-_URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # C:\ is a path
-
 P = TypeVar("P")
-
-
-def image(
-    source: str | bytes, *, media_type: str = "image/png", detail: Detail = "auto"
-) -> ImagePart:
-    """Construct an image part; ``kedge.image`` also reads local files.
-
-    Args:
-        source: The URL or data URL of the image, or its bytes.
-        media_type: The media type of the bytes.
-        detail: The resolution at which the model sees it.
-
-    Returns:
-        The part.
-
-    Raises:
-        InvalidTurn: If the source is empty or a local path.
-    """
-    url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "image")
-    return ImagePart(url, detail)
-
-
-def file(
-    source: str | bytes, *, filename: str = "", media_type: str = "application/pdf"
-) -> FilePart:
-    """Construct a file part; ``kedge.file`` also reads local files.
-
-    Args:
-        source: The URL or data URL of the file, or its bytes.
-        filename: The name of the file.
-        media_type: The media type of the bytes.
-
-    Returns:
-        The part.
-
-    Raises:
-        InvalidTurn: If the source is empty or a local path.
-    """
-    if isinstance(source, bytes):
-        return FilePart(data=data_url(source, media_type), filename=filename)
-    if check_url(source, "file").startswith("data:"):
-        return FilePart(data=source, filename=filename)
-    return FilePart(url=source, filename=filename)
-
-
-def audio(source: str | bytes, *, media_type: str = "audio/wav") -> OpaquePart:
-    """Construct an audio part; ``kedge.audio`` also reads local files.
-
-    It is sent to the Responses and Chat Completions APIs; Anthropic's API has no audio input.
-
-    Args:
-        source: The audio's bytes or data URL.
-        media_type: The media type of the bytes: ``audio/wav`` or ``audio/mpeg``.
-
-    Returns:
-        The part, in the form that the APIs share.
-
-    Raises:
-        InvalidTurn: If the source is not audio that an API accepts.
-    """
-    url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "audio")
-    media_type, content = split_data_url(url)
-    if media_type not in AUDIO_FORMATS:
-        raise InvalidTurn(
-            f"audio must be bytes or a base64 data URL of type {', '.join(AUDIO_FORMATS)}; "
-            f"got {shorten_url(url)}"
-        )
-    clip = {"data": content, "format": AUDIO_FORMATS[media_type]}
-    return OpaquePart(FrozenMap(type="input_audio", input_audio=clip))
-
-
-def check_url(source: object, name: str) -> str:
-    """Return a URL; reject a local path, which a server could not read."""
-    if not isinstance(source, str):
-        kind = type(source).__name__
-        raise InvalidTurn(f"{name}: expected a URL or bytes, got {kind}; kedge.{name} reads files")
-    if source and not _URL.match(source):
-        raise InvalidTurn(
-            f"{name}: {shorten_url(source)!r} is not a URL; "
-            f"for a local file pass a path: kedge.{name}(Path({shorten_url(source)!r}))"
-        )
-    return source
-
-
-def shorten_url(url: str) -> str:
-    """Return the beginning of a URL, for messages."""
-    return url if len(url) <= MAX_SHOWN_URL else f"{url[:MAX_SHOWN_URL]}…"
-
-
-def data_url(content: bytes, media_type: str) -> str:
-    """Return a data URL of these bytes."""
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
-
-
-def split_data_url(url: str) -> tuple[str, str]:
-    """Return the media type and the content of ``data:<type>;base64,<content>``; empty texts for another URL."""
-    head, comma, content = url.partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        return "", ""
-    return head.removeprefix("data:").partition(";")[0], content
-
-
-def detect_media_type(content: bytes) -> str:
-    """Return the type of an image or a PDF by its first bytes, or nothing."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "image/webp"
-    if content.startswith(b"%PDF-"):
-        return "application/pdf"
-    return next((kind for start, kind in IMAGE_SIGNATURES if content.startswith(start)), "")
 
 
 def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], subject: str) -> tuple[P, ...]:

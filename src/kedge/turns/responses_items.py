@@ -335,17 +335,14 @@ def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
         return ()
     if not isinstance(parts, list | tuple):
         return None
-    texts = [_read_plain_text(part, kind) for part in cast("list[object]", parts)]
-    plain = tuple(text for text in texts if text is not None)
-    return plain if len(plain) == len(texts) else None
-
-
-def _read_plain_text(part: object, kind: str) -> str | None:
-    if not isinstance(part, Mapping):
-        return None
-    members = dict(cast("Mapping[str, Any]", part))
-    text = members.get("text")
-    return text if isinstance(text, str) and members == {"type": kind, "text": text} else None
+    texts: list[str] = []
+    for part in cast("list[Mapping[str, Any] | None]", parts):
+        members = dict(part) if isinstance(part, Mapping) else {}
+        text = members.get("text")
+        if not isinstance(text, str) or members != {"type": kind, "text": text}:
+            return None
+        texts.append(text)
+    return tuple(texts)
 
 
 def _add_unread_fields(item: Mapping[str, Any], identity: Any, *known: str) -> Any:

@@ -3,17 +3,7 @@
 from collections.abc import Iterable
 
 from kedge.text.display import escape_text, format_size
-from kedge.turns.blocks import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    SystemBlock,
-    ToolCallBlock,
-    ToolResultBlock,
-    UnknownBlock,
-    UserBlock,
-)
+from kedge.turns.blocks import Block, ReasoningBlock
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
 DEFAULT_WIDTH = 72
@@ -57,20 +47,20 @@ def _format_source(block: Block) -> str:
 
 
 def _format_content(block: Block) -> str:
-    match block:
-        case UserBlock() | AssistantBlock():
+    match block.kind:
+        case "user" | "assistant":
             return " ".join(map(_format_part_content, block.parts))
-        case SystemBlock():
+        case "system":
             return block.text if block.role == "system" else f"({block.role}) {block.text}"
-        case ToolCallBlock():
+        case "tool_call":
             return f"{block.call_id}: {block.name} {block.arguments}"
-        case ToolResultBlock():
+        case "tool_result":
             return f"{block.call_id}: {' '.join(map(_format_part_content, block.parts))}"
-        case ReasoningBlock():
+        case "reasoning":
             return _format_reasoning(block)
-        case OpaqueBlock():
+        case "opaque":
             return block.type
-        case UnknownBlock():
+        case "unknown":
             return f"(a block of kind {block.form.get('kind')!r})"
 
 

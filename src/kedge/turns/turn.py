@@ -532,17 +532,11 @@ def _claim(memo: _Memo) -> bool:
     return True
 
 
-def _build_turn(
-    memo: _Memo,
-    lead: int,
-    id: str,  # noqa: A002
-    data: FrozenMap,
-    extra: FrozenMap,
-) -> Turn:
+def _build_turn(memo: _Memo, lead: int, name: str, data: FrozenMap, extra: FrozenMap) -> Turn:
     turn = object.__new__(Turn)
     _set_field(turn, "_memo", memo)
     _set_field(turn, "lead", lead)
-    _set_field(turn, "id", id)
+    _set_field(turn, "id", name)
     _set_field(turn, "data", data)
     _set_field(turn, "extra", extra)
     return turn

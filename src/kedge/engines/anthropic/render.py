@@ -36,8 +36,8 @@ from kedge.turns import (
     ToolResultBlock,
     UserBlock,
 )
+from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw
-from kedge.turns.parts import split_data_url
 from kedge.turns.server_fields import NATIVE_KEY
 
 Content = dict[str, Any]
