@@ -1,5 +1,6 @@
 """Schemathesis tests that the API matches its OpenAPI document."""
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,16 @@ def known(tmp_path: Path) -> Iterator[Known]:
         yield page, name, session
 
 
+def is_chosen(case: Any) -> bool:
+    """Return whether a case is one of the third that ``make test`` sends; a campaign sends all."""
+    text = f"{case.method} {case.path_parameters} {case.query} {case.headers} {case.body!r}"
+    return scale_examples(1) > 1 or zlib.crc32(text.encode("utf-8", "replace")) % 3 == 0
+
+
 def check_case(case: Any, known: Known) -> None:
     """Send one valid or invalid request, to the known conversation or to another id."""
+    if not is_chosen(case):
+        return
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
