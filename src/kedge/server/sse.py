@@ -19,10 +19,14 @@ Entry = TypeVar("Entry")
 
 FRAME_END = b"\n\n"
 DONE_FRAME = b"data: [DONE]\n\n"
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-]
+STREAM_START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-store"),
+    ],
+}
 MAX_ENTRIES_PER_READ = 64
 """The maximum number of entries that a reader of a log gets at once."""
 MAX_PENDING_BYTES = 16 * 1024
@@ -52,48 +56,6 @@ def encode_data(value: object) -> bytes:
     return b"data: %b\n\n" % encode_escaped(value)
 
 
-class DelayedStart:
-    """An ASGI ``send`` that delays messages until it is released, or for ``grace`` seconds.
-
-    After the headers are sent, an error can no longer have its own HTTP status. So for a model that may
-    reject a request, the headers are delayed until its first output.
-    """
-
-    def __init__(self, send: Send, grace: float) -> None:
-        self._send = send
-        self._pending: list[Message] = []
-        self._send_lock = asyncio.Lock()
-        self.released = not grace
-        self._timer: asyncio.Task[None] | None = None
-        if grace:
-            self._timer = asyncio.create_task(self._release_after(grace))
-
-    async def __call__(self, message: Message) -> None:
-        """Send a message, now or on release."""
-        if self.released:
-            async with self._send_lock:
-                await self._send(message)
-        else:
-            self._pending.append(message)
-
-    async def release(self) -> None:
-        """Send the delayed messages, and from now on every message at once."""
-        async with self._send_lock:
-            self.released = True
-            pending, self._pending = self._pending, []
-            for message in pending:
-                await self._send(message)
-
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def _release_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await self.release()
-
-
 class EventStream:
     """The ASGI response to a streaming request.
 
@@ -109,22 +71,20 @@ class EventStream:
         source = self._source
 
         async def put(frames: list[bytes]) -> None:
-            if source.has_output and not start.released:
-                await start.release()
+            if source.has_output:
+                outbox.release()
             if frames:
                 await outbox.put(b"".join(frames))
 
-        start = DelayedStart(send, source.grace)
         try:
-            await start({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            async with BufferedSender(start) as outbox:
+            async with BufferedSender(send, STREAM_START, source.grace) as outbox:
                 await source.run(put, receive)
+                if source.start_error is None:
+                    outbox.release()
         finally:
             source.end()
-            start.close()
-        if not start.released and source.start_error is not None:
+        if source.start_error is not None and not outbox.is_released:
             raise source.start_error
-        await start.release()
         await send({"type": "http.response.body", "body": source.last_frame, "more_body": False})
 
 
@@ -242,43 +202,69 @@ def replay(frames: AsyncIterator[bytes]) -> EventStreamResponse:
 
 
 class BufferedSender:
-    """A sender of frames, in order; frames that were put together are sent together."""
+    """A sender of frames, in order; frames that were put together are sent together.
 
-    def __init__(self, send: Send) -> None:
+    After the headers are sent, an error can no longer have its own HTTP status. So for a model that may
+    reject a request, nothing is sent until its first output, or for some seconds.
+
+    Args:
+        send: Sends a message.
+        start: The message before the first frames.
+        grace: Seconds for which nothing is sent, unless ``release`` is called.
+    """
+
+    def __init__(self, send: Send, start: Message | None = None, grace: float = 0.0) -> None:
         self._send = send
+        self._start = start
+        self._grace = grace
         self._pending: list[bytes] = []
         self._size = 0
         self._has_pending = asyncio.Event()
         self._send_lock = asyncio.Lock()
+        self.is_released = False
 
     async def __aenter__(self) -> Self:
         self._flush_task = asyncio.create_task(self._flush_when_pending())
+        self._timer = asyncio.get_running_loop().call_later(self._grace, self.release)
+        if not self._grace:
+            self.release()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.flush()  # before the task is cancelled: during a send it would lose frames
+        self._timer.cancel()
+        if self.is_released:
+            await self.flush()  # before the task is cancelled: during a send it would lose frames
         if self._flush_task.done():
             self._flush_task.result()
         self._flush_task.cancel()
+
+    def release(self) -> None:
+        """Send what is pending, and from now on all frames."""
+        if not self.is_released:
+            self.is_released = True
+            self._has_pending.set()
 
     async def put(self, frames: bytes) -> None:
         """Add frames; wait only if more than ``MAX_PENDING_BYTES`` are pending."""
         self._pending.append(frames)
         self._size += len(frames)
-        self._has_pending.set()
-        if self._size > MAX_PENDING_BYTES:
-            await self.flush()
+        if self.is_released:
+            self._has_pending.set()
+            if self._size > MAX_PENDING_BYTES:
+                await self.flush()
 
     async def flush(self) -> None:
         """Send the pending frames."""
         async with self._send_lock:
-            if not self._pending:
-                return
-            body = b"".join(self._pending)
-            self._pending.clear()
             self._has_pending.clear()
-            self._size = 0
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            start, self._start = self._start, None
+            if start is not None:
+                await self._send({**start})
+            if self._pending:
+                body = b"".join(self._pending)
+                self._pending.clear()
+                self._size = 0
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _flush_when_pending(self) -> None:
         while True:
