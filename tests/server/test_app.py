@@ -66,13 +66,13 @@ def test_an_error_response_is_built_in_the_thread_of_the_server(
 ) -> None:
     """An error needs no other thread than that of the event loop."""
     threads: list[str] = []
-    build = server_app.build_error_response
+    build = server_app.http.build_error_response
 
     def build_recorded(scope: Scope, error: ApiError) -> Any:
         threads.append(threading.current_thread().name)
         return build(scope, error)
 
-    monkeypatch.setattr(server_app, "build_error_response", build_recorded)
+    monkeypatch.setattr(server_app.http, "build_error_response", build_recorded)
     with serve() as server, httpx2.Client(base_url=server.url) as http:
         assert http.get("/v1/nothing").status_code == 404
         assert http.post("/v1/responses", json={"model": "m"}).status_code == 400

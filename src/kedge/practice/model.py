@@ -22,27 +22,14 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from kedge.errors import InvalidScript
-from kedge.practice import text_rules, tool_rules
+from kedge.practice import context, text_rules, tool_rules
 from kedge.practice.context import (
     ItemKind,
     OutputPart,
-    PhraseRule,
     PracticeOutput,
     PracticeRequest,
     TextResult,
     Utterance,
-    count_answers,
-    first_match,
-    format_count,
-    is_model_item,
-    items_after_last_user,
-    last_user_text,
-    message_count,
-    message_texts,
-    parse_utterance,
-    prefix_rule,
-    quote_text,
-    tool_results,
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
@@ -69,7 +56,7 @@ def format_result(utterance: Utterance, result: TextResult) -> str:
 def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> Any:
     """Fill the schema with the fact of the answer, tool results, the sentence, then the text."""
     extra: dict[str, Any] = {}
-    for _, output in tool_results(items_after_last_user(utterance.request.items)):
+    for _, output in context.tool_results(context.items_after_last_user(utterance.request.items)):
         value = tool_rules.parse_output(output)
         extra |= value if isinstance(value, dict) else {}
     facts = [] if result.value is None else [result.value]
@@ -91,14 +78,16 @@ INTRODUCTION = (
 )
 _GREETING = r"(?:(?:hello|hi|hey)\b[\s,.!]*)?"
 
-RULES: tuple[PhraseRule, ...] = (
+RULES: tuple[context.PhraseRule, ...] = (
     *text_rules.LITERAL_RULES,
     *tool_rules.RULES,
     *text_rules.RECALL_RULES,
     *text_rules.SUM_RULES,
     *text_rules.LOOSE_RULES,
-    prefix_rule("give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)),
-    prefix_rule(
+    context.prefix_rule(
+        "give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)
+    ),
+    context.prefix_rule(
         "introduce itself",
         _GREETING + r"(?:who|what|which model|what model) are you\W*\Z",
         lambda _, __: TextResult(INTRODUCTION),
@@ -123,12 +112,12 @@ def answer(request: PracticeRequest) -> PracticeOutput:
         >>> answer(PracticeRequest([{"role": "user", "content": "What is 6 * 7?"}])).parts
         (OutputPart(kind='text', text='6 * 7 = 42.', name=''),)
     """
-    utterance = parse_utterance(request)
+    utterance = context.parse_utterance(request)
     result, topic = respond(utterance)
     parts: list[OutputPart] = []
     effort = (request.reasoning or {}).get("effort")
     if utterance.think or effort not in NON_REASONING_EFFORTS:
-        newest = quote_text(utterance.message, MAX_QUOTE_LENGTH)
+        newest = context.quote_text(utterance.message, MAX_QUOTE_LENGTH)
         text = f"{_describe_visible(request)} The newest from the user is {newest}. So I {topic}."
         parts.append(OutputPart("reasoning", text))
     if not isinstance(result, TextResult):
@@ -150,22 +139,22 @@ def respond(utterance: Utterance) -> tuple[TextResult | tuple[OutputPart, ...], 
     if (report := tool_rules.report_results(utterance)) is not None:
         calls = tool_rules.make_named_calls(utterance)
         return (calls, "make the next call") if calls else (report, "use the results")
-    if utterance.request.items and is_model_item(utterance.request.items[-1]):
+    if utterance.request.items and context.is_model_item(utterance.request.items[-1]):
         text = f"You have said nothing new. {_describe_visible(utterance.request)}"
         return TextResult(text), "wait for something new"
-    return first_match(RULES, utterance) or (_echo_message(utterance), "say it back")
+    return context.first_match(RULES, utterance) or (_echo_message(utterance), "say it back")
 
 
 def _echo_message(utterance: Utterance) -> TextResult:
     if not utterance.message:
         return TextResult(f"You have said nothing. {_describe_visible(utterance.request)}")
     return TextResult(
-        f"You said: {quote_text(utterance.message, MAX_QUOTE_LENGTH)} ({_describe_visible(utterance.request)})"
+        f"You said: {context.quote_text(utterance.message, MAX_QUOTE_LENGTH)} ({_describe_visible(utterance.request)})"
     )
 
 
 def _describe_visible(request: PracticeRequest) -> str:
-    return f"I can see {format_count(message_count(request.items), 'message')}."
+    return f"I can see {context.format_count(context.message_count(request.items), 'message')}."
 
 
 def _replace_surrogates(text: str) -> str:
@@ -216,17 +205,17 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def matches(self, request: PracticeRequest) -> bool:
         """Return whether every condition is met."""
         items = request.items
-        if self.when is not None and not _contains(last_user_text(items), self.when):
+        if self.when is not None and not _contains(context.last_user_text(items), self.when):
             return False
         if self.sees is not None and not any(
-            _contains(text, self.sees) for text in message_texts(items)
+            _contains(text, self.sees) for text in context.message_texts(items)
         ):
             return False
         if self.after is not None and self.after not in dict(
-            tool_results(items_after_last_user(items))
+            context.tool_results(context.items_after_last_user(items))
         ):
             return False
-        return self.turn is None or count_answers(items) + 1 == self.turn
+        return self.turn is None or context.count_answers(items) + 1 == self.turn
 
     def build_output(self) -> PracticeOutput:
         """Return the answer."""

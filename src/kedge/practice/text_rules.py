@@ -16,20 +16,8 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import cycle, islice
 
-from kedge.practice.context import (
-    TextResult,
-    Utterance,
-    extract_text,
-    fold_case,
-    format_count,
-    is_message,
-    is_output,
-    message_texts,
-    prefix_rule,
-    quote_text,
-    search_rule,
-    tool_results,
-)
+from kedge.practice import context
+from kedge.practice.context import TextResult, Utterance, prefix_rule, quote_text, search_rule
 
 MAX_TIMES = 1_000
 MAX_WORDS = 100_000
@@ -110,20 +98,20 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
     """Return the texts of the messages of these roles, without the newest user message."""
     items = utterance.request.items
     for i in range(len(items) - 1, -1, -1):
-        if is_message(items[i], "user"):
-            return message_texts([*items[:i], *items[i + 1 :]], *roles)
-    return message_texts(items, *roles)
+        if context.is_message(items[i], "user"):
+            return context.message_texts([*items[:i], *items[i + 1 :]], *roles)
+    return context.message_texts(items, *roles)
 
 
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
-    roles, subject, owner = SPEAKERS.get(fold_case(match["whose"]), ANY_SPEAKER)
+    roles, subject, owner = SPEAKERS.get(context.fold_case(match["whose"]), ANY_SPEAKER)
     ordinal = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
-    which = fold_case(ordinal[1]) if ordinal else "last"
+    which = context.fold_case(ordinal[1]) if ordinal else "last"
     texts = earlier_texts(utterance, *roles)
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
-        number = f"only {format_count(len(texts), 'message')}" if texts else "no message"
+        number = f"only {context.format_count(len(texts), 'message')}" if texts else "no message"
         return TextResult(f"I cannot see it: there is {number}{owner} before this one.")
     text = texts[position]
     start = f"{subject} said {which}" if subject else f"The {which} message is"
@@ -140,7 +128,7 @@ def _find_index(which: str, count: int) -> int:
 
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """List the messages so far, with numbers."""
-    roles, *_ = SPEAKERS.get(fold_case(match["whose"] or ""), ANY_SPEAKER)
+    roles, *_ = SPEAKERS.get(context.fold_case(match["whose"] or ""), ANY_SPEAKER)
     texts = earlier_texts(utterance, *roles)
     if not texts:
         return TextResult("Nothing has been said before this message.", [])
@@ -159,20 +147,21 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Count the messages and, if there are any, the tool results and reasoning items."""
     items = utterance.request.items
     counts = [
-        (sum(is_message(item, *roles) for item in items), owner) for owner, roles in COUNTED_ROLES
+        (sum(context.is_message(item, *roles) for item in items), owner)
+        for owner, roles in COUNTED_ROLES
     ]
     total = sum(number for number, _ in counts)
     shares = ", ".join(f"{number} {owner}" for number, owner in counts if number)
     more = [
-        format_count(number, noun)
+        context.format_count(number, noun)
         for number, noun in (
-            (sum(map(is_output, items)), "tool result"),
+            (sum(map(context.is_output, items)), "tool result"),
             (sum(item.get("type") == "reasoning" for item in items), "thought"),
         )
         if number
     ]
     also = f" Also {' and '.join(more)}." if more else ""
-    return TextResult(f"I can see {format_count(total, 'message')}: {shares}.{also}", total)
+    return TextResult(f"I can see {context.format_count(total, 'message')}: {shares}.{also}", total)
 
 
 def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
@@ -203,7 +192,7 @@ def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
 
 def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the instructions of this request and the system texts of the context."""
-    system = message_texts(utterance.request.items, "system", "developer")
+    system = context.message_texts(utterance.request.items, "system", "developer")
     texts = [text for text in (utterance.request.instructions, *system) if text]
     if not texts:
         return TextResult("I have no instructions.")
@@ -213,7 +202,7 @@ def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
 
 def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the newest tool result of the context."""
-    results = tool_results(utterance.request.items)
+    results = context.tool_results(utterance.request.items)
     if not results:
         return TextResult("I can see no tool result.")
     name, output = results[-1]
@@ -225,7 +214,9 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
     if not entries:
         return TextResult("I can see no thought of mine.")
-    text = extract_text(entries[-1].get("content")) or extract_text(entries[-1].get("summary"))
+    text = context.extract_text(entries[-1].get("content")) or context.extract_text(
+        entries[-1].get("summary")
+    )
     text = text or utterance.request.read_reasoning(entries[-1])
     return TextResult(
         f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text

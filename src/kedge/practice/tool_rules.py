@@ -11,20 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.practice.context import (
-    CALL_TYPES,
-    Item,
-    OutputPart,
-    PracticeRequest,
-    TextResult,
-    Utterance,
-    is_model_item,
-    items_after_last_user,
-    prefix_rule,
-    quote_text,
-    search_rule,
-    tool_results,
-)
+from kedge.practice import context
+from kedge.practice.context import Item, OutputPart, PracticeRequest, TextResult, Utterance
 from kedge.practice.schema_sample import as_schema, sample_value
 from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
 
@@ -139,7 +127,8 @@ def _make_next_calls(
 ) -> tuple[OutputPart, ...]:
     """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
     calls_so_far = sum(
-        item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
+        item.get("type") in context.CALL_TYPES
+        for item in context.items_after_last_user(utterance.request.items)
     )
     rest = planned[calls_so_far:]
     step = [call for call in rest if call.step == rest[0].step]
@@ -199,7 +188,7 @@ def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
 def _make_call(utterance: Utterance, planned: PlannedCall) -> OutputPart:
     name = str(planned.tool["name"])
     clause = CLAUSE_HEAD.sub("", planned.text).strip()
-    results = tool_results(items_after_last_user(utterance.request.items))
+    results = context.tool_results(context.items_after_last_user(utterance.request.items))
     result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
     if planned.tool.get("type") == "custom":
         return OutputPart("custom_tool_call", result or _read_custom_input(clause), name)
@@ -222,10 +211,10 @@ def _read_custom_input(words: str) -> str:
 
 def report_results(utterance: Utterance) -> TextResult | None:
     """Report the results of the calls after the user's message, when all of them are available."""
-    items = items_after_last_user(utterance.request.items)
-    if not items or is_model_item(items[-1]):
+    items = context.items_after_last_user(utterance.request.items)
+    if not items or context.is_model_item(items[-1]):
         return None
-    results = tool_results(items)
+    results = context.tool_results(items)
     if not results:
         return None
     report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in results)
@@ -265,18 +254,18 @@ def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResul
     if called in names:
         return None
     available = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
-    return TextResult(f"I have no tool named {quote_text(called)}; {available}")
+    return TextResult(f"I have no tool named {context.quote_text(called)}; {available}")
 
 
 RULES = (
-    search_rule(
+    context.search_rule(
         "name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b", list_tools
     ),
-    prefix_rule("call tools by name", "", make_named_calls),
-    prefix_rule(
+    context.prefix_rule("call tools by name", "", make_named_calls),
+    context.prefix_rule(
         "call tools by name",
         rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
         report_unknown_tool,
     ),
 )
-IMPLIED_RULES = (prefix_rule("call a tool in plain words", "", make_implied_call),)
+IMPLIED_RULES = (context.prefix_rule("call a tool in plain words", "", make_implied_call),)

@@ -21,24 +21,10 @@ from starlette.websockets import WebSocket
 
 from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreError
+from kedge.server import errors, http
 from kedge.server.background import BackgroundJobs
-from kedge.server.errors import (
-    DATABASE_UNAVAILABLE,
-    METHOD_NOT_ALLOWED,
-    MODEL_NOT_ACCESSIBLE,
-    UNKNOWN_ROUTE,
-    ApiError,
-)
+from kedge.server.errors import ApiError
 from kedge.server.faults.middleware import FaultMiddleware
-from kedge.server.http import (
-    ServerFrontEnd,
-    build_error_response,
-    format_allowed_methods,
-    get_service,
-    is_anthropic,
-    respond_encoded,
-    respond_json,
-)
 from kedge.server.models import Model
 from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
 from kedge.server.routes import chat_completions, conversations, messages, responses
@@ -59,7 +45,7 @@ async def healthz(request: Request) -> Response:
     """Answer ``GET /healthz``: with 503 if a database does not answer."""
     health: HealthCheck = request.app.state.health
     if await health.run():
-        return respond_json({"status": "ok"})
+        return http.respond_json({"status": "ok"})
     body = {"status": "unavailable", "reason": "the database does not answer"}
     return JSONResponse(body, 503)
 
@@ -74,26 +60,26 @@ async def metrics(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     """Answer ``GET /v1/models``."""
-    models = get_service(request).models
+    models = http.get_service(request).models
     data = [_serialize_model(request, name, model) for name, model in models.items()]
-    if not is_anthropic(request.scope):
-        return respond_json({"object": "list", "data": data})
+    if not http.is_anthropic(request.scope):
+        return http.respond_json({"object": "list", "data": data})
     names = list(models)
     page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return respond_json({"data": data, **page})
+    return http.respond_json({"data": data, **page})
 
 
 async def retrieve_model(request: Request) -> Response:
     """Answer ``GET /v1/models/{id}``."""
     name: str = request.path_params["id"]
-    model = get_service(request).models.get(name)
+    model = http.get_service(request).models.get(name)
     if model is None:
-        raise MODEL_NOT_ACCESSIBLE(model=name)
-    return respond_json(_serialize_model(request, name, model))
+        raise errors.MODEL_NOT_ACCESSIBLE(model=name)
+    return http.respond_json(_serialize_model(request, name, model))
 
 
 def _serialize_model(request: Request, name: str, model: Model) -> dict[str, Any]:
-    if not is_anthropic(request.scope):
+    if not http.is_anthropic(request.scope):
         return {"id": name, "object": "model", "created": 0, "owned_by": "kedge"}
     return {
         "type": "model",
@@ -107,7 +93,7 @@ def _serialize_model(request: Request, name: str, model: Model) -> dict[str, Any
 
 async def serve_websocket(websocket: WebSocket) -> None:
     """Serve a WebSocket connection to ``/v1/responses``."""
-    service = get_service(websocket)
+    service = http.get_service(websocket)
     await ServerConnection(service, websocket.scope, websocket.receive, websocket.send).serve()
 
 
@@ -151,14 +137,14 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
         case _ if connection.scope["type"] != "http":
             raise error
         case ApiError():
-            return build_error_response(connection.scope, error)
+            return http.build_error_response(connection.scope, error)
         case HTTPException():
             return _build_routing_error(connection.scope, error)
         case ClientDisconnect():
-            return respond_encoded(b"")  # there is no client to read it
+            return http.respond_encoded(b"")  # there is no client to read it
         case _:
             log.error("%s", error)
-            return build_error_response(connection.scope, DATABASE_UNAVAILABLE())
+            return http.build_error_response(connection.scope, errors.DATABASE_UNAVAILABLE())
 
 
 EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
@@ -167,9 +153,9 @@ EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
 def _build_routing_error(scope: Scope, error: HTTPException) -> Response:
     route = {"method": scope["method"], "path": scope["path"]}
     if error.status_code != 405:
-        return build_error_response(scope, UNKNOWN_ROUTE(**route))
-    response = build_error_response(scope, METHOD_NOT_ALLOWED(**route))
-    response.headers["allow"] = format_allowed_methods(ROUTES, scope)
+        return http.build_error_response(scope, errors.UNKNOWN_ROUTE(**route))
+    response = http.build_error_response(scope, errors.METHOD_NOT_ALLOWED(**route))
+    response.headers["allow"] = http.format_allowed_methods(ROUTES, scope)
     return response
 
 
@@ -216,7 +202,7 @@ def create_app(
             await service.aclose()
 
     faults = settings.faults
-    front = ServerFrontEnd(service.access, faults)
+    front = http.ServerFrontEnd(service.access, faults)
     middleware = [Middleware(RequestMiddleware, front, listener, on_finish, reply_bytes)]
     if faults is not None:
         middleware.append(Middleware(FaultMiddleware, faults))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from kedge.server import object_forms
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.models import (
     ItemAdded,
@@ -19,16 +20,6 @@ from kedge.server.models import (
     ModelUsage,
     OutputEvent,
     OutputTruncated,
-)
-from kedge.server.object_forms import (
-    build_output_text,
-    count_item,
-    count_items,
-    count_text,
-    make_call_id,
-    make_item_id,
-    measure_texts,
-    precount,
 )
 
 StreamEvent = dict[str, Any]
@@ -63,7 +54,7 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         text_key="text",
         content_key="content",
         part_event="response.content_part",
-        build_part=build_output_text,
+        build_part=object_forms.build_output_text,
         index_key="content_index",
     ),
     "refusal": ItemFormat(
@@ -135,7 +126,7 @@ class OutputWriter:
     def count_each(self) -> list[int]:
         """Return the tokens of each item of the complete output, which are counted once."""
         if len(self._item_tokens) != len(self.items):
-            self._item_tokens = list(map(count_item, self.items))
+            self._item_tokens = list(map(object_forms.count_item, self.items))
         return self._item_tokens
 
     def feed(self, event: OutputEvent) -> list[StreamEvent]:
@@ -159,7 +150,7 @@ class OutputWriter:
                 self.usage = event
                 return []
             case ItemAdded():
-                self.text_length += measure_texts(event.item)
+                self.text_length += object_forms.measure_texts(event.item)
                 return self.add_item({"id": self.next_id(event.item["type"]), **event.item})
             case _:
                 assert_never(event)
@@ -181,7 +172,7 @@ class OutputWriter:
 
     def next_id(self, type: str) -> str:
         """Return the id of the next item."""
-        return make_item_id(type, self.key, self.number)
+        return object_forms.make_item_id(type, self.key, self.number)
 
     def _open_item(self, event: ItemOpened) -> list[StreamEvent]:
         self._format = form = ITEM_FORMATS[event.kind]
@@ -213,7 +204,7 @@ class OutputWriter:
         """Return the id that the model chose, if the API accepts it with a result, or a new one."""
         if CALL_ID_PATTERNS[self.call_prefix].fullmatch(event.call_id):
             return event.call_id
-        return make_call_id(self.key, self.number, self.call_prefix)
+        return object_forms.make_call_id(self.key, self.number, self.call_prefix)
 
     def _close_item(
         self, status: str, model_data: Any = None, annotations: Sequence[Mapping[str, Any]] = ()
@@ -275,16 +266,16 @@ async def precount_output(writer: OutputWriter) -> None:
     """Count a long answer in a thread, before ``count_answer`` counts it on the loop."""
 
     def count() -> None:
-        count_items(writer.items)
+        object_forms.count_items(writer.items)
         for text in writer.reasoning_texts:
-            count_text(text)
+            object_forms.count_text(text)
 
-    await precount(writer.text_length, count)
+    await object_forms.precount(writer.text_length, count)
 
 
 def count_answer(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
     """Return the usage of the input with the counted answer."""
-    reasoning = sum(map(count_text, writer.reasoning_texts))
+    reasoning = sum(map(object_forms.count_text, writer.reasoning_texts))
     counted = zip(writer.items, writer.count_each(), strict=True)
     output = sum([tokens for item, tokens in counted if item["type"] != "reasoning"])
     return ModelUsage(input.input, reasoning + output, input.cached, reasoning, input.cache_write)

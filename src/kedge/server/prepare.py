@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kedge.database.responses import slice_from_compaction
 from kedge.practice import PracticeRequest
-from kedge.server import errors, object_forms
-from kedge.server.coherence import (
-    check_encrypted_content,
-    check_request,
-    is_reference,
-    resolve_references,
-)
+from kedge.server import coherence, errors, object_forms, prompt_cache
 from kedge.server.encrypted_content import (
     TRIGGER_TYPE,
     CompactedContext,
@@ -23,25 +17,7 @@ from kedge.server.encrypted_content import (
     find_newest_exchange,
 )
 from kedge.server.models import Model, ModelUsage, Prompt
-from kedge.server.object_forms import (
-    Item,
-    count_item,
-    count_items,
-    count_json,
-    count_text,
-    make_response_id,
-    measure_texts,
-    new_unstored_key,
-    normalize_items,
-    precount,
-)
-from kedge.server.prompt_cache import (
-    DEFAULT_LIFETIME,
-    MIN_CACHED_TOKENS,
-    RETENTIONS,
-    hash_prompt_settings,
-    iter_prefixes,
-)
+from kedge.server.object_forms import Item
 from kedge.server.schema.requests import (
     check_not_empty,
     check_tool_choice,
@@ -152,8 +128,8 @@ async def prepare_stateless(
     With ``automatic_cache`` its prompt is cached without breakpoints.
     """
     await precount_request(body)
-    key = new_unstored_key()
-    items = normalize_items(body["input"], key)
+    key = object_forms.new_unstored_key()
+    items = object_forms.normalize_items(body["input"], key)
     return _build_draft(service, body, key, EMPTY_HISTORY, items, automatic_cache=automatic_cache)
 
 
@@ -183,7 +159,7 @@ def _build_draft(
     seen = model_input
     if compacted is not None:
         service.cipher.require("input" if triggered else "context_management")
-        seen = ModelInput(compacted.items, count_items(compacted.items))
+        seen = ModelInput(compacted.items, object_forms.count_items(compacted.items))
     seen = truncate_to_window(seen, body, model.window)
     cached = 0
     # A prompt that was compacted or truncated has another prefix.
@@ -192,7 +168,7 @@ def _build_draft(
     return ResponseDraft(
         key=key,
         request_fields=object_forms.build_request_fields(
-            make_response_id(key), int(service.clock()), body, store=store
+            object_forms.make_response_id(key), int(service.clock()), body, store=store
         ),
         history=history,
         input=items,
@@ -266,10 +242,10 @@ def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
     """Resolve the references in a request's input, check it against the history, and normalize it."""
-    items = resolve_references(_list_input(input), service.nodes)
-    check_request(history.context.coherence, items, service.nodes)
-    check_encrypted_content(items, service.cipher.decrypt)
-    return normalize_items(items, key)
+    items = coherence.resolve_references(_list_input(input), service.nodes)
+    coherence.check_request(history.context.coherence, items, service.nodes)
+    coherence.check_encrypted_content(items, service.cipher.decrypt)
+    return object_forms.normalize_items(items, key)
 
 
 def _list_input(input: str | Sequence[Item]) -> Sequence[Item]:
@@ -281,12 +257,12 @@ async def precount_request(body: Body) -> None:
     input = body.get("input") or body.get("items") or ()
 
     def count() -> None:
-        items = [item for item in _list_input(input) if not is_reference(item)]
-        count_items(normalize_items(items, key=""))
+        items = [item for item in _list_input(input) if not coherence.is_reference(item)]
+        object_forms.count_items(object_forms.normalize_items(items, key=""))
         count_instruction_tokens(body)
 
     texts = (input, body.get("instructions"), body.get("tools"))
-    await precount(measure_texts(texts), count)
+    await object_forms.precount(object_forms.measure_texts(texts), count)
 
 
 def build_model_input(
@@ -296,9 +272,9 @@ def build_model_input(
     settings = count_instruction_tokens(body)
     if has_compaction(items):
         seen = service.expand_items(slice_from_compaction(items))
-        return ModelInput(seen, settings + count_items(seen))
+        return ModelInput(seen, settings + object_forms.count_items(seen))
     context = truncate_history(history.context)
-    counts = tuple(map(count_item, items))
+    counts = tuple(map(object_forms.count_item, items))
     tokens = settings + context.tokens + sum(counts)
     return ModelInput(ContextItems(context, items), tokens, counts)
 
@@ -306,8 +282,8 @@ def build_model_input(
 def count_instruction_tokens(body: Body) -> int:
     """Count the tokens of instructions and tools, which are sent with every request."""
     instructions, tools = body.get("instructions"), body.get("tools")
-    tokens = count_text(instructions) if isinstance(instructions, str) else 0
-    return tokens + (count_json(tools) if tools else 0)
+    tokens = object_forms.count_text(instructions) if isinstance(instructions, str) else 0
+    return tokens + (object_forms.count_json(tools) if tools else 0)
 
 
 def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> ModelInput:
@@ -321,7 +297,7 @@ def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> Mode
         start = _find_second_exchange(items)
         if start is None:
             raise errors.CONTEXT_TOO_LONG()
-        tokens -= count_items(items[:start])
+        tokens -= object_forms.count_items(items[:start])
         items = items[start:]
     return ModelInput(items, tokens)
 
@@ -368,18 +344,20 @@ def read_prompt_cache(
     model_input: ModelInput,
 ) -> int:
     """Cache a prompt automatically, and return the number of its tokens that were cached before."""
-    if model_input.tokens < MIN_CACHED_TOKENS:
+    if model_input.tokens < prompt_cache.MIN_CACHED_TOKENS:
         return 0  # too short to be cached, and so is every prefix of it
     context = truncate_history(context)
     settings = model_input.tokens - context.tokens - sum(model_input.new_counts)
-    prefixes = iter_prefixes(
-        (hash_prompt_settings(body), settings),
+    prefixes = prompt_cache.iter_prefixes(
+        (prompt_cache.hash_prompt_settings(body), settings),
         context.iter_prefixes(),
         items,
         model_input.new_counts,
     )
     retention = body.get("prompt_cache_retention") or ""
-    return service.prompt_cache.read(prefixes, RETENTIONS.get(retention, DEFAULT_LIFETIME))
+    return service.prompt_cache.read(
+        prefixes, prompt_cache.RETENTIONS.get(retention, prompt_cache.DEFAULT_LIFETIME)
+    )
 
 
 def _build_prompt(service: ServerState, body: Body, items: Sequence[Item]) -> Prompt:

@@ -5,31 +5,14 @@ from typing import Any
 
 from starlette.requests import Request
 
-from kedge.server import errors
-from kedge.server.coherence import (
-    EMPTY_COHERENCE,
-    check_duplicate_ids,
-    check_encrypted_content,
-    resolve_references,
-)
-from kedge.server.http import (
-    build_list,
-    check_include,
-    in_database,
-    paginate,
-    with_body,
-)
+from kedge.server import coherence, errors, http
 from kedge.server.object_forms import Item, normalize_items
-from kedge.server.schema.requests import (
-    check_conversation_create,
-    check_conversation_items,
-    check_conversation_update,
-)
+from kedge.server.schema import requests
 from kedge.server.state import ServerState
 from kedge.server.storage.responses import StoredConversation
 
 
-@with_body(check_conversation_create, empty={})
+@http.with_body(requests.check_conversation_create, empty={})
 def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations``."""
     if service.settings.zero_data_retention:
@@ -38,13 +21,13 @@ def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     return service.conversations.create(body.get("metadata") or {}, key, items).to_json()
 
 
-@in_database
+@http.in_database
 def retrieve(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}``."""
     return _find_conversation(service, request).to_json()
 
 
-@with_body(check_conversation_update)
+@http.with_body(requests.check_conversation_update)
 def update(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}``: replace the metadata."""
     conversation = _find_conversation(service, request)
@@ -52,7 +35,7 @@ def update(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     return _find_conversation(service, request).to_json()
 
 
-@in_database
+@http.in_database
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}``."""
     conversation = _find_conversation(service, request)
@@ -61,31 +44,31 @@ def delete(service: ServerState, request: Request) -> dict[str, Any]:
     return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
 
 
-@in_database
+@http.in_database
 def list_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}/items``, in pages."""
-    check_include(request)
+    http.check_include(request)
     items = service.conversations.items(_find_conversation(service, request))
-    return paginate(items, request.query_params)
+    return http.paginate(items, request.query_params)
 
 
-@with_body(check_conversation_items)
+@http.with_body(requests.check_conversation_items)
 def add_items(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}/items``."""
-    check_include(request)
+    http.check_include(request)
     conversation = _find_conversation(service, request)
     with service.conversations.lock(conversation):
         existing = service.conversations.items(conversation)
         key, items = _prepare_items(service, body["items"], existing)
         if items:
             service.conversations.add(conversation, key, items)
-    return build_list(items)
+    return http.build_list(items)
 
 
-@in_database
+@http.in_database
 def retrieve_item(service: ServerState, request: Request) -> Item:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
-    check_include(request)
+    http.check_include(request)
     id: str = request.path_params["item"]
     conversation = _find_conversation(service, request)
     for item in service.conversations.items(conversation):
@@ -94,7 +77,7 @@ def retrieve_item(service: ServerState, request: Request) -> Item:
     raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
 
 
-@in_database
+@http.in_database
 def delete_item(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}/items/{item}``."""
     id: str = request.path_params["item"]
@@ -117,7 +100,7 @@ def _prepare_items(
     service: ServerState, sent: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
     key = service.nodes.new_key()
-    referred = resolve_references(sent, service.nodes)
-    check_duplicate_ids(EMPTY_COHERENCE.extend(existing), referred)
-    check_encrypted_content(referred, service.cipher.decrypt)
+    referred = coherence.resolve_references(sent, service.nodes)
+    coherence.check_duplicate_ids(coherence.EMPTY_COHERENCE.extend(existing), referred)
+    coherence.check_encrypted_content(referred, service.cipher.decrypt)
     return key, normalize_items(referred, key)

@@ -31,20 +31,8 @@ from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
 from kedge.server.request_log import RECORD_KEY, REQUEST_ID_KEY
 from kedge.server.response_run import Emit, Frames, Generation, respond_stateless
 from kedge.server.routes import message_errors as errors
+from kedge.server.routes import message_requests as requests
 from kedge.server.routes.message_errors import error_body
-from kedge.server.routes.message_requests import (
-    API_VERSIONS,
-    MergedMessage,
-    check_thinking_blocks,
-    convert_tool,
-    is_thinking_enabled,
-    is_thinking_shown,
-    iter_items,
-    join_system,
-    normalize_content,
-    parse_count_request,
-    parse_request,
-)
 from kedge.server.sse import encode_event
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode
@@ -92,7 +80,7 @@ def apply_breakpoints(
     marked: Sequence[tuple[int, float]],
 ) -> ResponseDraft:
     """Return a prepared request with the tokens that its breakpoints read from the cache and write to it."""
-    tools = [convert_tool(tool) for tool in body.get("tools") or ()]
+    tools = [requests.convert_tool(tool) for tool in body.get("tools") or ()]
 
     def count_prefix(index: int) -> int:
         """Count the tokens of the request up to one of its segments."""
@@ -100,12 +88,15 @@ def apply_breakpoints(
         if segment.section == "tools":
             return count_json(tools[: segment.number + 1])
         if segment.section == "system":
-            system = normalize_content(body["system"])[: segment.number + 1]
-            return (count_json(tools) if tools else 0) + count_text(join_system(system))
+            system = requests.normalize_content(body["system"])[: segment.number + 1]
+            return (count_json(tools) if tools else 0) + count_text(requests.join_system(system))
         rest = (
-            MergedMessage(each.role, 0, [(0, 0, each.content)]) for each in segments[index + 1 :]
+            requests.MergedMessage(each.role, 0, [(0, 0, each.content)])
+            for each in segments[index + 1 :]
         )
-        after = count_items(i for each in rest for i in iter_items(each, service.cipher.decrypt))
+        after = count_items(
+            i for each in rest for i in requests.iter_items(each, service.cipher.decrypt)
+        )
         return draft.usage.input - after
 
     breakpoints = [Breakpoint(index, count_prefix(index), seconds) for index, seconds in marked]
@@ -117,12 +108,12 @@ def apply_breakpoints(
 
 def _list_segments(body: Body) -> list[_Segment]:
     segments = [_Segment(tool, "tools", n) for n, tool in enumerate(body.get("tools") or ())]
-    system = normalize_content(body.get("system") or ())
+    system = requests.normalize_content(body.get("system") or ())
     segments += [_Segment(block, "system", number) for number, block in enumerate(system)]
     for number, message in enumerate(body["messages"]):
         segments += [
             _Segment(block, "messages", number, message["role"])
-            for block in normalize_content(message["content"])
+            for block in requests.normalize_content(message["content"])
         ]
     return segments
 
@@ -162,8 +153,11 @@ class MessageRun(Generation):
     """One message while it is written."""
 
     def __init__(self, request: Request, draft: ResponseDraft, body: Body) -> None:
-        id, self._show_thinking = f"msg_{draft.key}", is_thinking_shown(body)
-        self._include_thinking, cipher = is_thinking_enabled(body), get_service(request).cipher
+        id, self._show_thinking = f"msg_{draft.key}", requests.is_thinking_shown(body)
+        self._include_thinking, cipher = (
+            requests.is_thinking_enabled(body),
+            get_service(request).cipher,
+        )
         writer = OutputWriter(
             draft.key,
             len(draft.input),
@@ -298,14 +292,14 @@ async def create(request: Request) -> Any:
     version = read_version(request)
     body: Any = await read_json(request)
     service = get_service(request)
-    parsed = validate(request, parse_request, body, service.cipher.decrypt, version)
+    parsed = validate(request, requests.parse_request, body, service.cipher.decrypt, version)
     segments = _list_segments(body)
     marked = find_breakpoints(body, segments)
-    if is_thinking_enabled(body):
+    if requests.is_thinking_enabled(body):
         service.cipher.require("thinking")
     draft = await prepare_stateless(service, parsed)
     if isinstance(draft.model, PracticeModel):  # other models may not have reasoned at all
-        check_thinking_blocks(body)
+        requests.check_thinking_blocks(body)
     if marked:
         draft = apply_breakpoints(service, body, draft, segments, marked)
     return await respond_stateless(request, draft, partial(MessageRun, request, draft, body))
@@ -316,7 +310,7 @@ async def count_tokens(request: Request) -> Response:
     read_version(request)
     body = await read_json(request)
     service = get_service(request)
-    parsed = validate(request, parse_count_request, body, service.cipher.decrypt)
+    parsed = validate(request, requests.parse_count_request, body, service.cipher.decrypt)
     draft = await prepare_stateless(service, parsed)
     return respond_json({"input_tokens": draft.usage.input})
 
@@ -326,6 +320,6 @@ def read_version(request: Request) -> str:
     version = request.headers.get("anthropic-version")
     if version is None:
         raise errors.VERSION_MISSING()
-    if version not in API_VERSIONS:
+    if version not in requests.API_VERSIONS:
         raise errors.VERSION_UNKNOWN(version=version)
     return version

@@ -7,47 +7,16 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.server import errors, object_forms
+from kedge.server import errors, http, object_forms, prepare
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
-from kedge.server.http import (
-    check_include,
-    get_service,
-    in_database,
-    paginate,
-    parse_integer,
-    read_json,
-    respond_encoded,
-    respond_json,
-    validate,
-    with_body,
-)
 from kedge.server.models import ModelUsage
-from kedge.server.object_forms import (
-    Item,
-    count_items,
-    make_item_id,
-    make_response_id,
-    new_unstored_key,
-)
-from kedge.server.prepare import (
-    ModelInput,
-    ResponseDraft,
-    build_model_input,
-    find_history,
-    precount_request,
-    prepare_response,
-    resolve_input,
-)
+from kedge.server.object_forms import Item
+from kedge.server.prepare import ModelInput, ResponseDraft
 from kedge.server.request_log import RECORD_KEY, WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events, respond
-from kedge.server.schema.requests import (
-    check_compact,
-    check_create,
-    check_input_tokens,
-    check_not_empty,
-)
+from kedge.server.schema import requests
 from kedge.server.schema.validators import Integer
 from kedge.server.sse import SSEEncoder, replay
 from kedge.server.state import ServerState
@@ -75,11 +44,11 @@ async def create(request: Request) -> Any:
 
     A request with an ``Idempotency-Key`` that was answered before gets the same response again.
     """
-    body = await read_json(request)
+    body = await http.read_json(request)
     unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
-    validate(request, check_create, body, on_socket=unstored is not None)
-    await precount_request(body)
-    service = get_service(request)
+    http.validate(request, requests.check_create, body, on_socket=unstored is not None)
+    await prepare.precount_request(body)
+    service = http.get_service(request)
     background: BackgroundJobs = request.app.state.background
     record: RecordedRequest | None = request.scope.get(RECORD_KEY)
     key = _get_idempotency_key(request) if unstored is None else None
@@ -96,7 +65,7 @@ async def create(request: Request) -> Any:
     run.reservation = reservation
     if log is not None:
         background.start(run, log)
-        return replay(log.read(-1)) if run.is_streamed else respond_encoded(run.snapshot())
+        return replay(log.read(-1)) if run.is_streamed else http.respond_encoded(run.snapshot())
     return await respond(request, run)
 
 
@@ -108,7 +77,7 @@ def _prepare_draft(
         repeated = _find_repeated(service, body, idempotency_key)
         if repeated is not None:
             return repeated
-    return prepare_response(service, body, unstored, idempotency_key)
+    return prepare.prepare_response(service, body, unstored, idempotency_key)
 
 
 def _open_run(
@@ -164,7 +133,7 @@ async def _repeat_response(
     service: ServerState, background: BackgroundJobs, found: StoredResponse, *, streamed: bool
 ) -> Any:
     if not streamed:
-        return respond_encoded(found.encoded)
+        return http.respond_encoded(found.encoded)
     response = decode(found.encoded)
     if response["background"]:
         stored = await background.open_stream(service, response["id"], found.node, -1)
@@ -180,12 +149,12 @@ async def _repeat_response(
 
 async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
-    check_include(request)
-    service = get_service(request)
+    http.check_include(request)
+    service = http.get_service(request)
     found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
         return await _replay_stream(request, found)
-    return respond_encoded(found.encoded)
+    return http.respond_encoded(found.encoded)
 
 
 async def _replay_stream(request: Request, found: StoredResponse) -> Response:
@@ -194,8 +163,8 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
     after = -1
     parameter = request.query_params.get("starting_after")
     if parameter is not None:
-        after = parse_integer("starting_after", parameter, EVENT_NUMBER)
-    service, id = get_service(request), request.path_params["id"]
+        after = http.parse_integer("starting_after", parameter, EVENT_NUMBER)
+    service, id = http.get_service(request), request.path_params["id"]
     background: BackgroundJobs = request.app.state.background
     frames = await background.open_stream(service, id, found.node, after)
     if frames is None:
@@ -203,7 +172,7 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
     return replay(frames)
 
 
-@in_database
+@http.in_database
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/responses/{id}``."""
     found = _read_response(service, request)
@@ -215,13 +184,13 @@ def delete(service: ServerState, request: Request) -> dict[str, Any]:
 
 async def cancel(request: Request) -> Response:
     """Answer ``POST /v1/responses/{id}/cancel``; cancelling twice has no further effect."""
-    service = get_service(request)
+    service = http.get_service(request)
     await service.run(_find_node, service, request)
     background: BackgroundJobs = request.app.state.background
     run = background.jobs.get(request.path_params["id"])
     if run is not None:
         run.cancel()
-    return respond_encoded(await service.run(_cancel_response, service, request))
+    return http.respond_encoded(await service.run(_cancel_response, service, request))
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:
@@ -238,24 +207,26 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
     return encoded
 
 
-@in_database
+@http.in_database
 def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
-    check_include(request)
+    http.check_include(request)
     try:
         node = service.nodes.get(_find_node(service, request))
         items = service.nodes.load_context(node.parent).list_items() + decode(node.input)
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None
-    return paginate(items, request.query_params)
+    return http.paginate(items, request.query_params)
 
 
-@with_body(check_input_tokens)
+@http.with_body(requests.check_input_tokens)
 def count_input_tokens(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/responses/input_tokens``."""
-    history = find_history(service, body)
-    items = resolve_input(service, body.get("input") or [], new_unstored_key(), history)
-    tokens = build_model_input(service, body, history, items).tokens
+    history = prepare.find_history(service, body)
+    items = prepare.resolve_input(
+        service, body.get("input") or [], object_forms.new_unstored_key(), history
+    )
+    tokens = prepare.build_model_input(service, body, history, items).tokens
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
@@ -265,18 +236,18 @@ async def compact_context(request: Request) -> Response:
     The hosted API puts the user's messages before it, which the types of the official client do not
     allow. Here they are inside the compaction item, where a context starts anyway.
     """
-    body = await read_json(request)
-    validate(request, check_compact, body)
-    service = get_service(request)
+    body = await http.read_json(request)
+    http.validate(request, requests.check_compact, body)
+    service = http.get_service(request)
     service.cipher.require("input")
-    await precount_request(body)
-    key = new_unstored_key()
+    await prepare.precount_request(body)
+    key = object_forms.new_unstored_key()
 
     def build_input() -> tuple[int, ModelInput]:
-        history = find_history(service, body)
-        check_not_empty(body)
-        items = resolve_input(service, body.get("input") or [], key, history)
-        return len(items), build_model_input(service, body, history, items)
+        history = prepare.find_history(service, body)
+        requests.check_not_empty(body)
+        items = prepare.resolve_input(service, body.get("input") or [], key, history)
+        return len(items), prepare.build_model_input(service, body, history, items)
 
     number, model_input = await service.run(build_input)
     reservation = await service.reserve_tokens(model_input.tokens, None)
@@ -284,15 +255,15 @@ async def compact_context(request: Request) -> Response:
     try:
         compaction = build_compaction_item(
             service.cipher,
-            make_item_id("compaction", key, number),
+            object_forms.make_item_id("compaction", key, number),
             await _compact_items(service, body, model_input),
         )
-        used = ModelUsage(model_input.tokens, count_items([compaction]))
+        used = ModelUsage(model_input.tokens, object_forms.count_items([compaction]))
     finally:
         await service.access.settle(reservation, used.total)
-    return respond_json(
+    return http.respond_json(
         {
-            "id": make_response_id(key),
+            "id": object_forms.make_response_id(key),
             "object": "response.compaction",
             "created_at": int(service.clock()),
             "output": [compaction],
