@@ -455,7 +455,7 @@ async def test_conversations_sum_to_the_totals(
     store: Store, monkeypatch: pytest.MonkeyPatch, named: int
 ) -> None:
     """Conversations are listed by number of requests, within the selection and the limit."""
-    module = import_module("kedge.analytics.analyze")
+    module = import_module("kedge.analytics")
     monkeypatch.setattr(module, "MAX_NAMED_ROWS", named)
     assert await analyze_conversations(store) == ()
     writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]

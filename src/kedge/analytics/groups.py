@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.analytics.results import Latency, Selection
-from kedge.database.transactions import Row, Tx
+from kedge.database.transactions import Tx
 from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.store import response_sums
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -163,36 +163,26 @@ def iter_edges(tx: Tx, selection: Selection, days: DayRange | None) -> Iterator[
 
 def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[ResponseGroup]:
     """Return the groups of the responses of a selection."""
-    groups: list[ResponseGroup] = []
+    found = [group_by(tx, where, "provider") for where in iter_edges(tx, selection, days)]
     if days:
-        where = days.condition(tx, selection)
-        columns = ", ".join((*KEYS, _PRICED_DAY))
-        rows = tx.rows(
-            f"SELECT {columns}, {_ADDED} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
-            where.values,
-        )
-        groups += map(_to_group, rows)
-    for where in iter_edges(tx, selection, days):
-        groups += [each for found in group_by(tx, where, "r.provider").values() for each in found]
-    return groups
+        found.append(group_by(tx, days.condition(tx, selection), "provider", "response_sums"))
+    return [each for by_provider in found for groups in by_provider.values() for each in groups]
 
 
-def group_by(tx: Tx, where: SqlCondition, column: str) -> dict[Any, list[ResponseGroup]]:
-    """Return the groups of the responses with each value of a column."""
+def group_by(
+    tx: Tx, where: SqlCondition, column: str, table: str = "response_sums_parts"
+) -> dict[Any, list[ResponseGroup]]:
+    """Return the groups of the responses with each value of a column, from a table of sums or the view of its parts."""
     columns = ", ".join((column, *KEYS, _PRICED_DAY))
     found: dict[Any, list[ResponseGroup]] = {}
-    for row in tx.rows(
-        f"SELECT {columns}, {_ADDED} FROM response_sums_parts r "  # noqa: S608
-        f"WHERE {where.sql} GROUP BY {columns}",
+    for value, *row in tx.rows(
+        f"SELECT {columns}, {_ADDED} FROM {table} r WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
         where.values,
     ):
-        found.setdefault(row[0], []).append(_to_group(row[1:]))
+        start = len(KEYS) + 1
+        sums = response_sums.to_numbers(SUMS, tuple(row[start:]))
+        found.setdefault(value, []).append(ResponseGroup(*row[:start], *sums))
     return found
-
-
-def _to_group(row: Row) -> ResponseGroup:
-    start = len(KEYS) + 1
-    return ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:]))
 
 
 def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> int:

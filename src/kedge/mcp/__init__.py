@@ -94,7 +94,8 @@ def mcp_tools(
         ```
     """
     require_mcp()
-    from kedge.mcp.client import McpOptions, open_tools
+    from kedge.mcp.client import open_tools
+    from kedge.mcp.content import McpOptions
     from kedge.mcp.transports import parse_address
 
     address = parse_address(server, env=env, cwd=cwd, headers=headers)

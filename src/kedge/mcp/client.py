@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -24,9 +23,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 import kedge
-from kedge.errors import CannotConnect, InvalidSetting, ToolFailed
+from kedge.errors import CannotConnect, ToolFailed
 from kedge.events.fields import repair_surrogates
-from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_tools
+from kedge.mcp.content import MAX_TOOLS, McpOptions, clean_text, convert_result, convert_tools
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
@@ -47,29 +46,6 @@ ENDED = "it ended the connection"
 RESULT_ADAPTER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
-
-
-@dataclass(frozen=True, slots=True)
-class McpOptions:
-    """The options of a connection; see ``mcp_tools``.
-
-    Raises:
-        InvalidSetting: A limit is not a positive number.
-    """
-
-    name: str
-    timeout: float | None
-    connect_timeout: float
-    approval: bool | None
-    concurrency: int | None
-
-    def __post_init__(self) -> None:
-        for name in ("timeout", "connect_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InvalidSetting(f"{name} must be a positive number of seconds")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidSetting("concurrency must be at least 1")
 
 
 @asynccontextmanager
@@ -180,11 +156,9 @@ class McpConnection(ToolSource):
                     self._client = None
                     self._settled.clear()
                     scope.deadline = self._deadline(CLOSE_SECONDS)
-        self._failure = self.notes.describe() or ENDED
-        if scope.cancelled_caught and not self._stopping:
-            self._failure = f"no answer within {self.options.connect_timeout:g} s"
-            if self.notes.describe():
-                self._failure += f"; {self.notes.describe()}"
+        is_late = scope.cancelled_caught and not self._stopping
+        late = f"no answer within {self.options.connect_timeout:g} s" if is_late else ""
+        self._failure = "; ".join(filter(None, (late, self.notes.describe()))) or ENDED
 
     async def _hold(self, client: Client) -> None:
         async with anyio.create_task_group() as group:
@@ -211,8 +185,10 @@ class McpConnection(ToolSource):
         match error:
             case MCPError(code=types.CONNECTION_CLOSED):
                 reason = ""
-            case ValidationError():
-                reason = f"it sent an invalid message: {_describe_invalid(error)}"
+            case ValidationError():  # the place of the first problem, without values
+                first = error.errors(include_context=False, include_input=False)[0]
+                place = ".".join(map(str, first["loc"]))
+                reason = f"it sent an invalid message: {place}: {first['msg']}"
             case _:
                 reason = str(error) or type(error).__name__
         text = "; ".join(filter(None, (reason, self.notes.describe())))
@@ -230,12 +206,7 @@ class McpConnection(ToolSource):
             cursor = page.next_cursor
             if not cursor or len(listed) > MAX_TOOLS:
                 break
-        options = {
-            "timeout": self.options.timeout,
-            "approval": self.options.approval,
-            "concurrency": self.options.concurrency,
-        }
-        return convert_tools(listed, self.call_tool, options, self.name)
+        return convert_tools(listed, self.call_tool, self.options)
 
     async def _handle_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -355,12 +326,6 @@ class McpConnection(ToolSource):
         else:  # servers use this code for errors of their own
             reason = clean_text(error.message[:MAX_ERROR_CHARS])
         return f"The call failed, it may have had an effect. The MCP server: {reason}"
-
-
-def _describe_invalid(error: ValidationError) -> str:
-    """Return the place of the first problem in a message, without its values."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _has_lost_session(error: MCPError, notes: ConnectionNotes) -> bool:

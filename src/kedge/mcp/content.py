@@ -6,9 +6,11 @@ reason, structured results are not checked against the output schema that the se
 
 import base64
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
@@ -17,7 +19,7 @@ from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import TypeAdapter
 
-from kedge.errors import KedgeError, ToolFailed
+from kedge.errors import InvalidSetting, KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
@@ -127,8 +129,31 @@ def _drop_null_keywords(schema: Any) -> Any:
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class McpOptions:
+    """The options of a connection; see ``mcp_tools``.
+
+    Raises:
+        InvalidSetting: A limit is not a positive number.
+    """
+
+    name: str
+    timeout: float | None
+    connect_timeout: float
+    approval: bool | None
+    concurrency: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidSetting(f"{name} must be a positive number of seconds")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InvalidSetting("concurrency must be at least 1")
+
+
 def convert_tools(
-    listed: Iterable[types.Tool], call: CallFunction, options: Mapping[str, Any], server: str
+    listed: Sequence[types.Tool], call: CallFunction, options: McpOptions
 ) -> tuple[AnyTool, ...]:
     """Return the tools of a server.
 
@@ -139,10 +164,9 @@ def convert_tools(
     Args:
         listed: The tools in the server's list.
         call: A function that calls a tool of the server by its name.
-        options: Execution options for ``kedge.tools.tool``.
-        server: The name of the server, for the log.
+        options: The options of the connection.
     """
-    listed = tuple(listed)
+    server = options.name
     uses = Counter(_convert_name(name) for name in {each.name for each in listed})
     found: dict[str, AnyTool] = {}
     for each in listed:
@@ -168,7 +192,7 @@ def _convert_name(name: str) -> str:
 
 
 def _convert_tool(
-    name: str, listed: types.Tool, call: CallFunction, options: Mapping[str, Any]
+    name: str, listed: types.Tool, call: CallFunction, options: McpOptions
 ) -> AnyTool:
     # The protocol allows a schema without properties; OpenAI rejects the whole request because of one.
     properties: Any = listed.input_schema.get("properties") or {}
@@ -185,7 +209,9 @@ def _convert_tool(
         name=name,
         description=_clean_description(listed.description or listed.title or ""),
         parameters=schema,
-        **options,
+        timeout=options.timeout,
+        approval=options.approval,
+        concurrency=options.concurrency,
     )
 
 

@@ -9,7 +9,6 @@ its input is closed, then the group is terminated, then killed. Each wait is bou
 import json
 import os
 import shlex
-import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
+from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     INTERNAL_ERROR,
@@ -240,9 +240,10 @@ def parse_address(
     if isinstance(server, str) and server.startswith(("http://", "https://")):
         if env or cwd:
             raise InvalidSetting("env and cwd are for a command; a URL takes headers")
-        if not _has_host_name(server):
-            raise InvalidSetting("the URL of the MCP server has no host name")
-        return HttpAddress(server, dict(headers or {}))
+        with suppress(ValueError):
+            if urlsplit(server).hostname:
+                return HttpAddress(server, dict(headers or {}))
+        raise InvalidSetting("the URL of the MCP server has no host name")
     if headers:
         raise InvalidSetting("headers are for a URL; a command takes env")
     try:
@@ -252,12 +253,6 @@ def parse_address(
     if not command or not command[0]:
         raise InvalidSetting("the command of the MCP server is empty; give a command or a URL")
     return StdioAddress(command, dict(env or {}), cwd)
-
-
-def _has_host_name(url: str) -> bool:
-    with suppress(ValueError):
-        return bool(urlsplit(url).hostname)
-    return False
 
 
 def to_prefix(text: str) -> str:
@@ -369,10 +364,10 @@ async def stop_process(process: Process) -> None:
         if process.stdin:
             await process.stdin.aclose()
     await _wait_until(lambda: process.returncode is not None)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _signal_group(process, number):
-            break
-        await _wait_until(lambda: not _signal_group(process, 0))
+    if hasattr(os, "killpg"):
+        await terminate_posix_process_tree(process, GRACE_SECONDS)
+    elif process.returncode is None:  # pragma: no cover - Windows has no process groups
+        process.kill()
     await _wait_until(lambda: process.returncode is not None, REAP_SECONDS)
 
 
@@ -388,21 +383,6 @@ async def _wait_until(is_true: Callable[[], bool], seconds: float | None = None)
     with anyio.move_on_after(GRACE_SECONDS if seconds is None else seconds):
         while not is_true():  # noqa: ASYNC110 - there is no event for the end of a process group
             await anyio.sleep(POLL_SECONDS)
-
-
-def _signal_group(process: Process, number: int) -> bool:
-    """Send a signal to the process group and return whether the group still exists."""
-    if not hasattr(os, "killpg"):  # pragma: no cover - Windows has no process groups
-        if number and process.returncode is None:
-            process.kill()
-        return process.returncode is None
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # a member runs as another user, or is a zombie on macOS
-        return process.returncode is None
-    return True
 
 
 async def _forward_messages(
