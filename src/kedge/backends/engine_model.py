@@ -15,8 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from kedge.backends.events_to_items import OutputEmitter
-from kedge.backends.items_to_turn import DecryptReasoning, build_turn
+from kedge.backends.items import DecryptReasoning, OutputEmitter, build_turn
 from kedge.engines import (
     AnthropicEngine,
     ChatCompletionsEngine,
@@ -159,7 +158,7 @@ class EngineModel:
         self.grace = DEFAULT_GRACE
         self._engine = engine
         self._params = dict(params or {})
-        inner = unwrap(engine)
+        self._inner = inner = unwrap(engine)
         self._can_chain = isinstance(inner, ResponsesEngine) and not stateless
         self._is_stateless_api = isinstance(inner, ChatCompletionsEngine | AnthropicEngine)
         self._omitted_tools: set[str] = set()
@@ -215,10 +214,6 @@ class EngineModel:
         """Close the connections upstream."""
         await self._engine.aclose()
 
-    @property
-    def _scope(self) -> str:
-        return str(getattr(unwrap(self._engine), "scope", ""))
-
     def _build_turn(self, ask: PracticeRequest, decrypt_reasoning: DecryptReasoning) -> Turn:
         if self._is_stateless_api and any(
             item.get("type") == "additional_tools" for item in ask.items
@@ -229,8 +224,9 @@ class EngineModel:
                 "know)",
                 "the API of the model has no additional_tools items",
             )
-        text_results = isinstance(unwrap(self._engine), ChatCompletionsEngine)
-        return build_turn(ask, decrypt_reasoning, self._scope, text_results=text_results)
+        text_results = isinstance(self._inner, ChatCompletionsEngine)
+        scope = str(getattr(self._inner, "scope", ""))
+        return build_turn(ask, decrypt_reasoning, scope, text_results=text_results)
 
     def _build_request(self, prompt: Prompt, turn: Turn) -> Request:
         return Request(
@@ -257,7 +253,7 @@ class EngineModel:
     def _build_params(self, prompt: Prompt) -> dict[str, Any]:
         """Return the parameters to forward, in the names of the Responses API."""
         body = prompt.body
-        engine = unwrap(self._engine)
+        engine = self._inner
         params = {name: body[name] for name in self._forwarded if body.get(name) is not None}
         if "service_tier" in params and isinstance(engine, AnthropicEngine):
             if params["service_tier"] not in ANTHROPIC_TIERS:

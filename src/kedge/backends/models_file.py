@@ -142,8 +142,13 @@ def load_models(path: str | Path) -> Models:
         InvalidSetting: If the file cannot be read or is invalid.
         CannotConnect: If a model cannot be used.
     """
-    form = _read_toml(Path(path))
     where = Path(path).name
+    try:
+        form = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"{where} is not TOML: {error}") from None
     _check_keys(form, ("default", "models"), where)
     tables = form.get("models")
     if not isinstance(tables, dict) or not tables:
@@ -155,15 +160,6 @@ def load_models(path: str | Path) -> Models:
         known = ", ".join(models)
         raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
     return Models(models, default)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"{path.name} is not TOML: {error}") from None
 
 
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -187,33 +183,21 @@ def _load_model(name: str, table: Any, file: str) -> Model:
     members = cast("dict[str, Any]", table)
     _check_keys(members, tuple(MODEL_FIELDS), where)
     for key, value in members.items():
-        _check_value(value, MODEL_FIELDS[key], f"{where}.{key}")
+        field = MODEL_FIELDS[key]
+        is_flag = isinstance(value, bool) and field.type is not bool
+        is_wrong = is_flag or not isinstance(value, field.type)
+        if is_wrong or (field.minimum is not None and value < field.minimum):
+            raise InvalidSetting(f"{where}.{key} must be {field.description}")
     if "model" not in members:
         raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
     settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
+    if (variable := members.get("key_env")) is not None:
+        settings["api_key"] = os.environ.get(variable, "").strip()
+        if not settings["api_key"]:
+            raise CannotConnect(
+                f"{where}: the environment variable {variable} is not set; set it to the key"
+            )
     try:
-        return open_model(members["model"], name=name, **settings, **_read_key(members, where))
+        return open_model(members["model"], name=name, **settings)
     except CannotConnect as error:
         raise CannotConnect(f"{where}: {error}") from error
-
-
-def _check_value(value: object, spec: FieldSpec, where: str) -> None:
-    wrong = not isinstance(value, spec.type)
-    if isinstance(value, bool) and spec.type is not bool:
-        wrong = True
-    if not wrong and spec.minimum is not None:
-        wrong = cast("float", value) < spec.minimum
-    if wrong:
-        raise InvalidSetting(f"{where} must be {spec.description}")
-
-
-def _read_key(members: Mapping[str, Any], where: str) -> dict[str, Any]:
-    variable = members.get("key_env")
-    if variable is None:
-        return {}
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise CannotConnect(
-            f"{where}: the environment variable {variable} is not set; set it to the key"
-        )
-    return {"api_key": key}

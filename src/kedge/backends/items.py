@@ -1,15 +1,20 @@
-"""Convert the events of an engine to the output events of the server.
+"""Convert the items of a prompt to a Turn, and the events of an engine to the output events of the server.
+
+The server's context is authoritative, so every item becomes a block. There are two special cases. Ids that the
+server assigned to its items are unknown upstream and are removed. Reasoning of the model is returned by
+clients encrypted, together with the digest of the conversation before it: if it still follows that
+conversation, it is inserted with a record that lets the engine send it again; otherwise it is omitted.
 
 The server writes one item after another, but a provider may interleave several. Therefore only one item is
 open at a time: text and reasoning end where the next item starts; a call stays open until it is complete,
 and deltas of other items wait. Items that the stream did not contain are added from the finished response.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from kedge.backends.items_to_turn import pack_reasoning
+from kedge.errors import InvalidTurn
 from kedge.events import (
     Event,
     ItemCompleted,
@@ -24,6 +29,11 @@ from kedge.events import (
     ToolCallStarted,
 )
 from kedge.events.assembler import Assembler
+from kedge.planning import AnchorRecord, ConversationState, set_state
+from kedge.planning.digests import get_prefix_index
+from kedge.planning.render import derived_digests
+from kedge.practice import PracticeRequest
+from kedge.server.coherence import is_model_output
 from kedge.server.models import (
     ItemAdded,
     ItemClosed,
@@ -40,10 +50,176 @@ from kedge.turns import (
     Part,
     ReasoningBlock,
     RefusalPart,
+    Source,
     TextPart,
     ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    block_from_item,
+    dump_block,
+    load_block,
+    system,
 )
 from kedge.turns.frozen_json import thaw
+
+Item = Mapping[str, Any]
+DecryptReasoning = Callable[[str], Any]
+
+ID_PAIRED_TYPES = frozenset({"local_shell_call", "local_shell_call_output", "mcp_approval_request"})
+"""Types of items that refer to each other by their ids, which are therefore retained."""
+
+RESULT_FOLLOWS = "The result follows as a message."
+
+
+def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
+    """Return the payload to encrypt with a reasoning item; None if it cannot be sent again."""
+    if not block.encrypted_content:
+        return None
+    return {"block": dump_block(block), "before": prefix_digest}
+
+
+@dataclass(slots=True)
+class _ResponseSpan:
+    """The output of one upstream response, according to its reasoning items."""
+
+    response_id: str
+    prefix_digest: str
+    start: int
+    stop: int
+    output_index: int
+
+
+@dataclass(slots=True)
+class _TurnBuilder:
+    """The blocks so far, and the spans among them that start with a reasoning block."""
+
+    decrypt_reasoning: DecryptReasoning
+    open_calls: dict[str, Block] = field(default_factory=dict[str, Block])
+    """Tool calls without a result so far, by their ids."""
+    blocks: list[Block] = field(default_factory=list[Block])
+    spans: list[_ResponseSpan] = field(default_factory=list[_ResponseSpan])
+    current: _ResponseSpan | None = None
+
+    def add(self, item: Item) -> None:
+        """Convert the next item."""
+        if item.get("type") == "reasoning":
+            self._add_reasoning(item)
+            return
+        keeps_id = item.get("type") in ID_PAIRED_TYPES
+        block = block_from_item({name: item[name] for name in item if name != "id" or keeps_id})
+        if isinstance(block, ToolCallBlock):
+            # Some clients chain on a response and send its call again before the result; APIs reject that.
+            if block == self.open_calls.get(block.call_id):
+                return
+            self.open_calls[block.call_id] = block
+        elif isinstance(block, ToolResultBlock):
+            self.open_calls.pop(block.call_id, None)
+        if self.current is not None and is_model_output(item):
+            self.current.output_index += 1
+            self.current.stop += 1
+            source = Source(self.current.response_id, block.item_id, self.current.output_index)
+            block = block.with_source(source).with_origin("engine")
+        else:
+            self.current = None
+        self.blocks.append(block)
+
+    def _add_reasoning(self, item: Item) -> None:
+        encrypted = item.get("encrypted_content")
+        unpacked = _unpack_reasoning(self.decrypt_reasoning(encrypted)) if encrypted else None
+        if unpacked is None:
+            return  # from another model, or only in plain text
+        block, before = unpacked
+        index = block.output_index
+        if self.current is None or self.current.response_id != block.response_id:
+            at = len(self.blocks)
+            self.current = _ResponseSpan(block.response_id, before, at, at, -1)
+            self.spans.append(self.current)
+        self.current.output_index = self.current.output_index + 1 if index is None else index
+        self.current.stop += 1
+        self.blocks.append(block)
+
+
+def _unpack_reasoning(payload: Any) -> tuple[ReasoningBlock, str] | None:
+    try:
+        block = load_block(payload["block"])
+        before = payload["before"]
+    except (InvalidTurn, KeyError, TypeError):
+        return None
+    if not isinstance(block, ReasoningBlock) or not isinstance(before, str):
+        return None
+    return (block, before) if block.response_id else None
+
+
+def _split_item(item: Item, *, text_results: bool) -> list[Item]:
+    """Return equivalent items in forms that every API supports."""
+    if item.get("role") in ("system", "developer"):
+        parts = _get_parts(item, "content")
+        if parts and all(part.get("type") == "input_text" for part in parts):
+            return [{**item, "content": [part]} for part in parts]
+    elif text_results and str(item.get("type")).endswith("_call_output"):
+        parts = _get_parts(item, "output")
+        texts = [part for part in parts if part.get("type") == "input_text"]
+        rest = [part for part in parts if part.get("type") != "input_text"]
+        if rest:
+            output = texts or RESULT_FOLLOWS
+            message = {"type": "message", "role": "user", "content": rest}
+            return [{**item, "output": output}, message]
+    return [item]
+
+
+def _get_parts(item: Item, member: str) -> list[Item]:
+    parts = item.get(member)
+    return cast("list[Item]", parts) if isinstance(parts, list) else []
+
+
+def build_turn(
+    ask: PracticeRequest,
+    decrypt_reasoning: DecryptReasoning,
+    scope: str,
+    *,
+    text_results: bool = False,
+) -> Turn:
+    """Build the Turn of a request.
+
+    Args:
+        ask: The request.
+        decrypt_reasoning: A function that decrypts the reasoning of earlier answers.
+        scope: The engine's scope.
+        text_results: Whether results of tools can only be text; images and files in them then
+            become a user message after the results.
+
+    Returns:
+        The Turn.
+    """
+    builder = _TurnBuilder(decrypt_reasoning)
+    for item in ask.items:
+        for part in _split_item(item, text_results=text_results):
+            builder.add(part)
+    lead = [system(ask.instructions)] if ask.instructions else []
+    turn = Turn([*lead, *builder.blocks])
+    records = tuple(_build_records(turn, builder.spans, scope, len(lead)))
+    return set_state(turn, ConversationState(anchors=records)) if records else turn
+
+
+def _build_records(
+    turn: Turn, spans: list[_ResponseSpan], scope: str, offset: int
+) -> Iterator[AnchorRecord]:
+    """Yield a record for each span that still follows the conversation it was generated from."""
+    prefixes = get_prefix_index(turn)
+    for span in spans:
+        start, stop = span.start + offset - turn.lead, span.stop + offset - turn.lead
+        if start < 0 or prefixes.digest(prefixes.count(start)) != span.prefix_digest:
+            continue
+        covered = prefixes.count(stop)
+        yield AnchorRecord(
+            response_id=span.response_id,
+            scope=scope,
+            digest=prefixes.digest(covered),
+            block_count=covered,
+            stored=False,
+            derived=derived_digests(turn.blocks[turn.lead + start : turn.lead + stop]),
+        )
+
 
 STREAMED_TYPES = frozenset({"message", "function_call", "custom_tool_call"})
 """The types of items that are emitted by their deltas."""
@@ -224,15 +400,12 @@ class OutputEmitter:
         if is_reasoning or is_text:
             yield from self._close_item()
         elif kind not in STREAMED_TYPES and event.output_index not in self._seen_indices:
-            yield from self._add_item(event.output_index)
-
-    def _add_item(self, index: int) -> Iterator[OutputEvent]:
-        """Emit an item without deltas, such as a search or reasoning without text, before the next one."""
-        block = self._find_block(index) if self._can_open() else None
-        if block is not None:  # otherwise, ``finish`` emits it
-            self._seen_indices.add(index)
-            yield from self._close_item()
-            yield from emit_block(block, self.prefix_digest)
+            # An item without deltas, such as a search, comes before the next one, or else ``finish`` emits it.
+            block = self._find_block(event.output_index) if self._can_open() else None
+            if block is not None:
+                self._seen_indices.add(event.output_index)
+                yield from self._close_item()
+                yield from emit_block(block, self.prefix_digest)
 
 
 def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:

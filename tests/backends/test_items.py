@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from events.streams import assemble, decode, read_transcript
-from kedge.backends.events_to_items import OutputEmitter, emit_block
+from kedge.backends.items import OutputEmitter, emit_block
 from kedge.events import (
     Event,
     ItemCompleted,
