@@ -4,13 +4,11 @@ import pytest
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
-from kedge.engines.request_engine import record_outcome
+from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.errors import RequestRefused
-from kedge.events import Outcome
-from kedge.planning import get_state, plan_request
+from kedge.planning import get_state
 from kedge.providers import connect
-from kedge.turns import Turn, assistant, user
+from kedge.turns import Turn, user
 
 MAX_ATTEMPTS = 6
 
@@ -43,13 +41,14 @@ async def test_a_reason_is_healed_once_and_then_raised() -> None:
     assert server.attempts == 2
 
 
-def test_response_with_a_reused_id_is_no_anchor() -> None:
+async def test_response_with_a_reused_id_is_no_anchor() -> None:
     """The blocks of the response stay in the Turn, without an anchor record."""
-    turn = Turn([user("Hello")])
-    plan = plan_request(turn, scope="s", now=0.0)
-    outcome = Outcome("completed", (assistant("Hi"),), "resp_1")
-    recorded = record_outcome(
-        turn, outcome, plan, now=0.0, stored=True, retention=None, reused=True
-    )
-    assert len(recorded) == 2
-    assert get_state(recorded).anchors == ()
+    message = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    response = {"id": "resp_1", "status": "completed", "output": [message]}
+    with serve_handler(make_handler(lambda: json_response(response))) as url:
+        async with connect(f"responses:{url}#m", trust="always") as engine:
+            turn = await engine.run(Turn([user("Hello")]))
+            assert [each.status for each in get_state(turn).anchors] == ["completed"]
+            turn = await engine.run(turn.append(user("Again")))
+    assert [block.text for block in turn] == ["Hello", "Hi", "Again", "Hi"]
+    assert [each.status for each in get_state(turn).anchors] == ["lost"]

@@ -784,7 +784,7 @@ class Conversation(LazyConversation):
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
         request = ClaimRequest(self.store, await self.require_row(), key, new_id("run"), self.lease)
-        model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
+        model = options.get("model") or unwrap(self._base_engine).model
         claim = await request.acquire(blocks, {**options, "model": model})
         schema = options.get("output")
 

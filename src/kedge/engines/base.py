@@ -12,7 +12,7 @@ an engine, so a stack of middleware is an engine too.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -21,7 +21,7 @@ from typing_extensions import TypeForm, TypeVar
 from kedge.engines.content_filter import ContentFilter
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, run_until_valid
-from kedge.engines.request_options import KNOWN_PARAMS, Request, RequestOptions, split_tools
+from kedge.engines.request_options import Request, RequestOptions, split_tools
 from kedge.engines.stream import Stream
 from kedge.errors import InvalidTurn, describe_type
 from kedge.event_loops import AsyncResource
@@ -54,6 +54,8 @@ class Engine(AsyncResource, ABC):
     """Sends Turns to a model."""
 
     name: str = ""
+    model: str = ""
+    """The model, unless a request names another."""
     text_only_results: bool = False
     """Whether the API accepts only text in tool results; images and files are described there."""
     approver: Callable[..., Any] | None = None
@@ -122,31 +124,10 @@ class Engine(AsyncResource, ABC):
         functions, options["tools"] = split_tools(options.get("tools", ()))
         if functions:
             return _with_tools(self, functions).stream(turn, output=output, **options)
-        request = Request.of(output=output, **options)
-        filters, schema = request.filters, request.output
-        filters.add(*find_filters(self))
-        inner = unwrap(self)
-        model = request.model or str(getattr(inner, "model", ""))
-
-        def open_events() -> Events:
-            if schema is None:
-                return self.events(turn, request)
-            prompted = request.prompt_for_output(schema)
-            return run_until_valid(
-                lambda turn, is_prompted: self.events(turn, prompted if is_prompted else request),
-                turn,
-                schema,
-                model=model,
-                prompted_models=inner.prompted_models,
-                heal=request.heal,
-                retries=request.output_retries,
-                filters=filters,
-            )
-
-        settings = {name: request.params[name] for name in request.params if name in KNOWN_PARAMS}
-        return Stream(
-            open_events, turn, filters, schema, provider=inner.name, model=model, settings=settings
-        )
+        request, inner = Request.of(output=output, **options), unwrap(self)
+        request.filters.add(*find_filters(self))
+        source = self.events if request.output is None else partial(run_until_valid, self, inner)
+        return Stream(partial(source, turn, request), inner, turn, request)
 
     async def run(
         self, turn: Turn, *, output: Any = None, **options: Unpack[RequestOptions]

@@ -6,16 +6,15 @@ and the Turn that is returned (or carried by the error) is the conversation as t
 corrections have the origin ``output``, for programs that do not show them.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count as count_from
 from itertools import takewhile
-from typing import Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
-from kedge.engines.content_filter import ContentFilters
 from kedge.engines.heal_rules import is_format_rejected
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch
 from kedge.engines.request_metrics import record_healing
@@ -41,6 +40,10 @@ from kedge.turns import (
     user,
 )
 from kedge.turns.turn import find_answer_blocks
+
+if TYPE_CHECKING:
+    from kedge.engines.base import Engine
+    from kedge.engines.request_options import Request
 
 log = get_logger("kedge.engines.output")
 
@@ -135,38 +138,30 @@ class Reply(Generic[ReplyT_co]):
 
 
 async def run_until_valid(
-    open_events: Callable[[Turn, bool], AsyncGenerator[Event, None]],
-    turn: Turn,
-    schema: OutputSchema[Any],
-    *,
-    model: str,
-    prompted_models: set[str],
-    heal: bool,
-    retries: int,
-    filters: ContentFilters,
+    engine: "Engine", inner: "Engine", turn: Turn, request: "Request"
 ) -> AsyncGenerator[Event, None]:
     """Yield the events of one run after the other, until an answer has the requested type.
 
     Args:
-        open_events: Starts a run of a Turn, with the schema as a parameter or as system text.
+        engine: The engine, with its middleware.
+        inner: The engine inside, which knows the models that are sent the schema as system text.
         turn: The Turn to send.
-        schema: The schema of the answer.
-        model: The model that answers.
-        prompted_models: The models that rejected the schema as a parameter, so that they are sent it as system text.
-        heal: Whether a rejected request is sent again with system text.
-        retries: The maximum number of further runs after an answer that does not match.
-        filters: The content filters of the stack; the value is parsed from the filtered answer.
+        request: The request, with the schema of the answer. The value is parsed from the filtered answer.
 
     Raises:
         OutputInvalid: No answer matched.
         OutputRefused: The model refused.
     """
+    schema = cast("OutputSchema[Any]", request.output)
+    prompted, prompted_models = request.prompt_for_output(schema), inner.prompted_models
+    model = request.model or inner.model
     for attempt in count_from(1):
         sent, rejected = turn, True
         while rejected:
             rejected, has_answer = False, False
             try:
-                async with aclosing(open_events(sent, model in prompted_models)) as events:
+                sending = prompted if model in prompted_models else request
+                async with aclosing(engine.events(sent, sending)) as events:
                     async for event in events:
                         has_answer = has_answer or isinstance(event, AnswerFinished)
                         if isinstance(event, TurnFinished):
@@ -174,7 +169,7 @@ async def run_until_valid(
                         else:
                             yield event
             except RequestRefused as error:
-                is_new = heal and model not in prompted_models and is_format_rejected(error)
+                is_new = request.heal and model not in prompted_models and is_format_rejected(error)
                 if has_answer or not is_new:  # a run with tools would run again
                     raise
                 rejected = True
@@ -184,11 +179,9 @@ async def run_until_valid(
         if find_running(turn) or any(
             problem.kind == "unanswered" for problem in find_problems(turn)
         ):
-            yield TurnFinished(
-                turn
-            )  # the caller waits, or runs these calls, and sends the Turn again
+            yield TurnFinished(turn)  # the caller waits, or runs these calls, and sends it again
             return
-        shown = filters.apply_to_turn(turn, ("output",))
+        shown = request.filters.apply_to_turn(turn, ("output",))
         try:
             value = read_output(schema, shown, sent)
         except SchemaMismatch as mismatch:
@@ -199,7 +192,7 @@ async def run_until_valid(
                 turn_id=turn.id,
             )
             text = answer_text(shown, sent)
-            if attempt > retries:
+            if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
             yield OutputRejected(attempt, mismatch.problems, text)
             turn = turn.append(build_correction(schema, mismatch))

@@ -273,6 +273,10 @@ class RequestEngine(Engine):
 
     decoder_type: ClassVar["type[ResponsesDecoder | ChatDecoder | AnthropicDecoder]"]
     """The decoder of a response."""
+    is_stateful: ClassVar[bool] = True
+    """Whether the API stores responses."""
+    retention: float | None = None
+    """The number of seconds for which the server stores a response; None for no limit."""
 
     def __init__(
         self,
@@ -486,6 +490,53 @@ class RequestEngine(Engine):
             EngineError: The request must not be sent again.
         """
 
+    def _record_outcome(
+        self,
+        session: Session,
+        turn: Turn,
+        outcome: Outcome,
+        *,
+        stored: bool,
+        lost: bool = False,
+        reused: bool = False,
+        counted: TokenCounts | None = None,
+    ) -> Turn:
+        """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
+
+        Of a response that the server generates in the background only the id is recorded. ``lost`` means that the
+        server's context differs from the Turn, ``reused`` that the server has issued the id before.
+        """
+        if outcome.status not in ("completed", "incomplete", "running"):
+            return turn
+        is_running = outcome.status == "running"
+        blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+        problem = "" if is_running else _find_anchor_problem(outcome, reused=reused)
+        if self.is_stateful and not is_running:
+            problem = problem or outcome.anchor_problem
+        if problem:
+            if self.is_stateful:
+                response_id = outcome.response_id
+                log.warning("no anchor: %s", problem, response_id=response_id, turn_id=turn.id)
+                count("responses_without_id_total")
+            return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
+        status: Status = "running" if is_running else "incomplete"
+        if outcome.completed:
+            status = "lost" if lost else "completed"
+        log.debug("the response is %s", status, response_id=outcome.response_id)
+        return record_response(
+            turn,
+            () if is_running else blocks,
+            response_id=outcome.response_id,
+            plan=session.plan,
+            created_at=self._clock(),
+            status=status,
+            stored=stored,
+            retention=self.retention,
+            conversation_id=session.object_id,
+            head=self.is_stateful,
+            counted=counted,
+        )
+
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error to raise for a failed request: the given one, or one that can be healed."""
         return error
@@ -493,56 +544,6 @@ class RequestEngine(Engine):
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         """Return the rules of the provider's prompt cache."""
         return self.cache_rules
-
-
-def record_outcome(
-    turn: Turn,
-    outcome: Outcome,
-    plan: RequestPlan,
-    *,
-    now: float,
-    stored: bool,
-    retention: float | None,
-    conversation_id: str = "",
-    lost: bool = False,
-    reused: bool = False,
-    stateful: bool = True,
-    counted: TokenCounts | None = None,
-) -> Turn:
-    """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
-
-    Of a response that the server generates in the background only the id is recorded. ``lost`` means that the
-    server's context differs from the Turn, ``stateful`` that the API stores responses at all.
-    """
-    if outcome.status not in ("completed", "incomplete", "running"):
-        return turn
-    is_running = outcome.status == "running"
-    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
-    problem = "" if is_running else _find_anchor_problem(outcome, reused=reused)
-    if stateful and not is_running:
-        problem = problem or outcome.anchor_problem
-    if problem:
-        if stateful:
-            log.warning("no anchor: %s", problem, response_id=outcome.response_id, turn_id=turn.id)
-            count("responses_without_id_total")
-        return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
-    status: Status = "running" if is_running else "incomplete"
-    if outcome.completed:
-        status = "lost" if lost else "completed"
-    log.debug("the response is %s", status, response_id=outcome.response_id)
-    return record_response(
-        turn,
-        () if is_running else blocks,
-        response_id=outcome.response_id,
-        plan=plan,
-        created_at=now,
-        status=status,
-        stored=stored,
-        retention=retention,
-        conversation_id=conversation_id,
-        head=stateful,
-        counted=counted,
-    )
 
 
 def raise_for_outcome(

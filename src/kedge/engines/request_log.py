@@ -3,12 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.request_metrics import count_request, record_request
+from kedge.engines.request_options import KNOWN_PARAMS, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.request_record import (
@@ -36,6 +37,9 @@ from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
 from kedge.turns.frozen_json import EMPTY, to_encodable
 
+if TYPE_CHECKING:
+    from kedge.engines.base import Engine
+
 MAX_ERROR_LENGTH = 500
 
 _ANCHOR_MEMBERS = (
@@ -52,17 +56,15 @@ class RecordBuilder:
     """Makes the record of each request of one run from its events.
 
     Args:
-        provider: The name of the provider.
-        model: The requested model; the answer names the one that was used.
-        settings: The settings of the requests, such as the temperature.
-        filters: The content filters of the stack, which edit settings and errors.
+        engine: The engine that sends the requests.
+        request: The request. Its filters edit settings, such as the temperature, and errors.
     """
 
-    def __init__(
-        self, provider: str, model: str, settings: Mapping[str, Any], filters: ContentFilters
-    ) -> None:
-        self.provider, self.model, self.filters = provider, model, filters
-        self.settings = settings
+    def __init__(self, engine: "Engine", request: Request) -> None:
+        self.provider, self.filters = engine.name, request.filters
+        self.model = request.model or engine.model
+        """The requested model; the answer names the one that was used."""
+        self._params = request.params
         self.clock: Callable[[], float] = time.time
         self.price: CostFunction | None = None
         self.plans: list[RequestPlan] = []
@@ -241,9 +243,10 @@ class RecordBuilder:
 
     def _encode_settings(self) -> str:
         """Return the settings after the filters; values that are not JSON are converted to text."""
-        if not self.settings:
+        settings = {name: self._params[name] for name in self._params if name in KNOWN_PARAMS}
+        if not settings:
             return ""
-        values = json.loads(json.dumps(dict(self.settings), default=to_encodable))
+        values = json.loads(json.dumps(settings, default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
 

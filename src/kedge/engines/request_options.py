@@ -274,40 +274,6 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     ]
 
 
-def build_request_body(
-    plan: RequestPlan,
-    model: str,
-    *,
-    tools: tuple[Mapping[str, Any], ...],
-    streaming: bool,
-    stored: bool,
-    include: bool,
-    params: Mapping[str, Any],
-    conversation_id: str = "",
-) -> dict[str, Any]:
-    """Build the body of a request.
-
-    ``params``, which are checked already, override what is set here.
-    """
-    body: dict[str, Any] = {"model": model, "input": build_input(plan), "stream": streaming}
-    if plan.instructions is not None:
-        body["instructions"] = plan.instructions
-    if conversation_id:
-        body["conversation"] = conversation_id
-    elif plan.anchor:
-        body["previous_response_id"] = plan.previous_response_id
-    if tools:
-        body["tools"] = list(tools)
-    if not stored:
-        body["store"] = False
-    body |= params
-    if plan.cache and plan.cache.key:
-        body.setdefault("prompt_cache_key", plan.cache.key)
-    if include:
-        body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
-    return body
-
-
 _PREFIX = b'"tools":'
 
 

@@ -27,11 +27,11 @@ from kedge.engines.heal_rules import (
     is_server_error,
     lost_context,
 )
-from kedge.engines.request_engine import RequestEngine, Session, record_outcome
+from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_metrics import record_lost_context
 from kedge.engines.request_options import (
     ENCRYPTED_REASONING,
-    build_request_body,
+    build_input,
     to_resend_limit,
 )
 from kedge.engines.responses_endpoints import (
@@ -317,16 +317,28 @@ class ResponsesEngine(RequestEngine):
 
     def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
         session.object_id = conversation_id
-        session.body = build_request_body(
-            session.plan,
-            session.model,
-            conversation_id=conversation_id,
-            tools=session.request.tools,
-            streaming=session.request.streaming,
-            stored=session.mode != "stateless",
-            include=session.include,
-            params=session.members,
-        )
+        plan, request = session.plan, session.request
+        body: dict[str, Any] = {
+            "model": session.model,
+            "input": build_input(plan),
+            "stream": request.streaming,
+        }
+        if plan.instructions is not None:
+            body["instructions"] = plan.instructions
+        if conversation_id:
+            body["conversation"] = conversation_id
+        elif plan.anchor:
+            body["previous_response_id"] = plan.previous_response_id
+        if request.tools:
+            body["tools"] = list(request.tools)
+        if session.mode == "stateless":
+            body["store"] = False
+        body |= session.members
+        if plan.cache and plan.cache.key:
+            body.setdefault("prompt_cache_key", plan.cache.key)
+        if session.include:
+            body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
+        session.body = body
         session.content = self.transport.serialize(session.body)
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
@@ -452,16 +464,8 @@ class ResponsesEngine(RequestEngine):
         stored = _is_stored(body, outcome)
         if running is not None:  # what it was requested with may not be known now
             stored = stored and running.stored
-        record = partial(
-            record_outcome,
-            plan=plan,
-            now=self._clock(),
-            stored=stored,
-            retention=self.retention,
-            conversation_id=session.object_id,
-        )
         if outcome.status == "running":
-            return record(turn, outcome)
+            return self._record_outcome(session, turn, outcome, stored=stored)
         state = get_state(turn)
         known = running is None and state.anchor(outcome.response_id, plan.scope) is not None
         reused = self.memory.record_issued(check, outcome.response_id, known=known)
@@ -475,9 +479,11 @@ class ResponsesEngine(RequestEngine):
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
             if len(texts) < len(outcome.blocks) and outcome.completed:
                 outcome = replace(outcome, blocks=texts, response_id="")
-        finished = record(
+        finished = self._record_outcome(
+            session,
             turn if state is get_state(turn) else set_state(turn, state),
             outcome,
+            stored=stored,
             lost=is_forgotten or not session.is_at_end,
             reused=reused,
             counted=judgment.counted,

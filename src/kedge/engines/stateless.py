@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
-from kedge.engines.request_engine import RequestEngine, Session, record_outcome
+from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_options import convert_tool, hash_call_id
 from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
@@ -67,6 +67,7 @@ class StatelessEngine(RequestEngine):
     ``cache_rules``.
     """
 
+    is_stateful = False
     path: ClassVar[str]
     sdk: ClassVar["Sdk"] = "openai"
     map_tool: ClassVar[Callable[[Mapping[str, Any]], Mapping[str, Any]]]
@@ -160,17 +161,9 @@ class StatelessEngine(RequestEngine):
         return await self._send(session, send)
 
     async def _settle(self, session: Session, outcome: Outcome) -> Turn:
-        plan = session.plan
-        return record_outcome(
-            session.turn,
-            outcome,
-            plan,
-            now=self._clock(),
-            stored=False,
-            retention=None,
-            stateful=False,
-            counted=count_prompt(outcome, plan.cache) if plan.cache else None,
-        )
+        cache = session.plan.cache
+        counted = count_prompt(outcome, cache) if cache else None
+        return self._record_outcome(session, session.turn, outcome, stored=False, counted=counted)
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error with advice, or one that can be healed by sending more or less reasoning."""

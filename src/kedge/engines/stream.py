@@ -7,15 +7,15 @@ answer also has the partial values received so far.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
-from kedge.engines.content_filter import ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, answer_text
 from kedge.engines.request_log import RequestLog
+from kedge.engines.request_options import Request
 from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
@@ -32,7 +32,9 @@ from kedge.events.run import (
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import RequestPlan, get_state, record_response
 from kedge.turns import Block, Turn
-from kedge.turns.frozen_json import EMPTY
+
+if TYPE_CHECKING:
+    from kedge.engines.base import Engine
 
 _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
 """Ids that a nested run (of a tool, of a compactor) does not inherit."""
@@ -180,21 +182,17 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     def __init__(
         self,
         open_source: Callable[[], AsyncGenerator[Event, None]],
+        engine: "Engine",
         turn: Turn,
-        filters: ContentFilters | None = None,
-        schema: OutputSchema[Any] | None = None,
-        *,
-        provider: str = "",
-        model: str = "",
-        settings: Mapping[str, Any] = EMPTY,
+        request: Request,
     ) -> None:
-        super().__init__(open_source, schema)
+        super().__init__(open_source, request.output)
         self._turn: Turn | None = None
         self._sent_turn = self._partial_turn = turn
         self._tool_results: list[Block] = []
-        self.filters = ContentFilters() if filters is None else filters
+        self.filters = request.filters
         """The content filters of the stack that runs."""
-        self.log = RequestLog(provider, model, settings, self.filters)
+        self.log = RequestLog(engine, request)
         """The records of the requests of this run."""
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""

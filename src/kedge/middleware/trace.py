@@ -41,7 +41,6 @@ from kedge.observe.otel import MessageDict, system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.plan import is_fallback_reason
 from kedge.turns import Block, ToolCallBlock, Turn
-from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -131,8 +130,8 @@ class _RunSpans:
         engine = unwrap(trace.inner)
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
-        self.model = request.model or str(getattr(engine, "model", ""))
-        self.requests = RecordBuilder(engine.name, self.model, EMPTY, request.filters)
+        self.requests = RecordBuilder(engine, request)
+        self.model = self.requests.model
         agent = trace.agent
         self.common = _drop_empty(
             {
