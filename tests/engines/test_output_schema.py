@@ -10,13 +10,13 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from kedge.engines.json_schema import iter_subschemas
 from kedge.engines.output_schema import (
     OutputSchema,
     SchemaMismatch,
     to_json_value,
     to_output_schema,
 )
-from kedge.engines.strict_schema import iter_subschemas
 from kedge.errors import InvalidSetting
 from kedge.tools import Toolbox
 

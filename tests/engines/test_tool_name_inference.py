@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kedge.engines import tool_name_inference
-from kedge.engines.tool_name_inference import infer_tool_name
+from kedge.engines import json_schema
+from kedge.engines.json_schema import infer_tool_name
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -108,7 +108,7 @@ def test_hostile_schemas_take_bounded_time() -> None:
     assert fits({"type": "string", "pattern": "(a+)+$"}, "a" * 5_000 + "!")
     double = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
     assert not fits({"$ref": "#/$defs/d0"}, 1, {**double, "d60": True})
-    assert not fits({"enum": list(range(tool_name_inference.MAX_STEPS))}, 1)
-    assert not fits({"type": "string"}, "a" * tool_name_inference.MAX_ARGUMENT_CHARS)
+    assert not fits({"enum": list(range(json_schema.MAX_STEPS))}, 1)
+    assert not fits({"type": "string"}, "a" * json_schema.MAX_ARGUMENT_CHARS)
     deep = "[" * 50_000
     assert infer_tool_name(TOOLS, f'{{"a": {deep}', False) == ""

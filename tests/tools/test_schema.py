@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypeAliasType, TypedDict
 
-from kedge.engines.strict_schema import replace_iterables
+from kedge.engines.json_schema import replace_iterables
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.schema import (
     MAX_PROBLEMS,

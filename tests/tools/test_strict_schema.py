@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from kedge.engines.strict_schema import (
+from kedge.engines.json_schema import (
     DROPPED_KEYWORDS,
     UNSUPPORTED_KEYWORDS,
     iter_subschemas,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
 from typing_extensions import TypeVar
 
-from kedge.engines.strict_schema import (
+from kedge.engines.json_schema import (
     DEFINITIONS_PATH,
     drop_unserializable_defaults,
     iter_subschemas,

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import is_permanent_failure
+from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import (
     record_calls,
@@ -32,7 +33,6 @@ from kedge.engines.request_metrics import (
     record_plan,
 )
 from kedge.engines.request_options import check_params, format_tool
-from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import RawResponse, ResponseReader, Transport
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
 from kedge.events import Event, Outcome, StreamEvent

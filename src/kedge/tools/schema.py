@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from typing_extensions import TypedDict
 
-from kedge.engines.strict_schema import (
+from kedge.engines.json_schema import (
     JSONSchema,
     drop_unserializable_defaults,
     replace_iterables,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
+from kedge.engines.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines.param_rules import (
     NO_SERVER_STATE,
     STATELESS_RULES,
@@ -22,7 +23,6 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan

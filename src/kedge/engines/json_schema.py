@@ -1,4 +1,6 @@
-"""Strict schemas: the subset of JSON schema that a server can enforce while a model writes.
+"""JSON schemas of tools and answers: their strict form, and the name of a tool call that came without one.
+
+A strict schema is in the subset of JSON schema that a server can enforce while a model writes.
 
 In strict mode every object is closed and every property is required, so an optional argument is nullable.
 The tables below are the rules. A keyword that strict mode does not support is dropped (Kedge validates the
@@ -7,10 +9,16 @@ arguments itself) or, where dropping it would allow other values, rejected.
 The SDK's ``to_strict_json_schema`` is not used: it is private, importing it loads the complete SDK, and it
 accepts types that the API then rejects (free-form objects, tuples, ``Any``). Pydantic generates the schemas of
 annotations, and is imported when one is needed.
+
+Some servers lose the name of a call. If the arguments fit exactly one of the offered tools, that tool is used.
+The schemas may come from an untrusted MCP server, so they are not given to a general validator: a `pattern`
+can take exponential time, a `$ref` can name an address, and references to references multiply. Only the
+keywords that distinguish tools are evaluated, with a bound on the number of steps for all tools together.
+Other keywords are ignored: the tool validates its arguments anyway.
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import UnionType
 from typing import (
@@ -98,8 +106,7 @@ def drop_unserializable_defaults(schema: JSONSchema) -> None:
 
 def has_type(schema: JSONSchema, name: str) -> bool:
     """Return whether values of this type match a schema."""
-    types: str | list[str] | None = schema.get("type")
-    return types == name or (isinstance(types, list) and name in types)
+    return name in _to_list(schema.get("type") or ())
 
 
 def is_open_ended(schema: JSONSchema) -> bool:
@@ -232,3 +239,127 @@ def _get_named_type(annotation: Any) -> Any:
     values = dict(zip(alias.__type_params__, get_args(annotation), strict=False))
     parameters = getattr(alias.__value__, "__parameters__", ()) if values else ()
     return alias.__value__[*map(values.get, parameters)] if parameters else alias.__value__
+
+
+MAX_ARGUMENT_CHARS = 100_000
+"""Longer arguments are not parsed."""
+MAX_STEPS = 20_000
+"""The maximum number of values that are compared with a schema, for all tools together."""
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: (
+        (isinstance(value, int) and not isinstance(value, bool))
+        or (isinstance(value, float) and value.is_integer())
+    ),
+}
+
+
+def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: bool) -> str:
+    """Return the name of the only offered tool that these arguments fit.
+
+    Args:
+        tools: The tools that the request offers.
+        arguments: The arguments of a call that came without a name.
+        custom: Whether the call has free-form input instead of JSON arguments.
+
+    Returns:
+        The name; an empty string if no tool fits, or more than one, or if that takes too long to decide.
+    """
+    kind = "custom" if custom else "function"
+    offered = [
+        cast("Mapping[str, Any]", tool.get(kind) or tool)
+        for tool in tools
+        if tool.get("type", "function") == kind
+    ]
+    fitting = offered if custom else _find_fitting(offered, arguments)
+    return str(fitting[0].get("name") or "") if len(fitting) == 1 else ""
+
+
+def _find_fitting(
+    functions: Sequence[Mapping[str, Any]], arguments: str
+) -> Sequence[Mapping[str, Any]]:
+    """Return the functions whose schema the arguments match without undeclared names."""
+    try:
+        value = json.loads(arguments[: MAX_ARGUMENT_CHARS + 1] or "{}")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(value, dict) or len(arguments) > MAX_ARGUMENT_CHARS:
+        return ()
+    matcher = _Matcher()
+    try:
+        return [each for each in functions if matcher.fits(each, value)]
+    except _TooManySteps:
+        return ()
+
+
+class _TooManySteps(Exception):
+    pass
+
+
+def _to_list(types: str | Sequence[str]) -> Sequence[str]:
+    return [types] if isinstance(types, str) else types
+
+
+class _Matcher:
+    """Compare values with schemas, by the keywords that distinguish tools, in a limited number of steps."""
+
+    root: Mapping[str, Any]
+    steps_left = MAX_STEPS
+
+    def fits(self, function: Mapping[str, Any], arguments: Any) -> bool:
+        """Return whether arguments match the schema of a function; False if that is not a valid schema."""
+        schema: Any = function.get("parameters") or function.get("input_schema") or {}
+        try:
+            self.root = {"additionalProperties": False, **schema}
+            return self.matches(self.root, arguments)
+        except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+            return False
+
+    def _spend(self, steps: int = 1) -> None:
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            raise _TooManySteps
+
+    def matches(self, schema: Any, value: Any) -> bool:
+        """Return whether a value matches a schema."""
+        self._spend()
+        if isinstance(schema, bool):
+            return schema
+        types: str | Sequence[str] = schema.get("type", ())
+        if types and not any(_TYPES[name](value) for name in _to_list(types)):
+            return False
+        allowed: Sequence[Any] = schema.get("enum", ())
+        self._spend(len(allowed))
+        if ("enum" in schema and value not in allowed) or schema.get("const", value) != value:
+            return False
+        choices = (schema[key] for key in ("anyOf", "oneOf") if key in schema)
+        return all(self.matches(part, each) for part, each in self._iter_parts(schema, value)) and (
+            all(any(self.matches(each, value) for each in options) for options in choices)
+        )
+
+    def _iter_parts(self, schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the subschemas that must match, each with the value that it is for."""
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            known: Mapping[str, Any] = schema.get("properties", {})
+            others = schema.get("additionalProperties", True)
+            yield from ((name in members, members) for name in schema.get("required", ()))
+            yield from ((known.get(name, others), each) for name, each in members.items())
+        elif isinstance(value, list) and "items" in schema:
+            yield from ((schema["items"], each) for each in cast("list[Any]", value))
+        if "$ref" in schema:
+            yield self._resolve(schema["$ref"]), value
+        yield from ((each, value) for each in schema.get("allOf", ()))
+
+    def _resolve(self, reference: str) -> Any:
+        """Return a definition of the same schema."""
+        found: Any = self.root
+        for step in reference.removeprefix("#/").split("/"):
+            found = found[step]
+        return found
