@@ -330,6 +330,9 @@ class TurnProbe:
     turn: Turn
 
 
+_DEFINITION = frozenset({FrozenMap})
+
+
 class Request(msgspec.Struct, frozen=True):
     """The options of a request, as ``RequestOptions`` describes them, in the form that engines and middleware use.
 
@@ -360,8 +363,10 @@ class Request(msgspec.Struct, frozen=True):
     output_retries: int = DEFAULT_OUTPUT_RETRIES
 
     def __post_init__(self) -> None:
-        force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
-        force_setattr(self, "params", wrap_copy(self.params))
+        if not _DEFINITION.issuperset(map(type, self.tools)):
+            force_setattr(self, "tools", tuple(map(to_definition, self.tools)))
+        if type(self.params) is not FrozenMap:
+            force_setattr(self, "params", wrap_copy(self.params))
 
     @classmethod
     def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":

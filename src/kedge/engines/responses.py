@@ -466,7 +466,7 @@ class ResponsesEngine(RequestEngine):
             stored = stored and running.stored
         if outcome.status == "running":
             return self._record_outcome(session, turn, outcome, stored=stored)
-        state = get_state(turn)
+        state = before = get_state(turn)
         known = running is None and state.anchor(outcome.response_id, plan.scope) is not None
         reused = self.memory.record_issued(check, outcome.response_id, known=known)
         if reused:
@@ -481,7 +481,7 @@ class ResponsesEngine(RequestEngine):
                 outcome = replace(outcome, blocks=texts, response_id="")
         finished = self._record_outcome(
             session,
-            turn if state is get_state(turn) else set_state(turn, state),
+            turn if state is before else set_state(turn, state),
             outcome,
             stored=stored,
             lost=is_forgotten or not session.is_at_end,
@@ -612,9 +612,8 @@ class ResponsesEngine(RequestEngine):
         """Plan a request on a response or a conversation object, whatever the evidence."""
         if mode == "conversation":
             return self._plan_mode(session, mode)
-        records = reversed(get_state(session.turn).anchors)
         # Responses that only a connection remembers are not known to requests outside of it.
-        live = self.transport.live_anchors(records) if session.is_live else ()
+        live = self.transport.live_anchors(session.turn) if session.is_live else ()
         return self._plan_mode(session, "chained", (*session.request.candidates, *live))
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:

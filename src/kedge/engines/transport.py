@@ -16,7 +16,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
 )
@@ -37,6 +36,7 @@ from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
 from kedge.text.json_text import decode, encode
+from kedge.turns import Turn
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -374,8 +374,8 @@ class Transport:
         """Return the bytes of a request body."""
         return encode_body(body)
 
-    def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-        """Return the unstored records that a live connection remembers: over HTTP there are none."""
+    def live_anchors(self, turn: Turn) -> tuple[AnchorRecord, ...]:
+        """Return the unstored records of a Turn that a live connection remembers: over HTTP there are none."""
         return ()
 
     async def create_response(self, content: bytes, parent_id: str, **options: Any) -> RawResponse:

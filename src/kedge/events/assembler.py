@@ -277,14 +277,13 @@ class Assembler:
         return ""
 
     def _build_blocks(self, *, completed: bool, partial: bool) -> Iterator[Block]:
+        response_id = self.response_id
         for slot in self._sorted_items():
             cut = not completed and (slot.is_cut or not slot.is_finished)
             if cut and not partial:
                 continue
             try:
-                block = slot.build_block(
-                    self.response_id, self._origin, self._native_api, partial=cut
-                )
+                block = slot.build_block(response_id, self._origin, self._native_api, partial=cut)
             except InvalidTurn as problem:
                 log.warning("an item of type %r is invalid: %s", slot.type, problem)
                 self._anomalies["unreadable"] = str(problem)

@@ -121,7 +121,8 @@ def read_usage(response: Mapping[str, Any]) -> Usage | None:
 def read_counts(counts: JsonObject, read: str = "input", written: str = "output") -> Usage:
     """Return token counts; ``read`` and ``written`` are the names of the input and the output."""
     before, after = counts.get(f"{read}_tokens_details"), counts.get(f"{written}_tokens_details")
-    input_tokens, output_tokens = (get_count(counts, f"{name}_tokens") for name in (read, written))
+    input_tokens = get_count(counts, f"{read}_tokens")
+    output_tokens = get_count(counts, f"{written}_tokens")
     return Usage(
         input_tokens,
         get_count(before, "cached_tokens"),

@@ -108,7 +108,7 @@ def _delay(count: int, seconds: float = BASE_COOLDOWN, maximum: float = MAX_COOL
 
 def limit_depth(*limits: int | None) -> int | None:
     """Return the lowest limit of the length of a chain; None if there is none."""
-    return min((each for each in limits if each is not None), default=None)
+    return min(filter(None, limits), default=None)
 
 
 class Evidence(msgspec.Struct, omit_defaults=True):

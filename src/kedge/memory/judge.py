@@ -408,7 +408,8 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
 
     def identify(self, check: MemoryCheck, identity: str) -> None:
         """Record the name by which the server of a check identifies itself; empty if it does not."""
-        if known := KNOWN_IDENTITIES.get(identity):
+        known = KNOWN_IDENTITIES.get(identity)
+        if known and self._identified.get(check.scope) is not known:
             with self.lock:
                 self._identified[check.scope] = known
                 check.evidence.identify(known, "identity")

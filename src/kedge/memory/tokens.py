@@ -303,7 +303,8 @@ def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> in
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
-    if any(body.get(name) not in (None, "disabled", [], {}) for name in _COUNT_CHANGING_PARAMS):
+    changing = [body[name] for name in _COUNT_CHANGING_PARAMS if name in body]
+    if any(value not in (None, "disabled", [], {}) for value in changing):
         return True
     reasoning = body.get("reasoning")
     if isinstance(reasoning, Mapping) and "context" in reasoning:

@@ -123,7 +123,7 @@ def plan_cache(
         key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else "")
         if rules.keyed
         else "",
-        input_tokens=_estimate_input(index, turn, plan, base),
+        input_tokens=_estimate_input(index, plan, base),
         intact_blocks=base.block_count if base else 0,
         settings=settings,
     )
@@ -178,12 +178,10 @@ def _find_prompts(
     return base, newest
 
 
-def _estimate_input(
-    index: PrefixIndex, turn: Turn, plan: RequestPlan, base: AnchorRecord | None
-) -> int:
+def _estimate_input(index: PrefixIndex, plan: RequestPlan, base: AnchorRecord | None) -> int:
     counted: TokenCounts | None = base.counted if base else None
     if base is None or counted is None:
         size = plan.full_bytes + len((plan.instructions or "").encode("utf-8", "surrogatepass"))
         return size // BYTES_PER_TOKEN
-    rest = index.byte_size(base.block_count, index.count(len(turn) - turn.lead))
+    rest = index.byte_size(base.block_count, plan.block_count)
     return counted.input + counted.output + rest // BYTES_PER_TOKEN

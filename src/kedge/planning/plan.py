@@ -219,15 +219,19 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
     def list_omitted(self) -> tuple[int, ...]:
         """Return the positions of the blocks that are left out, among those after the leading system text."""
+        if not self.left_out:
+            return ()
         omitted = {block.id for block in self.left_out}
-        delta = enumerate(self.delta if omitted else (), self.body_start)
+        delta = enumerate(self.delta, self.body_start)
         return tuple(position for position, block in delta if block.id in omitted)
 
     @property
     def sent(self) -> Sequence[Block]:
         """The blocks that are sent: those of the delta that are not left out."""
+        if not self.left_out:
+            return self.delta
         omitted = {block.id for block in self.left_out}
-        return [each for each in self.delta if each.id not in omitted] if omitted else self.delta
+        return [each for each in self.delta if each.id not in omitted]
 
     def count_results(self) -> Counter[ResultMatch]:
         """Return how the tool results since the newest answer match their calls."""

@@ -8,7 +8,7 @@ everything.
 
 import json
 from asyncio import timeout
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,8 +30,9 @@ from kedge.engines.websocket.connection import (
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.memory.evidence import read_identity
-from kedge.planning import AnchorRecord
+from kedge.planning import AnchorRecord, get_state
 from kedge.planning.anchors import check_positive_int
+from kedge.turns import Turn
 
 if TYPE_CHECKING:
     from kedge.engines.transport import AnyClient
@@ -94,14 +95,14 @@ class SocketTransport(Transport):
         """Return the bytes of a request without ``stream``, because a socket always streams."""
         return super().serialize({name: body[name] for name in body if name != "stream"})
 
-    def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-        """Return the unstored records that an open connection remembers, as if they were stored."""
+    def live_anchors(self, turn: Turn) -> tuple[AnchorRecord, ...]:
+        """Return the unstored records of a Turn that an open connection remembers, as if they were stored."""
         pool = self._pools.get_existing()
         live = pool.live_response_ids() if pool else frozenset[str]()
-        newest = (record for record, _ in zip(records, range(MAX_RECORDS_CHECKED), strict=False))
+        newest = get_state(turn).anchors[-MAX_RECORDS_CHECKED:] if live else ()
         return tuple(
             structs.replace(record, stored=True)
-            for record in (newest if live else ())
+            for record in reversed(newest)
             if not record.stored and record.response_id in live
         )
 
