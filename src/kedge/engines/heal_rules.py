@@ -202,17 +202,15 @@ def error_from_event(event: StreamFailed, provider: str) -> EngineError:
     )
 
 
-def find_lost(
-    state: ConversationState, plan: RequestPlan | None, *, all_older: bool
-) -> tuple[str, ...]:
+def find_lost(state: ConversationState, plan: RequestPlan, *, all_older: bool) -> tuple[str, ...]:
     """Return the responses that are lost with a plan's anchor.
 
     A server that does not have a response is likely to have lost the older ones as well; asking for
     each of them would cost a rejected request every time.
     """
-    if plan is None or plan.anchor is None:
-        return ()
     anchor = plan.anchor
+    if anchor is None:
+        return ()
     if not all_older or is_live_only(state, plan):
         return (anchor.response_id,)
     older = (
@@ -225,23 +223,17 @@ def find_lost(
     return tuple(dict.fromkeys((anchor.response_id, *older)))
 
 
-def is_live_only(state: ConversationState, plan: RequestPlan | None) -> bool:
+def is_live_only(state: ConversationState, plan: RequestPlan) -> bool:
     """Return whether only a connection remembered the anchor, so that it was never stored."""
-    if plan is None or plan.anchor is None:
+    if plan.anchor is None:
         return False
     record = state.anchor(plan.anchor.response_id, plan.anchor.scope)
     return record is not None and not record.stored
 
 
 def _as_chain_refused(error: EngineError) -> EngineError:
-    rejection = ChainRefused(
-        error.message,
-        provider=error.provider,
-        status=error.status,
-        code=error.code,
-        param=error.param,
-        request_id=error.request_id,
-        body=error.body,
-    )
+    members = ("provider", "status", "code", "param", "request_id", "body")
+    given = {name: getattr(error, name) for name in members}
+    rejection = ChainRefused(error.message, **given)
     rejection.__cause__ = error.__cause__
     return rejection

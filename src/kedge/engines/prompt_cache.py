@@ -94,12 +94,10 @@ def place_breakpoints(
         tools[-1] = thaw(tools[-1])  # to mark it
     system = [{"type": "text", "text": body["system"]}] if body.get("system") else []
     messages: list[Content] = body["messages"]
-    marker = _Marker([*tools, *system, *_list_blocks(messages)], rules, lifetime)
     lead_size = tool_size + _measure(system)
-    marker.mark(system, lead_size)
-    for blocks, size in _list_boundaries(messages, lead_size + plan.full_bytes):
-        marker.mark(blocks, size)
-    marker.mark(tools, tool_size)
+    prefixes = _list_boundaries(messages, lead_size + plan.full_bytes)
+    sections = [(system, lead_size), *prefixes, (tools, tool_size)]
+    _mark_sections(sections, [*tools, *system, *_list_blocks(messages)], rules, lifetime)
     if system and "cache_control" in system[0]:
         body["system"] = system
 
@@ -119,41 +117,45 @@ def mark_chat_messages(
     plain = [(message, message["content"]) for message in messages if _is_plain_input(message)]
     for message, text in plain:
         message["content"] = [{"type": "text", "text": text}]
-    marker = _Marker(list(_list_blocks(messages)), rules, lifetime)
     lead = messages[:1] if plan.instructions is not None else []
     lead_size = _measure_tools(body.get("tools") or []) + _measure(lead)
-    marker.mark([part for message in lead for part in message["content"]], lead_size)
-    for blocks, size in _list_boundaries(messages[len(lead) :], lead_size + plan.full_bytes):
-        marker.mark(blocks, size)
+    prefixes = _list_boundaries(messages[len(lead) :], lead_size + plan.full_bytes)
+    sections = [(list(_list_blocks(lead)), lead_size), *prefixes]
+    _mark_sections(sections, list(_list_blocks(messages)), rules, lifetime)
     for message, text in plain:
         if "cache_control" not in message["content"][0]:
             message["content"] = text
 
 
-@dataclass(slots=True)
-class _Marker:
-    """Marks blocks of one request; ``blocks`` are all of them, in order."""
+def _mark_sections(
+    sections: Iterable[tuple[list[Content], int]],
+    blocks: Sequence[Content],
+    rules: CacheRules,
+    lifetime: CacheLifetime,
+) -> None:
+    """Mark the end of each section, if the prefix up to it can be cached.
 
-    blocks: Sequence[Content]
-    rules: CacheRules
-    lifetime: CacheLifetime
-
-    def mark(self, section: Sequence[Content], size: int) -> None:
-        """Mark the end of a section, if the prefix of ``size`` bytes up to it can be cached."""
-        if not section or size < self.rules.minimum * MIN_BYTES_PER_TOKEN:
-            return
+    Args:
+        sections: Blocks, with the bytes of the prefix up to the end of them.
+        blocks: All blocks of the request, in order.
+        rules: The caching rules of the model.
+        lifetime: How long the prefixes shall stay cached without use.
+    """
+    for section, size in sections:
+        if not section or size < rules.minimum * MIN_BYTES_PER_TOKEN:
+            continue
         block = section[-1]
-        used = sum(1 for each in self.blocks if each.get("cache_control"))
+        used = sum(1 for each in blocks if each.get("cache_control"))
         if used < MAX_BREAKPOINTS and not block.get("cache_control") and _can_be_marked(block):
-            block["cache_control"] = self._choose_control(block)
+            block["cache_control"] = _choose_control(blocks, block, lifetime)
 
-    def _choose_control(self, block: Content) -> Content:
-        """Return a breakpoint with a lifetime that the others allow: longer lifetimes must come first."""
-        position = next(index for index, each in enumerate(self.blocks) if each is block)
-        before = _list_lifetimes(self.blocks[:position])
-        after = _list_lifetimes(self.blocks[position + 1 :])
-        lifetime = "1h" if "1h" in after else "5m" if "5m" in before else self.lifetime
-        return {"type": "ephemeral", **({"ttl": "1h"} if lifetime == "1h" else {})}
+
+def _choose_control(blocks: Sequence[Content], block: Content, lifetime: CacheLifetime) -> Content:
+    """Return a breakpoint with a lifetime that the others allow: longer lifetimes must come first."""
+    position = next(index for index, each in enumerate(blocks) if each is block)
+    before, after = map(_list_lifetimes, (blocks[:position], blocks[position + 1 :]))
+    chosen = "1h" if "1h" in after else "5m" if "5m" in before else lifetime
+    return {"type": "ephemeral", **({"ttl": "1h"} if chosen == "1h" else {})}
 
 
 def _list_boundaries(messages: Sequence[Content], size: int) -> list[tuple[list[Content], int]]:

@@ -177,8 +177,10 @@ class ResponsesEngine(RequestEngine):
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
         session = self._open(turn, Request())
-        session.plan = self._plan_anchor(session, session.requested_mode)
-        return await self._audit(session)
+        anchor = self._plan_anchor(session, session.requested_mode).anchor
+        if anchor is None:
+            return Audit(None, difference="there is no anchor; everything would be sent")
+        return await self._audit(session, anchor)
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
@@ -297,10 +299,7 @@ class ResponsesEngine(RequestEngine):
             self.memory.identify(check, self.transport.identity or "")
             plan = self._make_plan(session)
         if check.way == "probe":
-            record = plan.rejected[-1].record
-            found = await audit_blocks(
-                self.transport, session.turn.body, record, lists_items=check.evidence.audits
-            )
+            found = await self._audit(session, plan.rejected[-1].record)
             check.record_probe(found.agrees)
             plan = self._make_plan(session)
         return plan
@@ -627,21 +626,20 @@ class ResponsesEngine(RequestEngine):
         return (on_anchor, in_full) if on_anchor.anchor else (in_full,)
 
     async def _audit_periodically(self, session: Session) -> None:
-        if not session.plan.anchor:
+        anchor = session.plan.anchor
+        if not anchor:
             return
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:
             return
-        result = await self._audit(session)
+        result = await self._audit(session, anchor)
         if result.agrees is False:
-            log.warning("an audit found a difference", response_id=session.plan.anchor_id)
+            log.warning("an audit found a difference", response_id=anchor.response_id)
             raise lost_context("audit", self.name)
 
-    async def _audit(self, session: Session) -> Audit:
-        """Audit a plan's anchor, and record whether the server lists what it stores."""
-        evidence, anchor = session.check.evidence, session.plan.anchor
-        if anchor is None:
-            return Audit(None, difference="there is no anchor; everything would be sent")
+    async def _audit(self, session: Session, anchor: AnchorRecord) -> Audit:
+        """Audit an anchor, and record whether the server lists what it stores."""
+        evidence = session.check.evidence
         result = await audit_blocks(
             self.transport, session.turn.body, anchor, lists_items=evidence.audits
         )

@@ -208,12 +208,17 @@ class MessageRenderer(ABC):
 
     Args:
         provider: The name of the provider, for errors.
-        ids: The call ids that the provider accepts.
+        call_ids: A pattern of the call ids that the provider accepts; others are replaced.
     """
 
-    def __init__(self, provider: str, ids: "CallIds") -> None:
+    has_unique_ids: ClassVar[bool] = False
+    """Whether the provider accepts an id only once."""
+
+    def __init__(self, provider: str, call_ids: str) -> None:
         self.provider = provider
-        self.ids = ids
+        self._allowed_ids = re.compile(call_ids, re.DOTALL)
+        self._assigned_ids: dict[str, str] = {}
+        self._used_ids: set[str] = set()
 
     def render(self, plan: RequestPlan) -> list[Message]:
         """Return the messages of the blocks that a plan sends; the results follow their calls directly.
@@ -256,6 +261,20 @@ class MessageRenderer(ABC):
         message = f"{self.provider} cannot express {what}; {remedy} before sending"
         return UnsupportedBlock(message, block.id)
 
+    def _assign_id(self, call: ToolCallBlock) -> str:
+        """Return the id for a call; it is unchanged if the provider accepts it."""
+        name, used = call.call_id, self._used_ids
+        if not self._allowed_ids.fullmatch(name) or (self.has_unique_ids and name in used):
+            mixed = f"kedge.call/1 {len(used) if name in used else ''} {name}"
+            name = hash_call_id(mixed)
+        used.add(name)
+        self._assigned_ids[call.call_id] = name
+        return name
+
+    def _resolve_id(self, result: ToolResultBlock) -> str:
+        """Return the id for the result of a call."""
+        return self._assigned_ids.get(result.call_id, result.call_id)
+
     def _check_block(self, block: Block) -> None:
         if isinstance(block, UnknownBlock):
             raise UnsupportedBlock(
@@ -281,27 +300,3 @@ class MessageRenderer(ABC):
 
 def _is_output(block: Block) -> bool:
     return isinstance(block, AssistantBlock | ToolCallBlock | ReasoningBlock | OpaqueBlock)
-
-
-class CallIds:
-    """A mapping of call ids to the ids that a provider accepts, each of them used once."""
-
-    def __init__(self, allowed: str, *, unique: bool = False) -> None:
-        self._allowed = re.compile(allowed, re.DOTALL)
-        self._unique = unique
-        self._assigned: dict[str, str] = {}
-        self._used: set[str] = set()
-
-    def assign(self, call: ToolCallBlock) -> str:
-        """Return the id for a call; it is unchanged if the provider accepts it."""
-        name = call.call_id
-        if not self._allowed.fullmatch(name) or (self._unique and name in self._used):
-            mixed = f"kedge.call/1 {len(self._used) if name in self._used else ''} {name}"
-            name = hash_call_id(mixed)
-        self._used.add(name)
-        self._assigned[call.call_id] = name
-        return name
-
-    def resolve(self, result: ToolResultBlock) -> str:
-        """Return the id for the result of a call."""
-        return self._assigned.get(result.call_id, result.call_id)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from kedge.engines.stateless import CallIds, Message, MessageRenderer
+from kedge.engines.stateless import Message, MessageRenderer
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
@@ -51,10 +51,12 @@ NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    return _AnthropicRenderer(provider, CallIds(CALL_ID_PATTERN, unique=True)).render(plan)
+    return _AnthropicRenderer(provider, CALL_ID_PATTERN).render(plan)
 
 
 class _AnthropicRenderer(MessageRenderer):
+    has_unique_ids = True
+
     def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
         content: list[Content] = []
         for block in blocks:
@@ -93,7 +95,7 @@ class _AnthropicRenderer(MessageRenderer):
     def _render_call(self, block: ToolCallBlock) -> Content:
         return {
             "type": "tool_use",
-            "id": self.ids.assign(block),
+            "id": self._assign_id(block),
             "name": block.name,
             "input": self._parse_arguments(block),
             **_get_native_members(block),
@@ -126,7 +128,7 @@ class _AnthropicRenderer(MessageRenderer):
     def _render_result(self, block: ToolResultBlock) -> Content:
         is_text = len(block.parts) == 1 and isinstance(block.parts[0], TextPart)
         content = block.text if is_text else self._render_input_parts(block)
-        call_id = self.ids.resolve(block)
+        call_id = self._resolve_id(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
     def _render_input_parts(self, block: UserBlock | ToolResultBlock) -> list[Content]:

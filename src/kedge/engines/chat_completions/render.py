@@ -10,7 +10,7 @@ OpenRouter. What came from a server is sent back to it as it came, and to no oth
 
 from collections.abc import Iterable, Sequence
 
-from kedge.engines.stateless import CallIds, Message, MessageRenderer
+from kedge.engines.stateless import Message, MessageRenderer
 from kedge.planning import RequestPlan, plan_request
 from kedge.turns import (
     AssistantBlock,
@@ -58,7 +58,7 @@ def render_messages(
     plan: RequestPlan, provider: str, max_call_id: int | None = None
 ) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    renderer = _ChatRenderer(provider, CallIds(f".{{1,{max_call_id or ''}}}"))
+    renderer = _ChatRenderer(provider, f".{{1,{max_call_id or ''}}}")
     renderer.own = plan.own_responses()
     system = plan.instructions
     lead: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -119,7 +119,7 @@ class _ChatRenderer(MessageRenderer):
         return thaw(members[name]) if members else {}
 
     def _render_call(self, block: ToolCallBlock) -> Message:
-        call_id, members = self.ids.assign(block), self._get_members(block, CHAT_CALL)
+        call_id, members = self._assign_id(block), self._get_members(block, CHAT_CALL)
         if block.custom:
             function = {"name": block.name, "input": block.arguments}
             return {**members, "id": call_id, "type": "custom", "custom": function}
@@ -132,7 +132,7 @@ class _ChatRenderer(MessageRenderer):
                 remedy = "put it into a user block after the result"
                 raise self._reject(block, remedy, "this API accepts only text in results")
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
-        return {"role": "tool", "tool_call_id": self.ids.resolve(block), "content": content}
+        return {"role": "tool", "tool_call_id": self._resolve_id(block), "content": content}
 
     def _render_input(self, block: UserBlock | SystemBlock) -> Message:
         if isinstance(block, SystemBlock):
