@@ -64,7 +64,8 @@ class RecordBuilder:
         self.provider, self.filters = engine.name, request.filters
         self.model = request.model or engine.model
         """The requested model; the answer names the one that was used."""
-        self._params = request.params
+        given = request.params
+        self._settings = {name: given[name] for name in given if name in KNOWN_PARAMS}
         self.clock: Callable[[], float] = time.time
         self.price: CostFunction | None = None
         self.plans: list[RequestPlan] = []
@@ -243,10 +244,9 @@ class RecordBuilder:
 
     def _encode_settings(self) -> str:
         """Return the settings after the filters; values that are not JSON are converted to text."""
-        settings = {name: self._params[name] for name in self._params if name in KNOWN_PARAMS}
-        if not settings:
+        if not self._settings:
             return ""
-        values = json.loads(json.dumps(settings, default=to_encodable))
+        values = json.loads(json.dumps(self._settings, default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
 

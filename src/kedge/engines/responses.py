@@ -40,7 +40,7 @@ from kedge.engines.responses_endpoints import (
     identify_server,
     stream_response,
 )
-from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks, list_earlier
+from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
@@ -423,12 +423,11 @@ class ResponsesEngine(RequestEngine):
         if judgment.reason and judgment.resend and not session.shown:
             raise lost(outcome.usage)
         session.notices = session.held if session.held and is_finished else []
-        is_forgotten = judgment.reason in ("forgot", "conversation")
-        if is_forgotten:
+        if judgment.reason:
             record_lost_context(outcome.response_id)
             session.notices = [ServerForgot(outcome.response_id)]
         finished = await self._record(session, outcome, judgment)
-        if is_forgotten and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
+        if judgment.reason and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
             session.failure = lost(outcome.usage, finished)
         return finished
 
@@ -443,8 +442,8 @@ class ResponsesEngine(RequestEngine):
         is_counted = plan.barrier is not None or is_comparable
         complete = plan.anchor is None or not is_counted
         found = await self.objects.check_end(
+            plan,
             session.object_id,
-            list_earlier(plan, complete=complete),
             session.body["input"] if is_stored else (),
             outcome.blocks if is_stored else (),
             complete=complete,
@@ -470,10 +469,9 @@ class ResponsesEngine(RequestEngine):
         reused = self.memory.record_issued(check, outcome.response_id, known=known)
         if reused:
             state = state.mark_lost({outcome.response_id}, plan.scope)
-        is_forgotten = judgment.reason in ("forgot", "conversation")
-        if is_forgotten and not judgment.resend:
+        if judgment.reason and not judgment.resend:
             state = state.mark_lost(find_lost(state, plan, all_older=True), plan.scope)
-        if is_forgotten:
+        if judgment.reason:
             # The model made these calls without the context, so they are not run.
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
             if len(texts) < len(outcome.blocks) and outcome.completed:
@@ -483,7 +481,7 @@ class ResponsesEngine(RequestEngine):
             turn if state is before else set_state(turn, state),
             outcome,
             stored=stored,
-            lost=is_forgotten or not session.is_at_end,
+            lost=bool(judgment.reason) or not session.is_at_end,
             reused=reused,
             counted=judgment.counted,
         )
@@ -572,7 +570,8 @@ class ResponsesEngine(RequestEngine):
                 plan, mode=session.mode, mode_reason=session.mode_reason, rejected=rejected
             )
         plan = self._plan_anchor(session, session.mode)
-        if session.running is None and self.objects.is_taken(plan):
+        is_open = plan.conversation_id and session.running is None
+        if is_open and self.objects.is_taken(plan):
             session.drop_anchor(plan, "taken")
             return self._build_plan(session)
         way = session.check.decide(plan, session.build_settings(plan))

@@ -33,7 +33,7 @@ from kedge.planning.digests import is_compaction
 from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.text.display import pluralize
-from kedge.turns import Block, ReasoningBlock, ToolResultBlock, Turn, UserBlock, block_from_item
+from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item
 
 LOCK_SECONDS = 10.0
 """Seconds for which a request waits for an object that another request uses; then it uses a new one."""
@@ -94,8 +94,7 @@ class ConversationObjects:
 
     def is_taken(self, plan: RequestPlan) -> bool:
         """Return whether another line of history continues the object of a plan."""
-        found = self.claims.find(self._scope, plan.conversation_id, plan.anchor_id)
-        return bool(plan.conversation_id) and found == "taken"
+        return self.claims.find(self._scope, plan.conversation_id, plan.anchor_id) == "taken"
 
     async def claim(self, plan: RequestPlan) -> Claim:
         """Claim the object of a plan, in this process and in the store."""
@@ -109,8 +108,7 @@ class ConversationObjects:
         anchor = plan.anchor if plan.conversation_id else None
         if anchor is None or now - anchor.created_at < PAUSE_SECONDS:
             return False
-        last = list_earlier(plan, complete=False)
-        return await self.check_end(plan.conversation_id, last, (), (), complete=False) is False
+        return await self.check_end(plan, plan.conversation_id, complete=False) is False
 
     async def _claim(self, object_id: str, last: str) -> Claim:
         claims, store = self.claims, self._get_store()
@@ -179,22 +177,23 @@ class ConversationObjects:
 
     async def check_end(
         self,
+        plan: RequestPlan,
         object_id: str,
-        earlier: Sequence[Block],
-        sent: Sequence[Mapping[str, Any]],
-        received: Sequence[Block],
+        sent: Sequence[Mapping[str, Any]] = (),
+        received: Sequence[Block] = (),
         *,
         complete: bool,
     ) -> bool | None:
         """Return whether an object ends as expected; None if the server did not say.
 
         Args:
+            plan: The plan of the request.
             object_id: The object.
-            earlier: What the object should have before the request: the last block, or all of them.
             sent: The input items of the request, if the server was to add them.
             received: The blocks of the answer, if the server was to add them.
-            complete: Whether the object must have no other items.
+            complete: Whether all items are compared, and not only the end of the object.
         """
+        earlier = _list_earlier(plan, complete=complete)
         window = [*map(block_from_item, sent), *received]
         expected = [*earlier, *(each for each in window if not isinstance(each, ReasoningBlock))]
         # One more than expected shows that there are no others.
@@ -257,13 +256,12 @@ async def _list_newest(
     return found
 
 
-def list_earlier(plan: RequestPlan, *, complete: bool) -> list[Block]:
+def _list_earlier(plan: RequestPlan, *, complete: bool) -> Sequence[Block]:
     """Return the blocks that the object of a plan should have before the request: all, or the last one."""
     if plan.anchor is None:
         return []
-    lead = plan.source.lead if isinstance(plan.source, Turn) else 0
-    blocks = plan.source[lead : plan.start]
-    found: list[Block] = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    blocks = plan.source[plan.start - plan.body_start : plan.start]
+    found = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     return found if complete else found[-1:]
 
 
