@@ -341,8 +341,9 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
     """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
-    cached, indexed, length = get_cached_index(turn)
+    cached, indexed = get_cached_index(turn)
     index = cached if isinstance(cached, PrefixIndex) else PrefixIndex()
+    length = len(turn) - turn.lead
     if indexed < length or index is not cached:
         index = extend_index(index, turn, indexed, turn.lead)
         cache_index(turn, index, length)

@@ -207,7 +207,7 @@ class Turn(Immutable):
             grown = _Memo(lineage, length, ids, [None])
         else:
             together = [*lineage.blocks[: memo.length], *blocks]
-            grown = _build_memo(together, ids, get_cached_index(self)[:2])
+            grown = _build_memo(together, ids, get_cached_index(self))
         return _build_turn(grown, lead, self.id, self.data, self.extra)
 
     def insert(self, index: int, *blocks: Block) -> "Turn":
@@ -355,7 +355,7 @@ class Turn(Immutable):
             ids.add(block.id)
         spliced = [*old[:start], *blocks, *old[stop:]]
         lead = count_leading(spliced)
-        value, described, _ = get_cached_index(self)
+        value, described = get_cached_index(self)
         entry = value, min(described, self._count_unchanged(start, lead, len(spliced)))
         return _build_turn(_build_memo(spliced, ids, entry), lead, self.id, self.data, self.extra)
 
@@ -453,12 +453,11 @@ def count_common_blocks(old: Turn, new: Turn | Sequence[Block]) -> int:
     return next((index for index, differs in different if differs), min(len(old), len(new)))
 
 
-def get_cached_index(turn: Turn) -> tuple[object, int, int]:
-    """Return the value cached for this Turn's body, how many of its first blocks it describes, and their number."""
+def get_cached_index(turn: Turn) -> tuple[object, int]:
+    """Return the value cached for this Turn's body, and the number of its first blocks that it describes."""
     memo = turn._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     value, described = memo.lineage.entry
-    length = memo.length - turn.lead
-    return value, min(described, length), length
+    return value, min(described, memo.length - turn.lead)
 
 
 def cache_index(turn: Turn, value: object, count: int) -> None:
