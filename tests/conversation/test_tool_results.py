@@ -1,5 +1,9 @@
 """Tool results are counted by how they are matched to their calls, equally in all places."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 from conversation.conftest import Connect
 from kedge import Conversation
 from kedge.analytics import analyze
@@ -7,8 +11,8 @@ from kedge.observe import metrics
 from kedge.store import Store
 from kedge.testing import TestServer
 from kedge.turns import tool_result
-from kedge.web.dashboard import ProcessCounts, build_charts
-from kedge.web.svg import Ranking
+from kedge.web.dashboard import build_dashboard
+from kedge.web.page_templates import render
 
 OUTCOMES = ("by_id", "by_fallback", "unmatched")
 
@@ -40,9 +44,10 @@ async def test_matched_results_are_counted_equally_everywhere(
     assert {each: after.get(each, 0) - before.get(each, 0) for each in OUTCOMES} == dict.fromkeys(
         OUTCOMES, 1
     )
-    chart = build_charts(stats, (), ProcessCounts())[-1]
-    assert isinstance(chart, Ranking)
-    assert {row.name for row in chart.rows} == {"by id", "by fallback", "unmatched"}
+    service: Any = SimpleNamespace(store=store, clock=time.time)
+    html = render("figures.html", view=await build_dashboard(service, "1h"))
+    for name in ("by id", "by fallback", "unmatched"):
+        assert f'<dt title="{name}: 1">{name}</dt>' in html
 
 
 def read_metric() -> dict[str, float]:

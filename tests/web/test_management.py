@@ -11,7 +11,7 @@ from kedge.conversation import Conversation
 from kedge.store import ConversationRow
 from kedge.store.summaries import ConversationSummary
 from kedge.turns import user
-from kedge.web.service import ConversationService, build_tag
+from kedge.web.service import ConversationService, build_tag_url
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import find_matches
 from web.conftest import TIMEOUT, PageServer, serve_page
@@ -139,9 +139,9 @@ def test_conversation_is_expiring_within_a_day(until: float | None, expected: st
 
 def test_tags_link_to_workflow_or_conversations() -> None:
     """A workflow's tag links to the workflow; any other tag links to the filtered list."""
-    assert build_tag("workflow:wf_1").url == "/workflows/wf_1"
-    assert build_tag("workflow:refine").url == "/?tag=workflow%3Arefine"
-    assert build_tag("a b").url == "/?tag=a+b"
+    assert build_tag_url("workflow:wf_1") == "/workflows/wf_1"
+    assert build_tag_url("workflow:refine") == "/?tag=workflow%3Arefine"
+    assert build_tag_url("a b") == "/?tag=a+b"
 
 
 @pytest.mark.parametrize(

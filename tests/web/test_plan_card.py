@@ -10,7 +10,8 @@ from kedge.store import RequestRecord
 from kedge.testing import serve
 from kedge.turns import Turn, assistant, reasoning, user
 from kedge.web.models import ModelSelector
-from kedge.web.plan_card import describe_request_size, iter_facts, mark_blocks
+from kedge.web.page_templates import render
+from kedge.web.plan_card import PlanCard, describe_request_size, mark_blocks
 from kedge.web.service import ConversationService
 from kedge.web.shapes import format_headline
 
@@ -61,7 +62,8 @@ async def test_the_card_of_a_conversation_object_names_it(tmp_path: Path) -> Non
             row = (await conversation.responses())[-1]
     object_id = get_state(conversation.turn).conversation_id
     blocks = mark_blocks(before.body, row)
-    assert ("Conversation object", object_id) in iter_facts(row)
+    html = render("plan.html", card=PlanCard(row, blocks))
+    assert f"<dt>Conversation object</dt><dd>{object_id}</dd>" in html
     assert [mark.sent for mark in blocks] == [False, False, True]
 
 

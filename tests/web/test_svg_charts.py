@@ -1,5 +1,6 @@
 """Tests of the charts: scale, text description and escaping."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from kedge.analytics import (
     Chains,
     ConversationStats,
     Cost,
+    Count,
     Latency,
     ModelStats,
     Requests,
@@ -18,9 +20,9 @@ from kedge.analytics import (
     Tokens,
 )
 from kedge.text.display import NO_VALUE
-from kedge.web.dashboard import build_breakdowns
-from kedge.web.page_templates import get_environment
-from kedge.web.svg import Chart, RankedBar, Ranking
+from kedge.web.dashboard import build_breakdowns, build_series
+from kedge.web.page_templates import get_environment, render
+from kedge.web.svg import Chart
 
 LABELS = ("09:00", "10:00", "11:00")
 Series = dict[str, list[float | None]]
@@ -66,14 +68,14 @@ def test_empty_chart_has_a_message(values: list[float | None]) -> None:
     """A chart without values shows a message."""
     chart = make_chart({"a": values}, LABELS[: len(values)])
     assert "Nothing in this range yet." in draw("chart", chart)
-    assert "All is well." in draw("chart", Ranking("x", empty_text="All is well."))
+    assert "All is well." in draw("ranking", "x", "", [], "All is well.")
 
 
 def test_names_are_escaped() -> None:
     """Titles, labels and model names are escaped."""
     bad = "<script>"
     html = draw("chart", make_chart({bad: [1, 2], "b": [0, 1]}, [bad, bad], bad))
-    html += draw("chart", Ranking(bad, bad, [RankedBar(bad, 1, bad, bad)]))
+    html += draw("ranking", bad, bad, [Count(bad, 1)], bad)
     html += draw("share_bar", 1, 2, bad)
     assert "<script" not in html
 
@@ -98,15 +100,18 @@ def test_breakdown_rows_add_up_to_total() -> None:
         ConversationStats("c<1>", "", 6, 6, 0, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
         ConversationStats("c2", "Two", 2, 1, 1, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
     ]
-    models, conversations = build_breakdowns(stats, listed)
-    assert [row.name for row in models.rows] == ["openai:gpt", "Total"]
-    first, second, rest, total = conversations.rows
-    assert (first.name, first.url) == ("c<1>", "/conversations/c%3C1%3E")
-    assert (second.errors, second.cost) == (1, NO_VALUE)
-    assert (rest.name, rest.requests, rest.errors, rest.cost) == ("1 other", 2, 0, "$1.00")
-    assert total.cost == "$3.00 + 2 without a price"
-    for name in ("requests", "errors", "input_tokens", "output_tokens"):
-        parts = [getattr(row, name) for row in (first, second, rest)]
-        assert sum(parts) == getattr(total, name)
-    complete = build_breakdowns(stats, [*listed, listed[1]])[1]
-    assert len(complete.rows) == 4
+    breakdowns = build_breakdowns(stats, listed)
+    assert [name for name, _, _ in breakdowns["Model"]] == ["openai:gpt", "Total"]
+    (name, first, url), (_, second, _), (other, rest, _), (_, total, _) = breakdowns["Conversation"]
+    assert (name, url) == ("c<1>", "/conversations/c%3C1%3E")
+    assert (second.errors, second.priced) == (1, 0)
+    assert (other, rest.requests, rest.errors, rest.dollars) == ("1 other", 2, 0, 1.0)
+    assert (total.dollars, total.unpriced) == (3.0, 2)
+    assert total == tuple(map(sum, zip(first, second, rest, strict=True)))
+    complete = build_breakdowns(stats, [*listed, listed[1]])
+    assert len(complete["Conversation"]) == 4
+    view = {"stats": stats, "failures": (), "labels": (), "series": build_series(())}
+    html = render("figures.html", view={**view, "process": (None, ()), "breakdowns": breakdowns})
+    costs = re.findall(r'data-label="Cost">(.*?)<', html)
+    last = "$3.00 + 2 without a price"
+    assert costs == [last, last, "$2.00", NO_VALUE, "$1.00", last]

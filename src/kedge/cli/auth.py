@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.base import Result, echo, kedge_command, print_table
-from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.store_options import run_with_store, store_option, with_store
 from kedge.text.display import format_age, sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kedge.store import AccessToken
+    from kedge.store import AccessToken, Store
 
 SCOPES = ("server", "page", "api", "metrics")
 DEFAULT_SCOPES = ("server", "page", "api")
@@ -84,12 +84,12 @@ def _print_secret(secret: str) -> None:
 
 
 @kedge_command("list", short_help="List the tokens, without their secrets.")
-@store_option
-def list_tokens() -> Result:
+@with_store(may_miss=True)
+async def list_tokens(store: "Store") -> Result:
     """List the tokens: their users, scopes and limits per minute."""
     from kedge.store import TokenRegistry
 
-    tokens = run_with_store(lambda opened: TokenRegistry(opened).list(), may_miss=True)
+    tokens = await TokenRegistry(store).list()
     if not tokens:
         return Result([], "There are no tokens. Add one: kedge auth add NAME")
     return Result([_token_to_json(token) for token in tokens], partial(_print_tokens, tokens))
@@ -114,12 +114,12 @@ def _print_tokens(tokens: "Sequence[AccessToken]") -> None:
 
 @kedge_command("revoke", short_help="Revoke a token and end its sessions.")
 @click.argument("name")
-@store_option
-def revoke(name: str) -> Result:
+@with_store()
+async def revoke(store: "Store", name: str) -> Result:
     """Revoke the token with NAME and end its sessions of the page. What its user stored stays."""
     from kedge.store import TokenRegistry
 
-    run_with_store(lambda opened: TokenRegistry(opened).revoke(name))
+    await TokenRegistry(store).revoke(name)
     return Result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked")
 
 

@@ -212,36 +212,24 @@ def print_table(
         width: The width of the terminal, instead of the actual one.
         right: The names of the columns that are aligned on the right; no cell of these is styled.
     """
-    listed = [[_format_cell(cell) for cell in row] for row in rows]
+    listed = [list(headers), *([_format_cell(cell) for cell in row] for row in rows)]
     plain = [[click.unstyle(cell) for cell in row] for row in listed]
-    widths = [
-        max(len(header), *(len(row[i]) for row in plain)) if plain else len(header)
-        for i, header in enumerate(headers)
-    ]
-    if right:
-        pairs = list(zip(headers, widths, strict=True))
-        for row in (*listed, *plain):
-            row[:] = [
-                cell.rjust(size) if name in right else cell
-                for cell, (name, size) in zip(row, pairs, strict=True)
-            ]
-        headers = [name.rjust(size) if name in right else name for name, size in pairs]
-    echo(dim(_format_row(headers, headers, widths)))
-    room = width or _terminal_width()
-    for row, bare in zip(listed, plain, strict=True):
-        echo(_format_row(_truncate_row(row, bare, widths, room), bare, widths))
+    widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+    room = (width or _terminal_width()) - sum(widths[:-1]) - len(COLUMN_GAP) * (len(widths) - 1)
+    for number, (cells, texts) in enumerate(zip(listed, plain, strict=True)):
+        if number and 8 <= room < len(texts[-1]):
+            cells[-1] = texts[-1] = f"{texts[-1][: room - 1]}…"
+        gaps = [" " * (size - len(text)) for size, text in zip(widths, texts, strict=True)]
+        padded = [
+            gap + cell if name in right else cell + gap
+            for name, cell, gap in zip(headers, cells, gaps, strict=True)
+        ]
+        line = COLUMN_GAP.join(padded).rstrip()
+        echo(line if number else dim(line))
 
 
 def _format_cell(value: object) -> str:
     return "" if value is None else " ".join(str(value).split())
-
-
-def _format_row(cells: Sequence[str], plain: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell + " " * (width - len(text))
-        for cell, text, width in zip(cells, plain, widths, strict=True)
-    ]
-    return COLUMN_GAP.join(padded).rstrip()
 
 
 def _terminal_width(stream: IO[str] | None = None) -> int:
@@ -251,14 +239,6 @@ def _terminal_width(stream: IO[str] | None = None) -> int:
     from shutil import get_terminal_size
 
     return get_terminal_size().columns
-
-
-def _truncate_row(row: list[str], plain: list[str], widths: list[int], max_width: int) -> list[str]:
-    before = sum(widths[:-1]) + len(COLUMN_GAP) * (len(widths) - 1)
-    available = max_width - before
-    if not max_width or available >= len(plain[-1]) or available < 8:
-        return row
-    return [*row[:-1], plain[-1][: available - 1] + "…"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

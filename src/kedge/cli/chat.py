@@ -15,7 +15,7 @@ import click
 
 from kedge.cli.base import echo, get_setting, kedge_command, setting_option, wrap_text
 from kedge.cli.chat_tools import mcp_option
-from kedge.cli.store_options import MODEL_HELP, DurationParam, complete_names, store_option
+from kedge.cli.store_options import MODEL_HELP, complete_names, parse_duration, store_option
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ttl",
-    type=DurationParam(),
+    type=parse_duration,
+    metavar="DURATION",
     help="Let the conversation expire this long after its last change, such as 30d.",
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,23 +16,20 @@ if TYPE_CHECKING:
     from kedge.tools import Decision, Tool, Toolbox
     from kedge.turns import ToolCallBlock
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 MAX_SHOWN_ARGUMENTS = 2_000
 """The maximum number of characters of a call's arguments in a question to the user."""
 MAX_SHOWN_NAME = 200
 """The maximum number of characters of a tool's name in it."""
 
 
-def mcp_option(function: F) -> F:
-    """Add ``--mcp``."""
-    return click.option(
-        "--mcp",
-        "mcp_servers",
-        multiple=True,
-        metavar="COMMAND|URL",
-        help="Offer the tools of an MCP server (extra mcp). Repeatable.",
-    )(function)
+mcp_option = click.option(
+    "--mcp",
+    "mcp_servers",
+    multiple=True,
+    metavar="COMMAND|URL",
+    help="Offer the tools of an MCP server (extra mcp). Repeatable.",
+)
+"""Adds ``--mcp``."""
 
 
 async def open_mcp_servers(servers: Sequence[str], stack: AsyncExitStack) -> "list[Toolbox]":

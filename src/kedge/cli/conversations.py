@@ -16,16 +16,13 @@ from kedge.cli.store_options import (
     find_conversation,
     find_node,
     page_options,
-    run_with_store,
-    store_option,
     time_options,
+    with_store,
 )
 from kedge.text.display import format_age, format_percent, pluralize, sanitize_text, shorten_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kedge.store import ConversationRow, Hit, Node, Store
+    from kedge.store import ConversationRow, Hit, Store
 
 
 STATUSES = ("active", "forked", "failed", "archived", "all")
@@ -38,7 +35,6 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
 
 
 @kedge_command("conversations")
-@store_option
 @click.option("--tag", help="Only conversations with this tag.")
 @click.option("--model", help="Only conversations in which this model answered.")
 @default_option(
@@ -53,25 +49,22 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
     "Newest or oldest change, most turns, tokens or cost first, or by title.",
 )
 @page_options(50)
-def command(archived: bool, **filters: Any) -> Result:
+@with_store(may_miss=True)
+async def command(store: "Store", archived: bool, **filters: Any) -> Result:
     """List the conversations in the store, the most recently changed first."""
+    from kedge.store.summaries import list_summaries
+    from kedge.web.shapes import overview_status, shape_overview
+
     if archived and filters["show"] == "active":
         filters["show"] = "all"
-
-    async def work(opened: "Store") -> tuple[list[dict[str, Any]], bool]:
-        from kedge.store.summaries import list_summaries
-        from kedge.web.shapes import overview_status, shape_overview
-
-        found, _ = await list_summaries(opened, **filters)
-        has_any = bool(found or await opened.conversations(archived=None, limit=1))
+    found, _ = await list_summaries(store, **filters)
+    if found:
         now = time.time()
         shapes = [shape_overview(each, overview_status(each, now)) for each in found]
-        return [each.model_dump(mode="json") for each in shapes], has_any
-
-    rows, has_any = run_with_store(work, may_miss=True)
-    if rows:
+        rows = [each.model_dump(mode="json") for each in shapes]
         return Result(rows, lambda: _print_rows(rows))
-    return Result(rows, NO_MATCHES if has_any else NO_CONVERSATIONS)
+    has_any = await store.conversations(archived=None, limit=1)
+    return Result([], NO_MATCHES if has_any else NO_CONVERSATIONS)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -114,20 +107,16 @@ ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
     "Newest first, or the best matches first.",
 )
 @page_options(20)
-@store_option
-def search_command(words: tuple[str, ...], **filters: Any) -> Result:
+@with_store(may_miss=True)
+async def search_command(store: "Store", words: tuple[str, ...], **filters: Any) -> Result:
     """Find the blocks that contain all WORDS.
 
     "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
     excludes the next word. Quote operators and phrases for the shell: kedge search 'ship* OR "old harbor"'.
     """
-
-    async def work(opened: "Store") -> "tuple[list[Hit], dict[str, str]]":
-        hits = await opened.search(" ".join(words), **filters)
-        names = {hit.conversation for hit in hits}
-        return hits, {name: (await opened.conversation(name)).title for name in names}
-
-    hits, titles = run_with_store(work, may_miss=True)
+    hits = await store.search(" ".join(words), **filters)
+    names = {hit.conversation for hit in hits}
+    titles = {name: (await store.conversation(name)).title for name in names}
     values = [{**structs.asdict(hit), "title": titles[hit.conversation]} for hit in hits]
     return Result(values, (lambda: _print_hits(hits, titles)) if hits else "No matches.")
 
@@ -143,15 +132,6 @@ def _print_hits(hits: "list[Hit]", titles: dict[str, str]) -> None:
         for hit in hits
     ]
     print_table(("conversation", "node", "kind", "text"), rows)
-
-
-def _update(name: str, change: "Callable[[ConversationRow], dict[str, Any]]") -> "ConversationRow":
-    """Change the row of a conversation, and return the new row."""
-
-    async def work(opened: "Store") -> "ConversationRow":
-        return await opened.update_with(await find_conversation(opened, name), change)
-
-    return run_with_store(work)
 
 
 def _to_result(row: "ConversationRow", text: str, **further: Any) -> Result:
@@ -170,10 +150,10 @@ def _to_change(row: "ConversationRow", text: str) -> Result:
 @kedge_command("rename")
 @conversation_argument
 @click.argument("title")
-@store_option
-def rename_command(conversation: str, title: str) -> Result:
+@with_store()
+async def rename_command(store: "Store", conversation: str, title: str) -> Result:
     """Change the title of CONVERSATION to TITLE."""
-    row = _update(conversation, lambda _: {"title": title})
+    row = await store.update(await find_conversation(store, conversation), title=title)
     return _to_change(row, f"renamed, was {sanitize_text(conversation)}")
 
 
@@ -181,72 +161,68 @@ def rename_command(conversation: str, title: str) -> Result:
 @conversation_argument
 @click.argument("tags", nargs=-1, required=True)
 @click.option("--remove", is_flag=True, help="Remove the tags instead.")
-@store_option
-def tag_command(conversation: str, tags: tuple[str, ...], remove: bool) -> Result:
+@with_store()
+async def tag_command(
+    store: "Store", conversation: str, tags: tuple[str, ...], remove: bool
+) -> Result:
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
     def change(row: "ConversationRow") -> dict[str, Any]:
         others = [tag for tag in row.tags if tag not in tags]
         return {"tags": others if remove else [*others, *tags]}
 
-    row = _update(conversation, change)
+    row = await store.update_with(await find_conversation(store, conversation), change)
     return _to_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
 
 
 @kedge_command("archive")
 @conversation_argument
 @click.option("--restore", is_flag=True, help="Restore it from the archive.")
-@store_option
-def archive_command(conversation: str, restore: bool) -> Result:
+@with_store()
+async def archive_command(store: "Store", conversation: str, restore: bool) -> Result:
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
-    row = _update(conversation, lambda _: {"archived": not restore})
+    row = await find_conversation(store, conversation)
+    row = await store.update(row, archived=not restore)
     return _to_change(row, "restored" if restore else "archived")
 
 
-def _move_head(name: str, *, back: bool) -> Result:
-    async def work(opened: "Store") -> "tuple[ConversationRow, Node]":
-        from kedge.conversation.navigation import find_redo_target, find_undo_target
+async def _move_head(store: "Store", name: str, *, back: bool) -> Result:
+    from kedge.conversation.navigation import find_redo_target, find_undo_target
 
-        row = await find_conversation(opened, name)
-        find = find_undo_target if back else find_redo_target
-        node = await find(opened, row, row.head)
-        await opened.move_head(row, node, head=row.head)
-        return await opened.conversation(row.id), node
-
-    row, node = run_with_store(work)
+    row = await find_conversation(store, name)
+    find = find_undo_target if back else find_redo_target
+    node = await find(store, row, row.head)
+    await store.move_head(row, node, head=row.head)
     position = f"node {node.id}, {pluralize(node.length, 'block')}"
-    return _to_change(row, f"{'back' if back else 'forward'} at {position}")
+    moved = await store.conversation(row.id)
+    return _to_change(moved, f"{'back' if back else 'forward'} at {position}")
 
 
 @kedge_command("undo")
 @conversation_argument
-@store_option
-def undo_command(conversation: str) -> Result:
+@with_store()
+async def undo_command(store: "Store", conversation: str) -> Result:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
-    return _move_head(conversation, back=True)
+    return await _move_head(store, conversation, back=True)
 
 
 @kedge_command("redo")
 @conversation_argument
-@store_option
-def redo_command(conversation: str) -> Result:
+@with_store()
+async def redo_command(store: "Store", conversation: str) -> Result:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
-    return _move_head(conversation, back=False)
+    return await _move_head(store, conversation, back=False)
 
 
 @kedge_command("fork")
 @conversation_argument
 @at_option
 @click.option("--title", default="", help="The title of the fork.  [default: the same title]")
-@store_option
-def fork_command(conversation: str, at: str, title: str) -> Result:
+@with_store()
+async def fork_command(store: "Store", conversation: str, at: str, title: str) -> Result:
     """Create a conversation that continues from any position of another; both share the history before it."""
-
-    async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
-        row = await find_conversation(opened, conversation)
-        node = await find_node(opened, row, at)
-        return row, await opened.fork(row, node.id, title or row.title), node.id
-
-    row, forked, node = run_with_store(work)
-    text = f"{forked.id} continues from node {node} of {sanitize_text(row.title or row.id)}"
-    return _to_result(forked, f"{text}\nkedge chat --conversation {forked.id}", node=node)
+    row = await find_conversation(store, conversation)
+    node = await find_node(store, row, at)
+    forked = await store.fork(row, node.id, title or row.title)
+    text = f"{forked.id} continues from node {node.id} of {sanitize_text(row.title or row.id)}"
+    return _to_result(forked, f"{text}\nkedge chat --conversation {forked.id}", node=node.id)

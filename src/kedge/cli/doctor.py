@@ -37,7 +37,6 @@ from kedge.cli.base import (
 from kedge.config import (
     SETTINGS,
     Config,
-    SettingValue,
     config_path,
     data_dir,
     mask,
@@ -48,7 +47,7 @@ from kedge.config import (
 )
 from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
 from kedge.errors import EXTRAS, CannotServe, InvalidSetting, KedgeError
-from kedge.text.display import format_size, pluralize, sanitize_text
+from kedge.text.display import capitalize, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
@@ -78,6 +77,26 @@ class Check:
     state: CheckState
     found: str
     advice: str = ""
+
+
+class CheckFailed(Exception):
+    """A check found something wrong.
+
+    Args:
+        found: What is wrong.
+        advice: What to do about it.
+    """
+
+    def __init__(self, found: str, advice: str) -> None:
+        self.found, self.advice = found, advice
+
+
+def run_check(name: str, check: Callable[..., str], *arguments: Any) -> Check:
+    """Return the result of a check, which returns what it found or raises `CheckFailed`."""
+    try:
+        return Check(name, "ok", check(*arguments))
+    except CheckFailed as failure:
+        return Check(name, "wrong", failure.found, failure.advice)
 
 
 def check_versions() -> Iterator[Check]:
@@ -148,75 +167,85 @@ def _check_environment(config: Config) -> Iterator[Check]:
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     """Show which keys are set, masked, and whether chaining is disabled."""
-    found = False
-    for variable, serves in KEY_VARIABLES.items():
-        key = environ.get(variable, "")
-        if not key.strip():
-            continue
-        found = True
-        if key.strip().isascii() and key.strip().isprintable():
-            yield Check(variable, "ok", f"{mask(key)}, for {serves}")
-        else:
-            yield Check(
-                variable,
-                "wrong",
-                "contains characters that are not allowed in a key",
-                "Set it again.",
-            )
-    if not found:
-        advice = (
-            f"To use other models than the built-in one, set one of {', '.join(KEY_VARIABLES)}."
-        )
+    keys = {name: environ.get(name, "").strip() for name in KEY_VARIABLES}
+    for name, key in keys.items():
+        if key:
+            yield run_check(name, _check_key, key, KEY_VARIABLES[name])
+    if not any(keys.values()):
+        advice = f"To use other models than the built-in one, set one of {', '.join(keys)}."
         yield Check("keys", "note", "none set; the practice model needs none", advice)
     if not is_chaining_enabled():
         yield Check(CHAINING_ENV, "note", "chaining is disabled", "Unset it to enable chaining.")
 
 
+def _check_key(key: str, serves: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise CheckFailed("contains characters that are not allowed in a key", "Set it again.")
+    return f"{mask(key)}, for {serves}"
+
+
 def check_databases(config: Config) -> Iterator[Check]:
     """Check the folders, the server's database and the store."""
-    from kedge.store.open import SCHEMA, read_schema_version
-
     address = store_url(config["store"], create=False)
     file = store_file(address)
     folders = {data_dir().absolute(), *([file.absolute().parent] if file else [])}
-    yield from map(check_folder, sorted(folders))
-    yield check_server_database(config["serve.db"] or str(data_dir() / "server.db"))
-    if file is None:
-        found = _check_version("store", address, SCHEMA, read_schema_version)
-        yield found
-        yield from check_servers(address) if found.state == "ok" else ()
-        return
-    folder = file.absolute().parent
+    for folder in sorted(folders):
+        yield run_check("folder", check_folder, folder)
+    db = config["serve.db"] or str(data_dir() / "server.db")
+    yield run_check("server.db", check_server_database, db)
+    found = run_check("store", check_store, address)
+    yield found
+    if found.state == "ok" and (file is None or file.exists()):
+        yield from check_servers(f"{address}?mode=ro" if file else address)
+
+
+def check_store(address: str) -> str:
+    """Check the store."""
+    from kedge.store.open import SCHEMA, read_schema_version
+
+    file = store_file(address)
+    folder = file.absolute().parent if file else data_dir().absolute()
     if not folder.exists() and folder != data_dir().absolute():
-        advice = f"Create the folder {folder}, or use another file."
-        yield Check(
-            "store", "wrong", f"{file} cannot be created: its folder does not exist", advice
+        raise CheckFailed(
+            f"{file} cannot be created: its folder does not exist",
+            f"Create the folder {folder}, or use another file.",
         )
-        return
-    found = check_sqlite("store", file)
-    if found.state != "ok" or not file.exists():
-        yield found
-        return
-    yield _check_version("store", f"{address}?mode=ro", SCHEMA, read_schema_version)
-    yield from check_servers(f"{address}?mode=ro")
+    return check_database(address, file, SCHEMA, read_schema_version)
 
 
-def check_server_database(db: str) -> Check:
+def check_server_database(db: str) -> str:
     """Check the database of the server's responses."""
     from kedge.database.postgres import is_postgresql
     from kedge.server.storage.database import SCHEMA, parse_sqlite_address, read_schema_version
 
-    name, address = "server.db", db
-    if not is_postgresql(db):
-        try:
-            file = Path(parse_sqlite_address(db))
-        except CannotServe as error:
-            return Check(name, "wrong", f"{mask_url(db)} cannot be opened: {error}", CONNECT_ADVICE)
-        found = check_sqlite(name, file)
-        if found.state != "ok" or not file.exists():
+    try:
+        file = None if is_postgresql(db) else Path(parse_sqlite_address(db))
+    except CannotServe as error:
+        raise CheckFailed(f"{mask_url(db)} cannot be opened: {error}", CONNECT_ADVICE) from None
+    return check_database(store_url(str(file)) if file else db, file, SCHEMA, read_schema_version)
+
+
+def check_database(
+    address: str, file: Path | None, schema: "Schema", read_version: "Callable[[Tx], int]"
+) -> str:
+    """Check an SQLite file, if it is one, and compare the schema with the one of this version."""
+    from kedge.database.schema import WrongSchema
+
+    if file is not None:
+        found = check_sqlite(file)
+        if not file.exists():
             return found
-        address = f"{store_url(str(file))}?mode=ro"
-    return _check_version(name, address, SCHEMA, read_schema_version)
+        address = f"{address}?mode=ro"
+    shown = str(file or mask_url(address))
+    try:
+        version = _read_store(address, read_version)
+        schema.list_steps(version, shown)
+    except WrongSchema as error:
+        raise CheckFailed(error.problem, f"{capitalize(error.advice)}.") from None
+    except KedgeError as error:
+        raise CheckFailed(f"{shown} cannot be opened: {error}", CONNECT_ADVICE) from None
+    older = f" of {schema.version}; it is migrated when it is opened"
+    return f"{shown}, schema {version}{older if version < schema.version else ''}"
 
 
 MAX_SERVERS = 20
@@ -278,7 +307,7 @@ def _read_store(address: str, read: "Callable[[Tx], T]") -> T:
 MIN_FREE_BYTES = 50_000_000
 
 
-def check_folder(folder: Path) -> Check:
+def check_folder(folder: Path) -> str:
     """Check that files can be created in a folder, or that the folder can be created."""
     existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
     advice = "Free some space: conversations cannot be stored on a full disk."
@@ -290,18 +319,18 @@ def check_folder(folder: Path) -> Check:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             advice = "Fix its permissions, or use another folder: --store, or XDG_DATA_HOME for all data."
-        return Check("folder", "wrong", f"{folder} cannot be written: {error.strerror}", advice)
+        raise CheckFailed(f"{folder} cannot be written: {error.strerror}", advice) from None
     if free < MIN_FREE_BYTES:
-        return Check("folder", "wrong", f"{folder}, only {format_size(free)} free", advice)
-    return Check("folder", "ok", f"{folder}, {format_size(free)} free")
+        raise CheckFailed(f"{folder}, only {format_size(free)} free", advice)
+    return f"{folder}, {format_size(free)} free"
 
 
-def check_sqlite(name: str, path: Path) -> Check:
+def check_sqlite(path: Path) -> str:
     """Check an SQLite file, read-only."""
     if str(path) == ":memory:":
-        return Check(name, "ok", "in memory; nothing is stored")
+        return "in memory; nothing is stored"
     if not path.exists():
-        return Check(name, "ok", f"{path} does not exist yet; it is created on first use")
+        return f"{path} does not exist yet; it is created on first use"
     try:
         try:
             sound = _check_integrity(path)
@@ -309,14 +338,14 @@ def check_sqlite(name: str, path: Path) -> Check:
             sound = _check_integrity(path, "&immutable=1")
     except sqlite3.Error as error:
         advice = "Move it away to start with an empty one, or restore a backup."
-        return Check(name, "wrong", f"{path} cannot be read: {error}", advice)
+        raise CheckFailed(f"{path} cannot be read: {error}", advice) from None
     if sound != "ok":
         advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
-        return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
+        raise CheckFailed(f"{path} is damaged: {sound}", advice)
     if not (_is_writable(path) and _is_writable(path.absolute().parent)):
         advice = "It can be read but not written: fix the permissions of the file and its folder."
-        return Check(name, "wrong", f"{path} is read-only", advice)
-    return Check(name, "ok", str(path))
+        raise CheckFailed(f"{path} is read-only", advice)
+    return str(path)
 
 
 def _is_writable(path: Path) -> bool:
@@ -331,24 +360,6 @@ def _check_integrity(path: Path, options: str = "") -> str:
 
 
 CONNECT_ADVICE = "Check the address, the password and whether the database is running."
-
-
-def _check_version(
-    name: str, address: str, schema: "Schema", read_version: "Callable[[Tx], int]"
-) -> Check:
-    """Compare the schema of a database with the one of this version."""
-    from kedge.database.schema import WrongSchema
-
-    shown = str(store_file(address) or mask_url(address))
-    try:
-        found = _read_store(address, read_version)
-        schema.list_steps(found, shown)
-    except WrongSchema as error:
-        return Check(name, "wrong", error.problem, f"{error.advice[0].upper()}{error.advice[1:]}.")
-    except KedgeError as error:
-        return Check(name, "wrong", f"{shown} cannot be opened: {error}", CONNECT_ADVICE)
-    older = f" of {schema.version}; it is migrated when it is opened"
-    return Check(name, "ok", f"{shown}, schema {found}{older if found < schema.version else ''}")
 
 
 def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> list[Check]:
@@ -463,7 +474,16 @@ def config_command() -> Result:
 
 def describe_config(config: Config) -> Result:
     """Return the settings in effect."""
-    settings = {value.setting.name: _value_to_json(value) for value in config}
+    settings = {
+        value.setting.name: {
+            "value": value.display_value if value.setting.secret else value.value,
+            "source": value.source,
+            "place": value.location,
+            "variable": value.setting.env,
+            "help": value.setting.help,
+        }
+        for value in config
+    }
     facts = {"file": str(config.path), "exists": config.path.exists(), "settings": settings}
     value = {**facts, "unknown_variables": config.unknown_variables}
     return Result(value, lambda: _print_config(config))
@@ -477,31 +497,18 @@ def _print_config(config: Config) -> None:
     print_table(
         ("setting", "value", "from", "variable"),
         [
-            (v.setting.name, _format_value(v), _format_source(v, config.path), dim(v.setting.env))
-            for v in config
+            (
+                each.setting.name,
+                each.display_value or dim(f"({each.setting.default_text})"),
+                config.path.name if each.source == "file" else each.source,
+                dim(each.setting.env),
+            )
+            for each in config
         ],
     )
     if unknown:
         echo()
         print_table(("ignored variable", "similar"), unknown.items())
-
-
-def _format_value(value: SettingValue) -> str:
-    return value.display_value or dim(f"({value.setting.default_text})")
-
-
-def _format_source(value: SettingValue, path: Path) -> str:
-    return value.source if value.source != "file" else path.name
-
-
-def _value_to_json(value: SettingValue) -> dict[str, Any]:
-    return {
-        "value": value.display_value if value.setting.secret else value.value,
-        "source": value.source,
-        "place": value.location,
-        "variable": value.setting.env,
-        "help": value.setting.help,
-    }
 
 
 COMPLETE_VARIABLE = "_KEDGE_COMPLETE"
@@ -516,12 +523,6 @@ def completion_command(shell: str) -> Result:
     To install it: kedge completion bash >> ~/.bashrc, kedge completion zsh >> ~/.zshrc, or
     kedge completion fish > ~/.config/fish/completions/kedge.fish
     """
-    script = build_script(shell)
-    return Result({"shell": shell, "script": script}, script)
-
-
-def build_script(shell: str) -> str:
-    """Return the script, without click's check of the local bash version."""
     from click.shell_completion import ShellComplete, get_completion_class
 
     from kedge.cli import group
@@ -529,4 +530,6 @@ def build_script(shell: str) -> str:
     completion_class = get_completion_class(shell)
     if completion_class is None:
         raise click.UsageError(f"completion for {shell} is not supported")
-    return ShellComplete.source(completion_class(group, {}, "kedge", COMPLETE_VARIABLE))
+    # Without click's check of the local bash version.
+    script = ShellComplete.source(completion_class(group, {}, "kedge", COMPLETE_VARIABLE))
+    return Result({"shell": shell, "script": script}, script)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from kedge.turns.text_format import describe
 from kedge.web.shapes import shape_plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inspection:
     """The blocks of a conversation or a file with their tokens, and the plan for a model."""
 
@@ -50,7 +51,6 @@ class Inspection:
     node: int | None
     model: str
     turn: Turn
-    tokens: tuple[int, ...]
     plan: RequestPlan
     last: RequestRecord | None = None
     """The newest stored request on the path."""
@@ -62,10 +62,10 @@ class Inspection:
         left_out = {block.id for block in self.plan.left_out}
         return (lead | {block.id for block in self.plan.delta}) - left_out
 
-    @property
-    def full_tokens(self) -> int:
-        """The tokens of a full request."""
-        return sum(self.tokens)
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The tokens of each block."""
+        return [DEFAULT_BLOCK_COUNTER.count_block(block) for block in self.turn.blocks]
 
     @property
     def saved_tokens(self) -> int:
@@ -116,17 +116,7 @@ async def inspect_conversation(
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
     last = await store.newest_response(row, node)
-    return Inspection(
-        row.id,
-        row.title or row.id,
-        f"node {node}",
-        node,
-        model,
-        turn,
-        _count(turn),
-        plan,
-        last,
-    )
+    return Inspection(row.id, row.title or row.id, f"node {node}", node, model, turn, plan, last)
 
 
 async def inspect_file(path: Path, model: str, text: str = "") -> Inspection:
@@ -140,7 +130,7 @@ async def inspect_file(path: Path, model: str, text: str = "") -> Inspection:
         turn = turn.append(user(text))
     async with connect(model) as engine:
         turn, plan = _plan_next(engine, turn, ())
-    return Inspection(str(path), path.name, kind, None, model, turn, _count(turn), plan)
+    return Inspection(str(path), path.name, kind, None, model, turn, plan)
 
 
 def _read_file(path: Path) -> tuple[str, Turn]:
@@ -183,10 +173,6 @@ def _plan_next(
     turn = set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE))
     remaining = tuple(record for record in found if record.response_id not in missing)
     return turn, engine.plan(turn, candidates=remaining, streaming=True)
-
-
-def _count(turn: Turn) -> tuple[int, ...]:
-    return tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
 
 
 EXCERPT_LENGTH = 80
@@ -256,14 +242,13 @@ def _print_inspection(found: Inspection) -> None:
 
 
 def _format_savings(found: Inspection) -> str:
-    plan = found.plan
-    sent_bytes, full_bytes = plan.sizes
+    sent_bytes, full_bytes = found.plan.sizes
     saved = full_bytes - sent_bytes
     last = ""
     if row := found.last:
         last = f" The last request had {row.sent_bytes:,} of {row.full_bytes:,} bytes, with tools and settings."
     return (
         f"Saved: {saved:,} of {full_bytes:,} bytes ({format_percent(saved, full_bytes)}); "
-        f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
+        f"{found.saved_tokens:,} of {sum(found.tokens):,} tokens are not resent "
         f"(providers still bill them as input).{last}"
     )

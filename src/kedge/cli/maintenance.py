@@ -11,7 +11,6 @@ import click
 
 from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.store_options import (
-    DurationParam,
     complete_names,
     conversations_argument,
     find_conversation,
@@ -19,6 +18,7 @@ from kedge.cli.store_options import (
     find_store_url,
     model_option,
     model_references,
+    parse_duration,
     require_confirmed,
     resolve_model,
     run_with_store,
@@ -119,17 +119,14 @@ def import_command(file: Path) -> Result:
         text = stream.read().removeprefix("\ufeff")
     # Not splitlines: it also splits at other characters, which JSON strings may contain.
     lines = [line for line in text.split("\n") if line.strip()]
-
-    async def work(opened: "Store") -> "list[ConversationRow]":
-        chats = _read_chats(text, lines)
-        if chats is None:
-            return await opened.import_(lines)
-        return await opened.create_all(chats)
-
-    rows = run_with_store(work, make=True)
-    lines = [f"{row.id}  {sanitize_text(row.title)}".rstrip() for row in rows]
-    text = "\n".join(lines) or "Nothing was imported: there are no conversations in the input."
-    return Result([{"id": row.id, "title": row.title} for row in rows], text)
+    chats = _read_chats(text, lines)
+    rows = run_with_store(
+        lambda opened: opened.import_(lines) if chats is None else opened.create_all(chats),
+        make=True,
+    )
+    shown = [f"{row.id}  {sanitize_text(row.title)}".rstrip() for row in rows]
+    summary = "\n".join(shown) or "Nothing was imported: there are no conversations in the input."
+    return Result([{"id": row.id, "title": row.title} for row in rows], summary)
 
 
 def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
@@ -160,7 +157,8 @@ def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
 @click.argument("conversation", required=False, shell_complete=complete_names)
 @click.option(
     "--older-than",
-    type=DurationParam(),
+    type=parse_duration,
+    metavar="DURATION",
     help="Delete all conversations that did not change for this long, such as 30d.",
 )
 @click.option("--tag", help="With --older-than: only conversations with this tag.")
@@ -236,7 +234,7 @@ def gc_command(dry_run: bool) -> Result:
     continues are deleted at their providers; those that could not be deleted are named, and tried again next time.
     """
     if dry_run:
-        return _list_unused()
+        return run_with_store(_list_unused)
 
     async def work(opened: "Store") -> tuple[int, Json]:
         swept = await opened.gc()  # deletes expired conversations, too
@@ -251,13 +249,9 @@ def gc_command(dry_run: bool) -> Result:
     return Result({"blocks": swept, "freed_bytes": freed, **objects}, text)
 
 
-def _list_unused() -> Result:
+async def _list_unused(store: "Store") -> Result:
     """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
-
-    async def work(opened: "Store") -> "tuple[list[str], list[UnusedObject]]":
-        return await opened.list_expired(), await opened.list_unused_objects()
-
-    expired, objects = run_with_store(work)
+    expired, objects = await store.list_expired(), await store.list_unused_objects()
     lines = [
         f"{pluralize(len(expired), 'expired conversation')}",
         *(f"  {name}" for name in expired),

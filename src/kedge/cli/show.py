@@ -18,12 +18,14 @@ from kedge.cli.store_options import (
     lookup_conversation,
     run_with_store,
     store_option,
+    with_store,
 )
 from kedge.errors import NotInStore
-from kedge.store import ConversationRow, Differences, Node, Store
+from kedge.store import ConversationRow, Node, Store
 from kedge.store.tree import (
     ALL_NODES,
     GraphNode,
+    Mark,
     StoredTree,
     compute_layout,
     find_marks,
@@ -133,8 +135,6 @@ def _dump(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 def print_blocks(blocks: Sequence[Block], *, full: bool) -> None:
     """Print blocks as a chat; blocks that are not messages are folded into one line."""
-    from kedge.turns.text_format import describe
-
     for block in blocks:
         text, attachments = block.text, _describe_attachments(block)
         if block.kind in HEADINGS and (text or attachments):
@@ -168,8 +168,6 @@ def _describe_attachments(block: Block) -> list[str]:
 
 
 def _full_text(block: Block) -> str:
-    from kedge.turns.text_format import describe
-
     match block:
         case ToolCallBlock():
             return f"{block.name} {block.arguments}"
@@ -188,20 +186,16 @@ LINE_WIDTH = 100
 @conversation_argument
 @click.argument("left")
 @click.argument("right", default="head")
-@store_option
-def diff_command(conversation: str, left: str, right: str) -> Result:
+@with_store()
+async def diff_command(store: Store, conversation: str, left: str, right: str) -> Result:
     """Compare two positions in a tree: two branches, or two positions on one branch.
 
     LEFT and RIGHT are node numbers, response ids, 'head' (the default of RIGHT), or other conversations of the same
     tree. Lines with - are only in LEFT, lines with + only in RIGHT.
     """
-
-    async def work(opened: Store) -> tuple[Node, Node, Differences]:
-        row = await find_conversation(opened, conversation)
-        both = [await _resolve_node(opened, row, left), await _resolve_node(opened, row, right)]
-        return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
-
-    one, other, found = run_with_store(work)
+    row = await find_conversation(store, conversation)
+    one, other = await _resolve_node(store, row, left), await _resolve_node(store, row, right)
+    found = await store.differences(row, one.id, other.id)
 
     def show() -> None:
         echo(dim(f"nodes {one.id} and {other.id} share {pluralize(found.shared, 'block')}"))
@@ -228,8 +222,6 @@ async def _resolve_node(store: Store, row: ConversationRow, at: str) -> Node:
 
 
 def _print_blocks(sign: str, color: str, blocks: tuple[Block, ...]) -> None:
-    from kedge.turns.text_format import describe
-
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"
         echo(click.style(line, fg=color))
@@ -239,9 +231,12 @@ EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15
 """The number of aligned columns of lanes; wider rows are not aligned."""
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
-MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
-_MARK_NAMES = {"full": "sent in full"}
-"""The names of marks that differ from those in the store."""
+MARK_COLORS: Mapping[Mark, str] = {
+    "expired": "yellow",
+    "lost": "yellow",
+    "failed": "red",
+    "unstored": "yellow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +257,12 @@ class AnnotatedTree:
         ]
         return sorted(names)
 
-    def marks(self, node: Node, now: float) -> list[str]:
-        """Return the marks of a node; a reason follows a colon, see `describe_mark`."""
+    def marks(self, node: Node, now: float) -> dict[Mark, str]:
+        """Return the marks of a node, each as a text with its reason."""
         marks = find_marks(node, self.tree.responses.get(node.id), now)
         if "healed" in marks:
             marks.pop("full", None)  # healing sends the request in full
-        names = [(_MARK_NAMES.get(mark, mark), reason) for mark, reason in marks.items()]
-        return [f"{name}: {reason}" if reason else name for name, reason in names]
+        return {mark: describe_mark(mark, reason) for mark, reason in marks.items()}
 
     def excerpt(self, number: int) -> str:
         """Return the beginning of the last block that this node added."""
@@ -308,16 +302,8 @@ async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GraphLine:
-    """One line of the graph: its lanes, and its node, if it has one."""
-
-    lanes: str
-    node: Node | None = None
-
-
-def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
-    """Yield the lines of a graph, beginning with the newest node on the line to the head.
+def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | None]]:
+    """Yield the lanes of each line of a graph and its node, if any, beginning with the newest on the line to the head.
 
     In a layout a side branch is complete before its parent line continues. Read from its end, only the
     lanes left of a node are in use, and a side branch joins its line below its first node.
@@ -336,9 +322,9 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
         node = nodes[row.node.id]
         if node.id not in newest:
             continue
-        yield GraphLine("│ " * row.lane + NODE_SIGNS.get(node.kind, "●"), node)
+        yield "│ " * row.lane + NODE_SIGNS.get(node.kind, "●"), node
         if index in joins and node.parent in newest:
-            yield GraphLine("│ " * (row.lane - 1) + "├─┘")
+            yield "│ " * (row.lane - 1) + "├─┘", None
 
 
 @kedge_command("tree")
@@ -349,39 +335,34 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
     default=0,
     help="Maximum number of nodes, of which the newest are shown.  [default: all]",
 )
-@store_option
-def tree_command(conversation: str, limit: int) -> Result:
+@with_store()
+async def tree_command(store: Store, conversation: str, limit: int) -> Result:
     """Show the tree of a conversation: the line to its head, the newest node first.
 
     Other branches and forks are lanes beside it, drawn where they leave it. Marks show which responses
     expired, were lost or failed, and where history was compacted or edited.
     """
-
-    async def work(opened: Any) -> AnnotatedTree:
-        return await load_tree(opened, await find_conversation(opened, conversation))
-
-    tree, now = run_with_store(work), time.time()
+    tree, now = await load_tree(store, await find_conversation(store, conversation)), time.time()
     return Result(tree.to_json(now, limit), "\n".join(render_tree(tree, now, limit)))
 
 
 def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
     """Return the graph as lines."""
     lines = list(draw_graph(tree.tree, limit))
-    width = max((len(line.lanes) for line in lines if len(line.lanes) <= MAX_LANE_WIDTH), default=0)
+    width = max((len(lanes) for lanes, _ in lines if len(lanes) <= MAX_LANE_WIDTH), default=0)
     return [
-        line.lanes
-        if line.node is None
-        else f"{line.lanes:<{width}}  {_format_node(tree, line.node, now)}"
-        for line in lines
+        f"{lanes:<{width}}  {_format_node(tree, node, now)}" if node else lanes
+        for lanes, node in lines
     ]
 
 
-def describe_mark(mark: str) -> str:
-    """Return a mark with its reason as a sentence, if there is one for it."""
-    name, _, reason = mark.partition(": ")
-    if name == "healed":
-        return HEALING_TEXTS.get(reason, mark)
-    return f"lost: {LOST_TEXTS.get(reason, reason)}" if name == "lost" and reason else mark
+def describe_mark(mark: Mark, reason: str) -> str:
+    """Return a mark with its reason, which is a sentence if there is one for it."""
+    if mark == "healed":
+        return HEALING_TEXTS.get(reason, f"healed: {reason}")
+    name = "sent in full" if mark == "full" else mark
+    shown = LOST_TEXTS.get(reason, reason) if mark == "lost" else reason
+    return f"{name}: {shown}" if shown else name
 
 
 def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
@@ -391,9 +372,9 @@ def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
         parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
     if response and response.sent_bytes:
         parts.append(dim(f"{format_size(response.sent_bytes)} sent"))
-    for mark in tree.marks(node, now):
-        color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
-        parts.append(click.style(f"[{sanitize_text(describe_mark(mark))}]", fg=color))
+    for mark, text in tree.marks(node, now).items():
+        color = MARK_COLORS.get(mark, "cyan")
+        parts.append(click.style(f"[{sanitize_text(text)}]", fg=color))
     parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(node.id)]
     if excerpt := tree.excerpt(node.id):
         parts.append(excerpt)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -16,12 +17,7 @@ from kedge.analytics import (
     analyze_over_time,
 )
 from kedge.cli.base import Result, default_option, dim, echo, kedge_command, print_table
-from kedge.cli.store_options import (
-    find_conversation,
-    run_with_store,
-    store_option,
-    time_options,
-)
+from kedge.cli.store_options import find_conversation, time_options, with_store
 from kedge.store import Store
 from kedge.text.display import (
     NO_VALUE,
@@ -156,27 +152,13 @@ def _format_cost(cost: Cost) -> str:
 @click.option("--provider", default="", help="Only this provider.")
 @click.option("--conversation", help="Only this conversation.")
 @default_option("--buckets", 24, click.IntRange(1, 1000), "Intervals of the charts.")
-@store_option
-def command(
-    *,
-    since: float | None,
-    until: float | None,
-    model: str,
-    provider: str,
-    conversation: str | None,
-    buckets: int,
-) -> Result:
+@with_store(may_miss=True)
+async def command(store: Store, conversation: str | None, buckets: int, **members: Any) -> Result:
     """Show chains, fallbacks, tokens, cost and latency over a time range."""
-
-    async def work(opened: Store) -> tuple[Analytics, tuple[Bucket, ...]]:
-        chosen = ""
-        # An empty name, such as of an unset variable, is not all of them.
-        if conversation is not None:
-            chosen = (await find_conversation(opened, conversation)).id
-        selection = Selection(since, until, model, provider, chosen)
-        found = await analyze(opened, selection)
-        return found, await analyze_over_time(opened, selection, buckets=buckets)
-
-    found, pieces = run_with_store(work, may_miss=True)
+    if conversation is not None:  # an empty name, such as of an unset variable, is not all of them
+        members["conversation"] = (await find_conversation(store, conversation)).id
+    selection = Selection(**members)
+    found = await analyze(store, selection)
+    pieces = await analyze_over_time(store, selection, buckets=buckets)
     values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}
     return Result(values, lambda: print_stats(found, pieces))

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,9 +45,8 @@ MODEL_HELP = "A model string. A stored conversation continues with its own model
 """The help of ``--model`` for commands that create or continue conversations."""
 
 
-def store_option(function: F) -> F:
-    """Add ``--store``, whose value `use_store` and the functions below read."""
-    return setting_option("store", metavar="FILE|ADDRESS", expose_value=False)(function)
+store_option = setting_option("store", metavar="FILE|ADDRESS", expose_value=False)
+"""Adds ``--store``, whose value `use_store` and the functions below read."""
 
 
 def find_store_url(*, create: bool = False) -> str:
@@ -54,52 +54,30 @@ def find_store_url(*, create: bool = False) -> str:
     return store_url(str(get_setting("store").value), create=create)
 
 
-if TYPE_CHECKING:
-    FloatParam = click.ParamType[float]
-else:
-    FloatParam = click.ParamType  # older versions of click are not generic
-
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class DurationParam(FloatParam):
-    """A duration, such as ``7d`` or ``90m``."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds."""
-        seconds = value if isinstance(value, float) else _parse_duration(value)
-        if not seconds:
-            self.fail(f"{value!r} is not a duration; write 90m, 12h, 7d or 4w", param, ctx)
-        return seconds
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration, such as ``7d`` or ``90m``."""
+    if not (seconds := _parse_age(text)):
+        raise click.BadParameter(f"{text!r} is not a duration; write 90m, 12h, 7d or 4w")
+    return seconds
 
 
-class TimeParam(FloatParam):
-    """A time: a date, a date with a time, or an age (``7d``, ``90m``)."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds since 1970."""
-        if isinstance(value, float):
-            return value
-        if (age := _parse_duration(value)) is not None:
-            return time.time() - age
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            message = f"{value!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h"
-            self.fail(message, param, ctx)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def parse_time(text: str) -> float:
+    """Return the time of a date, a date with a time, or an age (``7d``, ``90m``), in seconds since 1970."""
+    if (age := _parse_age(text)) is not None:
+        return time.time() - age
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h"
+        raise click.BadParameter(message) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _parse_duration(text: str) -> float | None:
+def _parse_age(text: str) -> float | None:
     found = _AGE_PATTERN.fullmatch(text.strip())
     return float(found["number"]) * _UNIT_SECONDS[found["unit"]] if found else None
 
@@ -107,8 +85,9 @@ def _parse_duration(text: str) -> float | None:
 def time_options(function: F) -> F:
     """Add ``--since`` and ``--until``."""
     since = "Start of the range: 2026-11-15 (UTC), or an age such as 7d."
-    until = click.option("--until", type=TimeParam(), help="End of the range.")
-    return click.option("--since", type=TimeParam(), help=since)(until(function))
+    kind: dict[str, Any] = {"type": parse_time, "metavar": "TIME"}
+    until = click.option("--until", help="End of the range.", **kind)
+    return click.option("--since", help=since, **kind)(until(function))
 
 
 def page_options(limit: int) -> Callable[[F], F]:
@@ -134,27 +113,21 @@ def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [name for name in names if name.startswith(incomplete) and " " not in name]
 
 
-def conversation_argument(function: F) -> F:
-    """Add the argument ``CONVERSATION``: an id, its beginning, or a title."""
-    return click.argument("conversation", shell_complete=complete_names)(function)
-
-
-def at_option(function: F) -> F:
-    """Add ``--at``."""
-    text = "A node number or a response id.  [default: the head]"
-    return click.option("--at", default="head", help=text)(function)
-
-
-def conversations_argument(function: F) -> F:
-    """Add the argument ``CONVERSATION``, which may be given several times or not at all."""
-    options: dict[str, Any] = {"nargs": -1, "metavar": "[CONVERSATION]..."}
-    return click.argument("conversations", shell_complete=complete_names, **options)(function)
-
-
-def model_option(function: F) -> F:
-    """Add ``--model``, by default the conversation's model."""
-    text = "A model string.  [default: the conversation's own, else the configured one]"
-    return click.option("--model", help=text)(function)
+conversation_argument = click.argument("conversation", shell_complete=complete_names)
+"""Adds the argument ``CONVERSATION``: an id, its beginning, or a title."""
+conversations_argument = click.argument(
+    "conversations", shell_complete=complete_names, nargs=-1, metavar="[CONVERSATION]..."
+)
+"""Adds the argument ``CONVERSATION``, which may be given several times or not at all."""
+at_option = click.option(
+    "--at", default="head", help="A node number or a response id.  [default: the head]"
+)
+"""Adds ``--at``."""
+model_option = click.option(
+    "--model",
+    help="A model string.  [default: the conversation's own, else the configured one]",
+)
+"""Adds ``--model``, by default the conversation's model."""
 
 
 def model_data(model: str) -> dict[str, str]:
@@ -247,6 +220,20 @@ def run_with_store(work: "Callable[[Store], Awaitable[T]]", url: str = "", **opt
             return await work(store)
 
     return anyio.run(run)  # in this thread, which has the context of click
+
+
+def with_store(**options: bool) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., T]]:
+    """Return a decorator that adds ``--store``, and passes the store to an async command; see `use_store`."""
+
+    def wrap(command: Callable[..., Awaitable[T]]) -> Callable[..., T]:
+        @store_option
+        @wraps(command)
+        def run(**arguments: Any) -> T:
+            return run_with_store(partial(command, **arguments), "", **options)
+
+        return run
+
+    return wrap
 
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":

@@ -22,25 +22,22 @@ from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
-from kedge.web.runs import TurnRun
+from kedge.web.runs import TurnRun, find_chain, flush_requests
 from kedge.web.send import (
     TurnRequest,
     edit_block,
+    find_workflow_run,
     format_disposition,
+    list_known_workflows,
+    load_known_workflow,
     resolve_resume,
     resolve_turn,
     serve_attachment,
     start_run,
-)
-from kedge.web.server_requests import find_chain, flush_requests
-from kedge.web.transcript import find_matches
-from kedge.web.workflows import (
-    find_workflow_run,
-    list_with_runs,
-    load_running,
     start_workflow,
     to_workflow_shape,
 )
+from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)
 DAY = 86_400.0
@@ -69,12 +66,10 @@ def operation(method: str, path: str, **options: Any) -> Callable[[F], F]:
 @operation("GET", "/api/conversations")
 async def list_conversations(call: ApiCall, query: schemas.ListQuery) -> shapes.ConversationPage:
     """List conversations."""
-    page = await call.service.find(query)
+    rows, total, _ = await call.service.find(query)
     return shapes.ConversationPage(
-        data=[
-            shapes.shape_overview(summary, call.service.status(summary)) for summary in page.rows
-        ],
-        total=page.total,
+        data=[shapes.shape_overview(row, call.service.status(row)) for row in rows],
+        total=total,
         limit=query.limit,
         offset=query.offset,
     )
@@ -368,21 +363,21 @@ async def export_conversation(call: ApiCall) -> Response:
 @operation("GET", "/api/workflows")
 async def list_started_workflows(call: ApiCall) -> shapes.WorkflowPage:
     """List workflows."""
-    data = [to_workflow_shape(row, run) for row, run in await list_with_runs(call.service)]
-    return shapes.WorkflowPage(data=data)
+    rows = await list_known_workflows(call.service)
+    return shapes.WorkflowPage(data=list(map(to_workflow_shape, rows)))
 
 
 @operation("POST", "/api/workflows", status=201, errors=(502, 503))
 async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> shapes.WorkflowShape:
     """Start a workflow."""
     run = await start_workflow(call.service, body)
-    return to_workflow_shape(*await load_running(call.service, run.conversation))
+    return to_workflow_shape(await load_known_workflow(call.service, run.conversation))
 
 
 @operation("GET", "/api/workflows/{id}")
 async def read_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Read a workflow."""
-    return to_workflow_shape(*await load_running(call.service, call.id))
+    return to_workflow_shape(await load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/workflows/{id}/events", media_type=EVENT_STREAM)
@@ -395,7 +390,7 @@ async def follow_workflow(call: ApiCall) -> Response:
 async def stop_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Stop a workflow."""
     await find_workflow_run(call.service, call.id).stop()
-    return to_workflow_shape(*await load_running(call.service, call.id))
+    return to_workflow_shape(await load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/analytics")

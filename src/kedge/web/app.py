@@ -34,6 +34,7 @@ from kedge.web import api, pages
 from kedge.web.models import ModelSelector
 from kedge.web.openapi import EncodedSlashMiddleware, RequestError, map_error
 from kedge.web.page_templates import render_page
+from kedge.web.runs import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.security import (
     DelegatedTokens,
     LoginThrottle,
@@ -41,7 +42,6 @@ from kedge.web.security import (
     PageFrontEnd,
     error_response,
 )
-from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.service import ConversationService, UserServices
 
 ROUTES = [
@@ -52,42 +52,33 @@ ROUTES = [
 """Every route of the page and of the API."""
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
-    status, is_api = error.status_code, request.url.path.startswith("/api/")
-    if status == 405:
-        response = (
-            error_response(status, "not_allowed", "method not allowed")
-            if is_api
-            else await _render_error(
-                request, status, "Not allowed", "This page does not accept that."
-            )
-        )
-        response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
-        return response
-    if is_api:
-        return error_response(status, "not_found", "not found; /api/openapi.json lists the routes")
-    return await _render_error(request, status, "Not found", "There is no such page.")
-
-
-async def _on_kedge_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, KedgeError)  # noqa: S101 - registered for these only
-    status, code, message = map_error(error)
+async def _on_error(request: Request, error: Exception) -> Response:
+    """Return an error of the API, or a page about it."""
+    allowed: dict[str, str] = {}
+    match error:
+        case HTTPException(status_code=405):
+            status, code, message = 405, "not_allowed", "method not allowed"
+            title, text = "Not allowed", "This page does not accept that."
+            allowed["allow"] = format_allowed_methods(ROUTES, request.scope)
+        case HTTPException(status_code=status):
+            code, message = "not_found", "not found; /api/openapi.json lists the routes"
+            title, text = "Not found", "There is no such page."
+        case RequestError(status=status, code=code, message=message):
+            title, text = "Request too large", f"{message}."
+        case KedgeError():
+            status, code, message = map_error(error)
+            title = "Not found" if isinstance(error, NotInStore) else "Request failed"
+            text = f"{capitalize(message)}."
+        case _:
+            raise error
     if request.url.path.startswith("/api/"):
-        return error_response(status, code, message)
-    title = "Not found" if isinstance(error, NotInStore) else "Request failed"
-    return await _render_error(request, status, title, f"{capitalize(message)}.")
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)  # noqa: S101 - registered for these only
-    return await _render_error(request, error.status, "Request too large", f"{error.message}.")
-
-
-async def _render_error(request: Request, status: int, title: str, message: str) -> Response:
-    return await render_page(
-        request, "error.html", here="", status=status, title=title, message=message
-    )
+        response = error_response(status, code, message)
+    else:
+        response = await render_page(
+            request, "error.html", here="", status=status, title=title, message=text
+        )
+    response.headers.update(allowed)
+    return response
 
 
 def create_page(
@@ -111,11 +102,7 @@ def create_page(
             Middleware(RequestMiddleware, PageFrontEnd(auth)),
             Middleware(EncodedSlashMiddleware),
         ],
-        exception_handlers={
-            HTTPException: _on_http_error,
-            KedgeError: _on_kedge_error,
-            RequestError: _on_request_error,
-        },
+        exception_handlers=dict.fromkeys((HTTPException, KedgeError, RequestError), _on_error),
     )
     app.router.redirect_slashes = False
     app.state.service = service

@@ -30,16 +30,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from kedge.planning import REASONS
+from kedge.planning.explain import MODE_REASONS
 from kedge.planning.plan import name_send
+from kedge.planning.render import get_conversation_id
 from kedge.security.urls import is_safe_link
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.text import display
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.text.json_text import escape_surrogates
 from kedge.web import svg
-from kedge.web.plan_card import describe_request_size, format_body, iter_facts
+from kedge.web.plan_card import describe_request_size, format_body
 from kedge.web.security import SESSION_KEY
-from kedge.web.service import build_tag
+from kedge.web.service import build_tag_url
 from kedge.web.shapes import format_headline, iter_notes
 from kedge.web.transcript import render_excerpt
 
@@ -53,18 +56,9 @@ def _quote(value: object) -> str:
 
 
 _FILTERS = {
+    **{name: each for name, each in vars(display).items() if callable(each)},
     "body_text": format_body,
-    "build_tag": build_tag,
-    "ago": display.format_age,
-    "duration": display.format_duration,
-    "moment": display.format_time,
-    "money": display.format_cost,
-    "number": display.format_number,
-    "percent": display.format_percent,
-    "plural": display.pluralize,
-    "short_id": display.shorten_id,
-    "size": display.format_size,
-    "stamp": display.format_timestamp,
+    "build_tag_url": build_tag_url,
     "urlencode": _quote,
 }
 
@@ -82,13 +76,16 @@ def get_environment() -> Environment:
     filters, names = cast("Names", environment.filters), cast("Names", environment.globals)
     filters.update(_FILTERS)
     names.update(
+        Chart=svg.Chart,
+        display=display,
+        reasons={**REASONS, **MODE_REASONS},
         draw_lanes=svg.draw_lanes,
         draw_mark=svg.draw_mark,
         marks=MARK_DESCRIPTIONS,
         static=static_url,
         describe_request_size=describe_request_size,
         format_headline=format_headline,
-        iter_facts=iter_facts,
+        get_conversation_id=get_conversation_id,
         iter_notes=iter_notes,
         name_send=name_send,
         next_number=count(1).__next__,

@@ -1,6 +1,5 @@
 """The pages, rendered on the server and readable without JavaScript."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -25,6 +24,7 @@ from kedge.web.dashboard import (
 )
 from kedge.web.openapi import ApiCall, get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
+from kedge.web.runs import find_chain, flush_requests, read_message
 from kedge.web.schemas import ListQuery
 from kedge.web.security import (
     SESSION_COOKIE,
@@ -33,9 +33,8 @@ from kedge.web.security import (
     PageAuth,
     read_session_cookie,
 )
-from kedge.web.server_requests import find_chain, flush_requests, read_message
+from kedge.web.send import list_known_workflows, load_known_workflow
 from kedge.web.service import get_service
-from kedge.web.workflows import list_with_runs, load_running, workflow_status
 from kedge.workflows.roles import JUDGE_ROLE
 
 PAGE_SIZE = 50
@@ -58,17 +57,17 @@ async def conversations(request: Request) -> Response:
         query = ListQuery.model_validate({**parameters, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    result = await service.find(query)
-    if not result.rows and query.offset:
+    found, total, hits = await service.find(query)
+    if not found and query.offset:
         return RedirectResponse(_list_url(query, offset=0), 303)
     return await render_page(
         request,
         "conversations.html",
         here="conversations",
         query=query,
-        rows=[(each, service.status(each)) for each in result.rows],
-        total=result.total,
-        hits=result.hits,
+        rows=[(each, service.status(each)) for each in found],
+        total=total,
+        hits=hits,
         labels=await list_labels(service.store),
         list_url=partial(_list_url, query),
         base_url=request.app.state.base_url,
@@ -91,9 +90,9 @@ async def conversation(request: Request) -> Response:
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
-    recent = await service.find(ListQuery.model_validate({"limit": MAX_RECENT}))
+    recent, _, _ = await service.find(ListQuery.model_validate({"limit": MAX_RECENT}))
     return await render_page(
-        request, "conversation.html", here="conversations", view=view, recent=recent.rows
+        request, "conversation.html", here="conversations", view=view, recent=recent
     )
 
 
@@ -144,16 +143,16 @@ def _read_range(request: Request) -> str:
 async def workflows(request: Request) -> Response:
     """Render the list of workflows, the most recently changed first."""
     service = get_service(request)
-    rows = await list_with_runs(service)
-    listed = [replace(row, status=workflow_status(row, run)) for row, run in rows]
+    rows = await list_known_workflows(service)
     return await render_page(
-        request, "workflows.html", here="workflows", rows=listed, models=service.models.names
+        request, "workflows.html", here="workflows", rows=rows, models=service.models.names
     )
 
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    loaded, run = await load_running(get_service(request), get_path_text(request, "id"))
+    service, name = get_service(request), get_path_text(request, "id")
+    loaded = await load_known_workflow(service, name)
     sides = [chain for chain in loaded.chains if chain.role != JUDGE_ROLE]
     return await render_page(
         request,
@@ -161,8 +160,7 @@ async def workflow(request: Request) -> Response:
         here="workflows",
         workflow=loaded,
         sides=sides if loaded.kind == "debate" else sides[:1],
-        state=workflow_status(loaded, run),
-        running=run is not None,
+        running=bool(service.runs.list(name)),
     )
 
 

@@ -5,23 +5,15 @@ Everything on a card is in the record of the request. The first part compares th
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Literal
 
 from markupsafe import Markup, escape
 
-from kedge.planning.render import get_conversation_id
 from kedge.store import RequestRecord, StoredExchange
-from kedge.text.display import (
-    format_cost,
-    format_duration,
-    format_number,
-    format_percent,
-    format_size,
-    pluralize,
-)
+from kedge.text.display import pluralize
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
 from kedge.turns.text_format import describe
 from kedge.web.transcript import MessageView, MessageViews, indent_json
@@ -222,32 +214,6 @@ def describe_request_size(row: RequestRecord) -> str:
         return f"Sent {sent}."
     rest = f"the other {row.saved_blocks:,}" if row.sent_blocks else f"all {row.saved_blocks:,}"
     return f"Sent {sent}; the server already had {rest}."
-
-
-def iter_facts(row: RequestRecord) -> Iterable[tuple[str, str]]:
-    """Yield the figures of a response as labels and values."""
-    yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
-    yield "Mode", row.mode
-    if object_id := get_conversation_id(row.scope):
-        yield "Conversation object", object_id
-    sizes = f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}"
-    yield "Request size", sizes if row.sent_bytes else "not sent"
-    if row.input_tokens is not None:
-        cached = format_percent(row.cached_tokens or 0, row.input_tokens)
-        predicted = row.predicted_cached_tokens
-        note = f" ({format_number(predicted)} tokens predicted)" if predicted else ""
-        yield "Input", f"{format_number(row.input_tokens)} tokens, {cached} cached{note}"
-    if row.output_tokens is not None:
-        reasoning = (
-            f", {format_number(row.reasoning_tokens)} for reasoning" if row.reasoning_tokens else ""
-        )
-        yield "Output", f"{format_number(row.output_tokens)} tokens{reasoning}"
-    yield "First token", format_duration(row.first_token_seconds)
-    yield "Total time", format_duration(row.seconds)
-    if row.cost is not None:
-        yield "Cost", format_cost(row.cost)
-    if row.depth:
-        yield "Chain depth", format_number(row.depth)
 
 
 def mark_blocks(blocks: Sequence[Block], row: RequestRecord) -> tuple[BlockMark, ...]:

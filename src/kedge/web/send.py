@@ -1,14 +1,17 @@
-"""Send a message in a conversation as a run, publish the events of the turn, and serve its attachments.
+"""Start runs: send a message in a conversation and publish the events of the turn, or start a workflow.
 
 Attachments are parts of the blocks of a conversation, so they are deleted with it. Lists read only the beginning of
 a block, and the page loads images from separate URLs, so that neither reads the content of attachments.
+
+A workflow runs as a task of the server, with models of the server. Its judge is a model with a rubric,
+because a judge that is a function would run code chosen by a client.
 """
 
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +20,7 @@ from starlette.responses import Response
 
 from kedge.conversation import ConversationStream
 from kedge.engines import Middleware
-from kedge.errors import InvalidSetting, KedgeError, NotInStore, StoreError
+from kedge.errors import InvalidSetting, InvalidWorkflow, KedgeError, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -59,6 +62,7 @@ from kedge.web.schemas import (
     NewAttachment,
     NewResume,
     NewTurn,
+    NewWorkflow,
     RequestSettings,
 )
 from kedge.web.service import (
@@ -67,8 +71,20 @@ from kedge.web.service import (
     OpenConversation,
     read_instructions,
 )
-from kedge.web.shapes import EditShape, shape_plan, shape_reply
+from kedge.web.shapes import EditShape, WorkflowShape, shape_plan, shape_reply
 from kedge.web.transcript import iter_block_ranges
+from kedge.workflows import (
+    ModelJudge,
+    Side,
+    Step,
+    Workflow,
+    debate,
+    list_workflows,
+    load_workflow,
+    refine,
+    steps,
+)
+from kedge.workflows.roles import new_workflow_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +95,12 @@ class TurnRequest:
     """
 
     opened: OpenConversation
-    blocks: Sequence[Block] = ()
+    open_stream: Callable[..., ConversationStream]
+    text: str
     at: int | None = None
     """The node to continue from; None for the head."""
-    keep: int | None = None
-    """The number of blocks of that node's path to continue after; None for all."""
     question: int = 0
     """A stored question to continue with, instead of the message."""
-    restart: bool = False
-    """Whether to start again at the question, instead of after its last stored step."""
-    text: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The idempotency key and the options of the request."""
-
-    def stream(self, **options: Any) -> ConversationStream:
-        """Return the stream of the turn."""
-        conversation = self.opened.conversation
-        options |= self.options
-        if self.question:
-            return conversation.stream_resume(self.question, restart=self.restart, **options)
-        return conversation.stream(*self.blocks, at=self.at, keep=self.keep, **options)
 
 
 async def resolve_turn(service: ConversationService, name: str, body: NewTurn) -> TurnRequest:
@@ -112,13 +114,13 @@ async def resolve_turn(service: ConversationService, name: str, body: NewTurn) -
     opened = await service.open(name, at, body.model, _build_middleware(body))
     check_head(opened, body.head)
     options = {"key": body.key, **_build_options(body), **opened.options}
+    node, keep = opened.node if at else None, None
+    blocks: list[Block] = [user([body.text, *parts])]
     if body.edit is not None:
         edit = partial(_edit_user_block, text=body.text, added=parts)
-        blocks, parent, keep = await _edit_question(service, opened, body.edit, edit)
-        return TurnRequest(opened, blocks, parent, keep, text=body.text, options=options)
-    node = opened.node if at else None
-    message = user([body.text, *parts])
-    return TurnRequest(opened, [message], node, text=body.text, options=options)
+        blocks, node, keep = await _edit_question(service, opened, body.edit, edit)
+    stream = partial(opened.conversation.stream, *blocks, at=node, keep=keep, **options)
+    return TurnRequest(opened, stream, body.text, node)
 
 
 async def resolve_resume(service: ConversationService, name: str, body: NewResume) -> TurnRequest:
@@ -132,14 +134,11 @@ async def resolve_resume(service: ConversationService, name: str, body: NewResum
     question = next(node for node in opened.tree.nodes if node.id == body.node)
     if question.kind != "asked":
         raise NotInStore(f"node {body.node} is not a question; pass the node of a question")
-    return TurnRequest(
-        opened,
-        at=question.parent,
-        question=body.node,
-        restart=body.restart,
-        text=opened.tree.questions.get(body.node, ""),
-        options={**_build_options(body), **opened.options},
-    )
+    options = {**_build_options(body), **opened.options}
+    resume = opened.conversation.stream_resume
+    stream = partial(resume, body.node, restart=body.restart, **options)
+    text = opened.tree.questions.get(body.node, "")
+    return TurnRequest(opened, stream, text, question.parent, body.node)
 
 
 def _build_options(settings: RequestSettings) -> dict[str, Any]:
@@ -260,7 +259,7 @@ async def _run_turn(
 ) -> None:
     """Send a message and publish the events; the last one is ``done``, ``cancelled`` or ``error``."""
     try:
-        async with request.stream(streaming=streaming) as stream:
+        async with request.open_stream(streaming=streaming) as stream:
             async for event in stream:
                 if encoded := _encode_event(event):
                     run.publish(encoded)
@@ -385,3 +384,114 @@ def _parse_data_url(url: str) -> tuple[str, bytes]:
         return media_type.lower(), base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidSetting("the base64 content of an attachment is invalid") from None
+
+
+MAX_WORKFLOWS = 200
+"""The maximum number of workflows in a list."""
+
+
+async def start_workflow(service: ConversationService, body: NewWorkflow) -> TurnRun:
+    """Start a workflow, and return when it is stored.
+
+    Raises:
+        InvalidWorkflow: A member that its kind requires is missing; nothing was stored.
+        InvalidSetting: The server has no such model; nothing was stored.
+    """
+    check_workflow(body)
+    for model in (body.model, body.judge_model, *(side.model for side in body.sides)):
+        service.models.check_name(model)
+    run = TurnRun(new_workflow_id(), 0, body.question)
+
+    async def work(run: TurnRun) -> None:
+        def on_event(event: object) -> None:
+            run.publish({"type": "progress", "event": type(event).__name__})
+
+        try:
+            await _build_workflow(service, body, run.conversation, on_event)
+            run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
+        except asyncio.CancelledError:
+            run.finish("cancelled", {"type": "cancelled", "url": f"/workflows/{run.conversation}"})
+            raise
+        except KedgeError as error:
+            run.error = error
+            run.finish("failed", {"type": "error", "message": str(error), "url": ""})
+
+    service.runs.start(run, work)
+    async for _ in run.follow():  # the first event: its conversations are stored by then
+        break
+    if run.error is not None:
+        raise run.error
+    return run
+
+
+def check_workflow(body: NewWorkflow) -> None:
+    """Raise ``InvalidWorkflow`` for a workflow that cannot run."""
+    if body.kind == "steps":
+        if not body.steps:
+            raise InvalidWorkflow("steps: 'steps' is missing; add at least one step")
+        return
+    if not body.question:
+        raise InvalidWorkflow(f"{body.kind}: 'question' is missing")
+    if not body.rubric:
+        raise InvalidWorkflow(
+            f"{body.kind}: 'rubric' is missing; describe how the answers are judged"
+        )
+    if body.kind == "debate" and len(body.sides) < 2:
+        raise InvalidWorkflow("debate: 'sides' needs at least two participants")
+
+
+def _build_workflow(
+    service: ConversationService, body: NewWorkflow, workflow: str, on_event: Any
+) -> Awaitable[Any]:
+    models = service.models
+    engine = models.engine_for(body.model)
+    common: dict[str, Any] = {"store": service.store, "workflow": workflow, "on_event": on_event}
+    judge = ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
+    match body.kind:
+        case "refine":
+            return refine(body.question, judge=judge, engine=engine, rounds=body.rounds, **common)
+        case "debate":
+            sides = [
+                Side(each.name, models.engine_for(each.model or body.model), each.brief)
+                for each in body.sides
+            ]
+            return debate(body.question, sides, judge=judge, rounds=body.rounds, **common)
+        case "steps":
+            return steps(
+                [Step(each.name, each.prompt) for each in body.steps], engine=engine, **common
+            )
+
+
+async def list_known_workflows(service: ConversationService) -> list[Workflow]:
+    """List the newest workflows, the most recently changed first."""
+    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
+    return [_mark_interrupted(service, row) for row in rows]
+
+
+async def load_known_workflow(service: ConversationService, name: str) -> Workflow:
+    """Load a workflow."""
+    return _mark_interrupted(service, await load_workflow(service.store, name))
+
+
+def _mark_interrupted(service: ConversationService, workflow: Workflow) -> Workflow:
+    """Return a workflow with its status; one that is not running here any more is interrupted."""
+    is_over = workflow.status == "running" and not service.runs.list(workflow.id)
+    return replace(workflow, status="interrupted") if is_over else workflow
+
+
+def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
+    """Return the run of a workflow.
+
+    Raises:
+        NotInStore: It is not running here.
+    """
+    runs = service.runs.list(name)
+    if not runs:
+        raise NotInStore(f"workflow {name!r} is not running here")
+    return runs[0]
+
+
+def to_workflow_shape(workflow: Workflow) -> WorkflowShape:
+    """Convert a workflow to its API form."""
+    conversations = {chain.role: chain.conversation for chain in workflow.chains}
+    return WorkflowShape.of(workflow, conversations=conversations)

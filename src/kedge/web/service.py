@@ -7,7 +7,7 @@ its caller, with the store and the runs of one user.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -34,7 +34,6 @@ from kedge.store.summaries import (
     load_exchanges,
 )
 from kedge.store.tree import (
-    Layout,
     ResponseGraph,
     StoredTree,
     Totals,
@@ -45,7 +44,7 @@ from kedge.store.tree import (
     response_totals,
 )
 from kedge.turns import Block, SystemBlock
-from kedge.web.models import ModelChoice, ModelSelector
+from kedge.web.models import ModelSelector
 from kedge.web.plan_card import (
     PlanCard,
     block_text,
@@ -64,15 +63,6 @@ MAX_HITS = 2000
 """The maximum number of search results."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundConversations:
-    """A page of a list: the conversations, their total number, and the hits of a search by id."""
-
-    rows: Sequence[ConversationSummary]
-    total: int
-    hits: Mapping[str, Sequence[Hit]] = field(default_factory=dict[str, Sequence[Hit]])
-
-
 MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
 WORKFLOW_TAG_PREFIX = f"{WORKFLOW_KEY}:"
@@ -86,38 +76,14 @@ MAX_UNANSWERED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TagView:
-    """A tag with its link."""
-
-    name: str
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One branch of the tree, for selecting and comparing."""
-
-    tip: int
-    position: int
-    """The number of its last response in the list of responses."""
-    label: str
-    created_at: float
-    is_head: bool
-
-
-@dataclass(frozen=True, slots=True)
 class OpenConversation:
     """A conversation with its tree, the position to continue from, and the model that answers there."""
 
     conversation: Conversation
     tree: StoredTree
     node: int
-    choice: ModelChoice
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of every request."""
-        return {"model": self.choice.request_name} if self.choice.request_name else {}
+    options: Mapping[str, Any]
+    """The options of every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +98,14 @@ class ConversationService:
     runs: RunRegistry = field(default_factory=RunRegistry)
     deletions: DeletionQueue = field(default_factory=DeletionQueue)
 
-    async def find(self, query: ListQuery) -> FoundConversations:
-        """Return a page of conversations, without those that are about to be deleted."""
+    async def find(
+        self, query: ListQuery
+    ) -> tuple[list[ConversationSummary], int, dict[str, list[Hit]]]:
+        """Return a page of conversations, without those that are about to be deleted.
+
+        Returns:
+            The conversations, their total number, and the hits of a search by id.
+        """
         only, hits = None, dict[str, list[Hit]]()
         if query.q.strip():
             for hit in await self.store.search(query.q, tag=query.tag, limit=MAX_HITS):
@@ -143,7 +115,7 @@ class ConversationService:
         rows, total = await list_summaries(
             self.store, ids=only, started=True, **query.model_dump(exclude={"q"})
         )
-        return FoundConversations(rows, total, hits)
+        return rows, total, hits
 
     def status(self, summary: ConversationSummary) -> str:
         """Return the status of a conversation in a list."""
@@ -172,7 +144,8 @@ class ConversationService:
         settings = dict(self.settings)
         settings["middleware"] = (*middleware, *settings.get("middleware", ()))
         opened = await Conversation.open(choice.engine, store=self.store, id=row.id, **settings)
-        return OpenConversation(opened, tree, node, choice)
+        options = {"model": choice.request_name} if choice.request_name else {}
+        return OpenConversation(opened, tree, node, options)
 
     async def load_view(
         self,
@@ -217,7 +190,6 @@ class ConversationService:
             "models": dict.fromkeys((*((model,) if not problem else ()), *self.models.names)),
             "model_problem": problem,
             "status": self.status(summary),
-            "tags": list(map(build_tag, row.tags)),
             "layout": layout,
             "node": node,
             "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
@@ -229,7 +201,7 @@ class ConversationService:
             "object_id": loaded.state.conversation_id,
             "pending": () if pending else messages.render_ranges(ranges),
             "unanswered": [*((pending,) if pending else ()), *unanswered],
-            "branches": _list_branches(layout, tree),
+            "times": {each.id: each.created_at for each in tree.nodes},
             "sums": chain.sums,
             "omitted": omitted,
             "run": run,
@@ -349,12 +321,12 @@ class ConversationService:
             return self.models.recorded_name(row, response), str(error)
 
 
-def build_tag(name: str) -> TagView:
-    """Return a tag with its link: to its workflow, or to the conversations that have it."""
+def build_tag_url(name: str) -> str:
+    """Return the link of a tag: to its workflow, or to the conversations that have it."""
     workflow = name.removeprefix(WORKFLOW_TAG_PREFIX)
     if workflow != name and workflow not in WORKFLOW_KINDS:
-        return TagView(name, f"/workflows/{quote(workflow, safe='')}")
-    return TagView(name, f"/?{urlencode({'tag': name})}")
+        return f"/workflows/{quote(workflow, safe='')}"
+    return f"/?{urlencode({'tag': name})}"
 
 
 def read_instructions(blocks: Sequence[Block]) -> str:
@@ -370,18 +342,6 @@ def _name_conversation(summary: ConversationSummary) -> str:
 
 def _node_label(chain: ResponseGraph, chosen: int) -> str:
     return next((node.label for node in chain.nodes if node.id == chosen), "")
-
-
-def _list_branches(layout: Layout, tree: StoredTree) -> tuple[Branch, ...]:
-    times = {node.id: node.created_at for node in tree.nodes}
-    positions = accumulate(len(row.nodes) for row in layout.rows)
-    return tuple(
-        Branch(tip.id, position, tip.label, times[tip.id], "head" in tip.marks)
-        for row, tip, position in (
-            (row, row.node, at) for row, at in zip(layout.rows, positions, strict=True)
-        )
-        if row.branch is not None
-    )
 
 
 def _own_totals(tree: StoredTree, end: int, other: int) -> Totals:

@@ -6,7 +6,7 @@ is first used (``defer_build``): a page that starts needs none of them.
 
 import json
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -50,16 +50,25 @@ M = TypeVar("M", bound=ApiModel)
 
 
 def members_of(record: type, names: str, **descriptions: str) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that adds members of a record to a response model, with their types."""
+    """Return a decorator that adds members of a record to a response model, with their types.
+
+    Args:
+        record: The class of the record.
+        names: The members of the model in their order, also those that it defines itself.
+        **descriptions: The descriptions of members.
+    """
 
     def add(model: type[M]) -> type[M]:
+        own = model.model_fields
         members: dict[str, Any] = {
-            name: (record.__annotations__[name], Field(description=descriptions.get(name)))
+            name: (own[name].annotation, own[name])
+            if name in own
+            else (record.__annotations__[name], Field(description=descriptions.get(name)))
             for name in names.split()
         }
-        return create_model(
-            model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **members
-        )
+        base = cast("type[M]", model.__base__)
+        about: dict[str, Any] = {"__doc__": model.__doc__, "__module__": __name__}
+        return create_model(model.__name__, __base__=base, **about, **members)
 
     return add
 
@@ -87,7 +96,7 @@ class ConversationShape(ApiModel):
 
 @members_of(
     ConversationSummary,
-    "first_words last_answer responses failed lost forks input_tokens cached_tokens output_tokens cost "
+    "first_words last_answer status responses failed lost forks input_tokens cached_tokens output_tokens cost "
     "median_seconds expires_at model",
     responses="All responses, including those that failed.",
 )
@@ -97,7 +106,7 @@ class OverviewShape(ConversationShape):
     status: str
 
 
-@members_of(Hit, "conversation node block_id kind excerpt created_at score")
+@members_of(Hit, "conversation node block_id kind excerpt matches created_at score")
 class HitShape(ApiModel):
     """A message that matches a search, as part of one conversation."""
 
@@ -206,7 +215,7 @@ class RunList(ApiModel):
     data: list[RunShape]
 
 
-@members_of(Workflow, "id kind title updated_at")
+@members_of(Workflow, "id kind title status conversations chains updated_at")
 class WorkflowShape(ApiModel):
     """A workflow and its conversations by role."""
 
@@ -223,10 +232,10 @@ class WorkflowPage(ApiModel):
 
 @members_of(
     RequestRecord,
-    "provider model mode anchor reason healed sent_blocks sent_bytes saved_blocks saved_bytes results_by_id "
-    "results_by_fallback results_unmatched input_tokens cached_tokens output_tokens reasoning_tokens "
-    "predicted_cached_tokens cache_write_tokens cache_savings cost first_token_seconds seconds status lost_reason "
-    "error created_at expires_at stored depth",
+    "provider response_id model mode anchor reason healed sent_blocks sent_bytes saved_blocks saved_bytes "
+    "results_by_id results_by_fallback results_unmatched rejected input_tokens cached_tokens output_tokens "
+    "reasoning_tokens predicted_cached_tokens cache_write_tokens cache_savings cost first_token_seconds seconds status "
+    "lost_reason error created_at expires_at stored depth settings",
     sent_bytes="The size of the request body, with tool definitions and settings; 0 if it was not sent.",
     results_by_id="Tool results since the newest answer, matched to their calls by the provider's ids.",
     results_by_fallback="Those that are matched by another id.",
@@ -303,7 +312,7 @@ class ChoicesShape(ApiModel):
 
 @members_of(
     ProxiedRequest,
-    "id created_at upstream model status seconds anchor response_id sent_blocks full_blocks sent_bytes full_bytes "
+    "id created_at upstream model status seconds plan anchor response_id sent_blocks full_blocks sent_bytes full_bytes "
     "reason healed is_resent is_lost input_tokens cached_tokens output_tokens reasoning_tokens",
     anchor="The response that it continues; empty if there is none.",
     is_resent="Whether the next request is in full instead of it.",
@@ -315,7 +324,7 @@ class ProxiedShape(ApiModel):
     plan: str = Field(description="`chained`, `new chain`, `stateless` or `sent in full`.")
 
 
-@members_of(ProxyTotals, "requests chained healed lost sent_bytes full_bytes")
+@members_of(ProxyTotals, "data requests chained healed lost sent_bytes full_bytes")
 class ProxiedPage(ApiModel):
     """A page of requests of other programs, and the sums over all of them."""
 

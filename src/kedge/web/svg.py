@@ -12,7 +12,7 @@ No chart library is used, because the page must be readable without JavaScript.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from markupsafe import Markup
 
@@ -46,8 +46,6 @@ class Chart:
     series: Mapping[str, Sequence[float | None]] = field(
         default_factory=dict[str, Sequence[float | None]]
     )
-    end_label: str = ""
-    """The label at the end of the axis, if not the last one."""
 
     @property
     def maximum(self) -> float:
@@ -109,44 +107,26 @@ def _round_up(value: float) -> float:
     return next(step * unit for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * unit >= value)
 
 
-class RankedBar(NamedTuple):
-    """One bar of a ranking."""
-
-    name: str
-    value: float
-    shown: str
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Named bars with their values, the largest first, or a text if there are none."""
-
-    title: str
-    meaning: str = ""
-    rows: Sequence[RankedBar] = ()
-    empty_text: str = "Nothing in this range yet."
-    kind: Literal["ranking"] = "ranking"
-
-
 ROW_HEIGHT = 36
 """The height of a row; equal to ``--row`` of the style sheet."""
 LANE_WIDTH = 16
 MARGIN = 14
-RADIUS = 4.5
 
 _SHAPES: dict[Mark, str] = {
-    "lost": "M{x0} {y0}L{x1} {y1}M{x0} {y1}L{x1} {y0}",
-    "cancelled": "M{x0} {y0}V{y1}M{x1} {y0}V{y1}",
-    "failed": "M{x0} {y0}H{x1}V{y1}H{x0}Z",
-    "expired": "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}M{x} {ym}V{y}H{xm}",
-    "pending": "M{x0} {y}A{r} {r} 0 0 1 {x} {y0}M{x1} {y}A{r} {r} 0 0 1 {x} {y1}",
-    "edited": "M{x0} {y0}H{x1}L{x} {y1}Z",
-    "compacted": "M{x} {y0}L{x1} {y}L{x} {y1}L{x0} {y}Z",
-    "full": "M{x} {y0}L{x1} {y1}H{x0}Z",
+    "lost": "m-4.5-4.5l9 9m0-9l-9 9",
+    "cancelled": "m-4.5-4.5v9m9-9v9",
+    "failed": "m-4.5-4.5h9v9h-9z",
+    "expired": "m-4.5 0a4.5 4.5 0 1 1 9 0a4.5 4.5 0 1 1-9 0m4.5-2.25v2.25h2.25",
+    "pending": "m-4.5 0a4.5 4.5 0 0 1 4.5-4.5m4.5 4.5a4.5 4.5 0 0 1-4.5 4.5",
+    "edited": "m-4.5-4.5h9l-4.5 9z",
+    "compacted": "m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z",
+    "full": "m0-4.5l4.5 9h-9z",
 }
-_CIRCLE = "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}Z"
-_FOLD = "M{x} {y0}v.1M{x} {y}v.1M{x} {y1}v.1"
+"""The shape of each mark around the point of its node, the most important mark first."""
+_CIRCLE = "m-4.5 0a4.5 4.5 0 1 1 9 0a4.5 4.5 0 1 1-9 0z"
+_RING = "m-8 0a8 8 0 1 1 16 0a8 8 0 1 1-16 0z"
+_GAP = "m-9 0a9 9 0 1 1 18 0a9 9 0 1 1-18 0z"
+_FOLD = "m0-5v.1m0 4.9v.1m0 4.9v.1"
 
 
 def draw_lanes(layout: Layout) -> Markup:
@@ -193,36 +173,12 @@ def _edge_path(edge: LayoutEdge) -> str:
 
 
 def _draw_row(index: int, row: LayoutRow) -> str:
+    point = f"M{_x(row.lane)} {_y(index)}"
     if row.is_fold:
-        gap = f'<path class="gap" d="{_format_path(_CIRCLE, index, row, 9)}"/>'
-        return f'{gap}<path class="fold" d="{_format_path(_FOLD, index, row, 5)}"/>'
-    ring = ""
-    if "head" in row.node.marks:
-        ring = f'<path class="ring" d="{_format_path(_CIRCLE, index, row, RADIUS + 3.5)}"/>'
-    return ring + _draw_outline(_top_mark(row.node.marks), index, row)
-
-
-def _top_mark(marks: frozenset[Mark]) -> Mark | None:
-    return next((mark for mark in _SHAPES if mark in marks), None)
-
-
-def _draw_outline(mark: Mark | None, index: int, row: LayoutRow) -> str:
-    shape = _SHAPES.get(mark, _CIRCLE) if mark else _CIRCLE
-    kind = mark if mark in _SHAPES else "plain"
+        return f'<path class="gap" d="{point}{_GAP}"/><path class="fold" d="{point}{_FOLD}"/>'
+    marks = row.node.marks
+    ring = f'<path class="ring" d="{point}{_RING}"/>' if "head" in marks else ""
+    mark = next((mark for mark in _SHAPES if mark in marks), None)
+    kind, shape = (mark, _SHAPES[mark]) if mark else ("plain", _CIRCLE)
     here = " here" if row.on_path else ""
-    return f'<path class="{kind}{here}" d="{_format_path(shape, index, row, RADIUS)}"/>'
-
-
-def _format_path(shape: str, index: int, row: LayoutRow, r: float) -> str:
-    x, y = _x(row.lane), _y(index)
-    return shape.format(
-        x=x,
-        y=y,
-        r=r,
-        x0=x - r,
-        x1=x + r,
-        y0=y - r,
-        y1=y + r,
-        xm=x + r / 2,
-        ym=y - r / 2,
-    )
+    return f'{ring}<path class="{kind}{here}" d="{point}{shape}"/>'

@@ -150,22 +150,6 @@ class ExchangeView:
         """Whether the question has no complete answer."""
         return self.status not in ANSWERED_STATUSES
 
-    @property
-    def trouble(self) -> str:
-        """Why the question has no complete answer, as a sentence."""
-        return _TROUBLES.get(self.status, f"The request failed ({self.status}).")
-
-
-_TROUBLES = {
-    "pending": "This message has no answer yet.",
-    "running": "The answer is still generated in the background.",
-    "cancelled": "This answer was stopped. It is sent again only if you continue from it.",
-    "refused": "The request was rejected.",
-    "cut": "The answer was cut off.",
-    "incomplete": "The answer is incomplete.",
-    "failed": "The request failed.",
-}
-
 
 def split_exchanges(
     path: Sequence[Node], messages: MessageViews, responses: Mapping[int, RequestRecord]
@@ -182,10 +166,16 @@ def split_exchanges(
     ranges: list[BlockRange] = []
     before = question = 0
 
-    def add(node: Node, row: RequestRecord, answered: tuple[int, int], **source: int) -> None:
+    def add(
+        node: Node,
+        row: RequestRecord,
+        answered: tuple[int, int],
+        before: int = 0,
+        question: int = 0,
+    ) -> None:
         has_progress = any(each.kind == "results" for each, _, _ in ranges)
         created_at, asked = row.created_at or node.created_at, tuple(ranges)
-        view = ExchangeView(messages, row.node, row, asked, answered, created_at, **source)
+        view = ExchangeView(messages, row.node, row, asked, answered, created_at, before, question)
         done.append(replace(view, status=row.status, has_progress=has_progress))
         ranges.clear()
 
@@ -195,7 +185,7 @@ def split_exchanges(
         row = responses.get(node.id)
         if row is not None:
             if stop > start or row.status not in ANSWERED_STATUSES:
-                add(node, row, (start, stop), before=before, question=question)
+                add(node, row, (start, stop), before, question)
                 before = 0
             continue
         rewritten = len(done)

@@ -21,7 +21,10 @@ from kedge.workflows.roles import (
     workflow_tag,
 )
 
-WorkflowStatus = Literal["running", "passed", "failed", "decided", "undecided", "finished"]
+WorkflowStatus = Literal[
+    "running", "passed", "failed", "decided", "undecided", "finished", "interrupted"
+]
+"""The status of a workflow; a view shows one as interrupted that is running nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
