@@ -6,7 +6,7 @@ import ipaddress
 import json
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,6 @@ from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
     from pathlib import Path
 
     from mcp.server.lowlevel import Server
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from kedge.memory.evidence import Trust
     from kedge.server.access import AccessPolicy
     from kedge.server.settings import Settings
-    from kedge.server.uvicorn_server import UvicornServer
     from kedge.store import Store, TokenRegistry
 
 DAY = 86_400
@@ -167,7 +165,8 @@ def run(
     """
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
-    from kedge.server.uvicorn_server import bind
+    from kedge.server.app import create_app
+    from kedge.server.uvicorn_server import UvicornServer, bind
     from kedge.tokens import count_text
 
     with bind(host, port) as listener:
@@ -188,7 +187,10 @@ def run(
             async with AsyncExitStack() as stack:
                 if keep_bodies is None:
                     registry = await _open_tokens(stack, required=requires_token)
-                    server = _create_server(settings, registry, announce)
+                    app = create_app(replace(settings, callers=registry))
+                    if registry is not None:
+                        app.state.health.add(registry.check_database)
+                    server = UvicornServer(app, on_started=announce)
                 else:
                     from kedge.web.app import PageSettings, open_page_server
 
@@ -200,19 +202,6 @@ def run(
                 await server.serve(sockets=[listener])
 
         asyncio.run(serve())
-
-
-def _create_server(
-    settings: "Settings", callers: "TokenRegistry | None", announce: "Callable[[], None]"
-) -> "UvicornServer":
-    """Return a server without a page."""
-    from kedge.server.app import create_app
-    from kedge.server.uvicorn_server import UvicornServer
-
-    app = create_app(replace(settings, callers=callers))
-    if callers is not None:
-        app.state.health.add(callers.check_database)
-    return UvicornServer(app, on_started=announce)
 
 
 async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> "TokenRegistry | None":
@@ -287,34 +276,37 @@ def proxy_command(
     Point a client's base URL at the proxy. Its POST /responses requests are looked up by content and sent
     with previous_response_id where a stored response provably remembers the start of their input.
     """
-    _check_upstream(upstream)
+    try:
+        parse_base_url(upstream)
+    except ValueError as error:
+        raise click.UsageError(f"--upstream is not a base URL: {error}") from None
     from kedge.incremental.rewrite import MAX_BODY_BYTES
     from kedge.proxy import create_proxy_app
     from kedge.server.uvicorn_server import bind
+    from kedge.store import TokenRegistry
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
     requires_token = not is_loopback(host) and not token and not allow_remote
-    if requires_token and not _has_tokens(store):
+    with ExitStack() as stack:
         if store is not None:
-            store.database.close()
-        raise click.UsageError(
-            f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
-            "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
-            "something in front of the proxy checks who connects"
+            stack.callback(store.database.close)
+        if requires_token and not (store and asyncio.run(TokenRegistry(store).list())):
+            raise click.UsageError(
+                f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
+                "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
+                "something in front of the proxy checks who connects"
+            )
+        app = create_proxy_app(
+            upstream,
+            store=store,
+            trust=trust,
+            token=token,
+            any_host=allow_remote,
+            requires_token=requires_token,
         )
-    app = create_proxy_app(
-        upstream,
-        store=store,
-        trust=trust,
-        token=token,
-        any_host=allow_remote,
-        requires_token=requires_token,
-    )
-    with bind(host, port) as listener:
-        base_url = f"{bound_url(listener)}/v1"
-        facts = {"base_url": base_url, "upstream": mask_url(upstream)}
-        line = f"Forwarding {base_url} to {facts['upstream']}"
-        _announce(facts, line)
+        listener = stack.enter_context(bind(host, port))
+        facts = {"base_url": f"{bound_url(listener)}/v1", "upstream": mask_url(upstream)}
+        _announce(facts, f"Forwarding {facts['base_url']} to {facts['upstream']}")
         serving = run_uvicorn(
             app,
             listener,
@@ -323,21 +315,6 @@ def proxy_command(
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
         )
         asyncio.run(serving)
-    if store is not None:
-        store.database.close()
-
-
-def _check_upstream(url: str) -> None:
-    try:
-        parse_base_url(url)
-    except ValueError as error:
-        raise click.UsageError(f"--upstream is not a base URL: {error}") from None
-
-
-def _has_tokens(store: "Store | None") -> bool:
-    from kedge.store import TokenRegistry
-
-    return store is not None and bool(asyncio.run(TokenRegistry(store).list()))
 
 
 def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":

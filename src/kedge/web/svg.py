@@ -178,7 +178,7 @@ def _draw_row(index: int, row: LayoutRow) -> str:
         return f'<path class="gap" d="{point}{_GAP}"/><path class="fold" d="{point}{_FOLD}"/>'
     marks = row.node.marks
     ring = f'<path class="ring" d="{point}{_RING}"/>' if "head" in marks else ""
-    mark = next((mark for mark in _SHAPES if mark in marks), None)
-    kind, shape = (mark, _SHAPES[mark]) if mark else ("plain", _CIRCLE)
+    found = (each for each in _SHAPES.items() if each[0] in marks)
+    kind, shape = next(found, ("plain", _CIRCLE))
     here = " here" if row.on_path else ""
     return f'{ring}<path class="{kind}{here}" d="{point}{shape}"/>'
