@@ -144,11 +144,6 @@ STRING_EMPTY = _path_error(
     "but got an empty string instead.",
     "empty_string",
 )
-STRING_TOO_SHORT = _path_error(
-    "Invalid '{path}': string too short. Expected a string with minimum length {least}, "
-    "but got a string with length {length} instead.",
-    "string_below_min_length",
-)
 STRING_TOO_LONG = _path_error(
     "Invalid '{path}': string too long. Expected a string with maximum length {most}, "
     "but got a string with length {length} instead.",

@@ -176,29 +176,26 @@ def respond_json(value: object) -> Response:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def in_database(work: Callable[[ServerState, Request], object]) -> Endpoint:
-    """Make an endpoint from a function that reads or writes the database and returns a JSON value."""
+def in_database(
+    check: Callable[[object], object] | None = None, *, empty: object = None
+) -> Callable[[Callable[..., object]], Endpoint]:
+    """Make an endpoint from a function that reads or writes the database and returns a JSON value.
 
-    @wraps(work)
-    async def answer(request: Request) -> Response:
-        service = get_service(request)
-        return respond_json(await service.run(work, service, request))
+    Args:
+        check: Checks the body, which the function then gets besides the state and the request; None for no body.
+        empty: The value of an empty body; None rejects it.
+    """
 
-    return answer
-
-
-def with_body(
-    check: Callable[[object], object], *, empty: object = None
-) -> Callable[[Callable[[ServerState, Request, Any], object]], Endpoint]:
-    """Make such an endpoint from a function that also gets the body of the request, once it is checked."""
-
-    def decorate(work: Callable[[ServerState, Request, Any], object]) -> Endpoint:
+    def decorate(work: Callable[..., object]) -> Endpoint:
         @wraps(work)
         async def answer(request: Request) -> Response:
-            service, body = get_service(request), await read_json(request, empty=empty)
-            validate(request, check, body)
-            await precount_request(body)
-            return respond_json(await service.run(work, service, request, body))
+            arguments: list[Any] = [get_service(request), request]
+            if check is not None:
+                body = await read_json(request, empty=empty)
+                validate(request, check, body)
+                await precount_request(body)
+                arguments.append(body)
+            return respond_json(await get_service(request).run(work, *arguments))
 
         return answer
 

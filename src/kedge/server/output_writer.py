@@ -35,7 +35,7 @@ class ItemFormat:
     ``build_part`` returns the content part (or summary part) with the text, for kinds that have one;
     ``part_event`` is the beginning of the events of such a part, and ``content_key`` the member of the item that
     contains the parts. For other kinds, ``content_key`` is the member with the text itself. ``text_event`` is the
-    beginning of the events of the text, ``index_key`` the member of events with the index of a part.
+    beginning of the events of the text.
     """
 
     type: str
@@ -44,7 +44,6 @@ class ItemFormat:
     content_key: str
     part_event: str = ""
     build_part: Callable[[str], OutputItem] | None = None
-    index_key: str = ""
 
 
 ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
@@ -55,7 +54,6 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="content",
         part_event="response.content_part",
         build_part=object_forms.build_output_text,
-        index_key="content_index",
     ),
     "refusal": ItemFormat(
         type="message",
@@ -64,7 +62,6 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="content",
         part_event="response.content_part",
         build_part=lambda text: {"type": "refusal", "refusal": text},
-        index_key="content_index",
     ),
     "reasoning": ItemFormat(
         type="reasoning",
@@ -73,7 +70,6 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="summary",
         part_event="response.reasoning_summary_part",
         build_part=lambda text: {"type": "summary_text", "text": text},
-        index_key="summary_index",
     ),
     "function_call": ItemFormat(
         "function_call", "response.function_call_arguments", "arguments", "arguments"
@@ -245,7 +241,7 @@ class OutputWriter:
     def _build_event(self, type: str) -> StreamEvent:
         event = {"type": type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         if self._format.build_part is not None:
-            event[self._format.index_key] = 0
+            event[f"{self._format.content_key}_index"] = 0
         return event
 
     def _build_text_event(

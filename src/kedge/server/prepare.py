@@ -213,16 +213,20 @@ def _find_response_history(service: ServerState, id: str, unstored: LaneMemory |
         return History(remembered, in_memory=True)
     if service.settings.zero_data_retention:
         # On a WebSocket this is not an error of the client: it may have been evicted just now.
-        raise errors.ZERO_DATA_RETENTION() if unstored is None else _previous_not_found(id)
+        raise (
+            errors.ZERO_DATA_RETENTION()
+            if unstored is None
+            else errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
+        )
     found = service.responses.find(id)
     if found is None:
-        raise _previous_not_found(id)
+        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
     node, status = found
     if status not in CHAINABLE_STATUSES:
         raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
     context = _load_context(service, node)
     if context is None:
-        raise _previous_not_found(id)
+        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
     return History(context, node)
 
 
@@ -232,10 +236,6 @@ def _load_context(service: ServerState, node: int | None) -> Context | None:
         return service.nodes.load_context(node)
     except LookupError:
         return None
-
-
-def _previous_not_found(id: str) -> errors.ApiError:
-    return errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
 
 
 def resolve_input(

@@ -14,7 +14,6 @@ it starts with exactly the same segments. Hosted APIs compare tokens; this serve
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from json import dumps
@@ -49,8 +48,6 @@ _DIGEST_BYTES = 16
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode  # no digest is stored or sent
 _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
 """Members of a segment that are not part of the prompt."""
-MAX_REMEMBERED_LENGTH = 1024
-"""The maximum length of instructions whose digest is cached."""
 _SETTINGS: tuple[str, ...] = ("model", "prompt_cache_key", "instructions", "tools", "text")
 
 
@@ -153,15 +150,7 @@ class _Entry:
 
 def hash_prompt_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of the settings, which precede the items of a prompt."""
-    model, cache_key, instructions, tools, text = map(body.get, _SETTINGS)
-    if tools is None and text is None and len(instructions or "") <= MAX_REMEMBERED_LENGTH:
-        return _hash_plain_settings(model, cache_key, instructions)
     return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTINGS})
-
-
-@lru_cache(maxsize=1024)
-def _hash_plain_settings(*values: str | None) -> bytes:
-    return _hash_segment(EMPTY_DIGEST, dict(zip(_SETTINGS, values, strict=False)))
 
 
 def hash_items(digest: bytes, items: "Iterable[Item]") -> Iterator[bytes]:

@@ -445,13 +445,11 @@ class ResponseRun(Generation):
         return self.error
 
     @property
-    def _failure_status(self) -> str:
-        return self._stop_status or "failed"
-
-    @property
-    def _failure_cause(self) -> ApiError | str | None:
-        """The reason why the response failed."""
-        return object_forms.STOPPED_MESSAGE if self._stop_status else self.error
+    def _failure(self) -> tuple[str, ApiError | str | None]:
+        """The status of a response that is not complete, and the reason."""
+        if self._stop_status is not None:
+            return self._stop_status, object_forms.STOPPED_MESSAGE
+        return "failed", self.error
 
     def snapshot(self) -> bytes:
         """Return a response that has not been generated yet as JSON."""
@@ -470,7 +468,7 @@ class ResponseRun(Generation):
             count(
                 "server_responses_total",
                 memory=stored_on if history.conversation is None else "conversation",
-                status=self._result_fields["status"] if self.is_complete else self._failure_status,
+                status=self._result_fields["status"] if self.is_complete else self._failure[0],
             )
         super().end()
         is_unsettled, self._state = self._state == "in_progress", "settled"
@@ -480,12 +478,12 @@ class ResponseRun(Generation):
         if is_unsettled and self.before_settle is not None:
             self.before_settle()
         if is_unsettled or self._locked is not None:
-            self.service.submit(self._release, self._failure_status if is_unsettled else None)
+            self.service.submit(self._release, self._failure if is_unsettled else None)
 
-    def _release(self, status: str | None) -> None:
+    def _release(self, failure: tuple[str, ApiError | str | None] | None) -> None:
         """Store the failure of an unsettled response, and unlock its conversation."""
-        if status is not None:
-            self.service.responses.fail(self.node, status, self._failure_cause)
+        if failure is not None:
+            self.service.responses.fail(self.node, *failure)
         self._unlock()
 
     @property
@@ -578,10 +576,7 @@ class ResponseRun(Generation):
     def _finish(self) -> Frames:
         output: list[Any] = self._writer.items
         if not self.is_complete:
-            output, self._result_fields = (
-                [],
-                object_forms.build_failed_fields(self._failure_status, self._failure_cause),
-            )
+            output, self._result_fields = [], object_forms.build_failed_fields(*self._failure)
         return list(map(self._encoder, build_last_events(self._build_response(output))))
 
 

@@ -30,6 +30,8 @@ RESPONSES_PATH = "/v1/responses"
 FORWARDED_HEADERS = (b"retry-after", b"x-request-id")
 """Headers of an error response that are included in the message."""
 FAILURE_EVENTS = frozenset({"error", "response.failed"})
+SHARED_SCOPE = ("asgi", "http_version", "root_path", "client", "server")
+"""What the scope of a request has in common with that of its connection."""
 HOP_HEADERS = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
 
 SendMessage = Callable[[bytes], Awaitable[None]]
@@ -134,18 +136,14 @@ def _build_scope(outer: Scope, memory: LaneMemory) -> Scope:
         if name not in HOP_HEADERS and not name.startswith(b"sec-websocket-")
     ]
     return {
+        **{name: outer[name] for name in SHARED_SCOPE},
         "type": "http",
-        "asgi": outer["asgi"],
-        "http_version": outer["http_version"],
         "method": "POST",
         "scheme": {"ws": "http", "wss": "https"}[outer["scheme"]],
         "path": RESPONSES_PATH,
         "raw_path": RESPONSES_PATH.encode(),
         "query_string": b"",
-        "root_path": outer["root_path"],
         "headers": [*headers, (b"content-type", b"application/json")],
-        "client": outer["client"],
-        "server": outer["server"],
         "state": outer.get("state", {}),
         WEBSOCKET_SCOPE_KEY: memory,
     }

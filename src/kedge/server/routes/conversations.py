@@ -12,7 +12,7 @@ from kedge.server.state import ServerState
 from kedge.server.storage.responses import StoredConversation
 
 
-@http.with_body(requests.check_conversation_create, empty={})
+@http.in_database(requests.check_conversation_create, empty={})
 def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations``."""
     if service.settings.zero_data_retention:
@@ -21,13 +21,13 @@ def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     return service.conversations.create(body.get("metadata") or {}, key, items).to_json()
 
 
-@http.in_database
+@http.in_database()
 def retrieve(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}``."""
     return _find_conversation(service, request).to_json()
 
 
-@http.with_body(requests.check_conversation_update)
+@http.in_database(requests.check_conversation_update)
 def update(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}``: replace the metadata."""
     conversation = _find_conversation(service, request)
@@ -35,7 +35,7 @@ def update(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     return _find_conversation(service, request).to_json()
 
 
-@http.in_database
+@http.in_database()
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}``."""
     conversation = _find_conversation(service, request)
@@ -44,7 +44,7 @@ def delete(service: ServerState, request: Request) -> dict[str, Any]:
     return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
 
 
-@http.in_database
+@http.in_database()
 def list_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}/items``, in pages."""
     http.check_include(request)
@@ -52,7 +52,7 @@ def list_items(service: ServerState, request: Request) -> dict[str, Any]:
     return http.paginate(items, request.query_params)
 
 
-@http.with_body(requests.check_conversation_items)
+@http.in_database(requests.check_conversation_items)
 def add_items(service: ServerState, request: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations/{id}/items``."""
     http.check_include(request)
@@ -65,7 +65,7 @@ def add_items(service: ServerState, request: Request, body: Any) -> dict[str, An
     return http.build_list(items)
 
 
-@http.in_database
+@http.in_database()
 def retrieve_item(service: ServerState, request: Request) -> Item:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
     http.check_include(request)
@@ -77,7 +77,7 @@ def retrieve_item(service: ServerState, request: Request) -> Item:
     raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
 
 
-@http.in_database
+@http.in_database()
 def delete_item(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}/items/{item}``."""
     id: str = request.path_params["item"]

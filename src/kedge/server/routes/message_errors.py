@@ -91,7 +91,6 @@ MESSAGE_TEMPLATES: Mapping[ErrorTemplate, str] = {
     errors.DECIMAL_TOO_SMALL: "{path}: Input should be greater than or equal to {least}",
     errors.DECIMAL_TOO_LARGE: "{path}: Input should be less than or equal to {most}",
     errors.STRING_EMPTY: "{path}: String should have at least {least} character",
-    errors.STRING_TOO_SHORT: "{path}: String should have at least {least} characters",
     errors.STRING_TOO_LONG: "{path}: String should have at most {most} characters",
     errors.STRING_PATTERN_MISMATCH: "{path}: String should match pattern '{pattern}'",
     errors.ARRAY_EMPTY: "{path}: List should have at least {least} item after validation, not 0",

@@ -109,16 +109,6 @@ def _check_results(
         raise errors.CALLS_UNANSWERED(index=previous.index, ids=", ".join(missing))
 
 
-def check_thinking(merged: Sequence[MergedMessage]) -> None:
-    """Reject a round of tool calls without its thinking block."""
-    last = merged[-1]
-    if len(merged) < 2 or last.blocks[0][2]["type"] != "tool_result":
-        return
-    index, _, first = merged[-2].blocks[0]
-    if first["type"] not in schema.THINKING_TYPES:
-        raise errors.THINKING_MISSING(index=index, type=first["type"])
-
-
 Body = Mapping[str, Any]
 Decrypt = Callable[[str], Any]
 
@@ -174,8 +164,13 @@ def parse_count_request(body: object, decrypt: Decrypt) -> dict[str, Any]:
 
 def check_thinking_blocks(body: Body) -> None:
     """Reject a round of tool calls without its thinking block, if thinking is ``enabled``."""
-    if get_object(body, "thinking").get("type") == "enabled":
-        check_thinking(merge_messages(body["messages"]))
+    merged = merge_messages(body["messages"])
+    is_enabled = get_object(body, "thinking").get("type") == "enabled"
+    if not is_enabled or len(merged) < 2 or merged[-1].blocks[0][2]["type"] != "tool_result":
+        return
+    index, _, first = merged[-2].blocks[0]
+    if first["type"] not in schema.THINKING_TYPES:
+        raise errors.THINKING_MISSING(index=index, type=first["type"])
 
 
 def is_thinking_enabled(body: Body) -> bool:

@@ -172,7 +172,7 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
     return replay(frames)
 
 
-@http.in_database
+@http.in_database()
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/responses/{id}``."""
     found = _read_response(service, request)
@@ -207,7 +207,7 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
     return encoded
 
 
-@http.in_database
+@http.in_database()
 def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     http.check_include(request)
@@ -219,7 +219,7 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     return http.paginate(items, request.query_params)
 
 
-@http.with_body(requests.check_input_tokens)
+@http.in_database(requests.check_input_tokens)
 def count_input_tokens(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/responses/input_tokens``."""
     history = prepare.find_history(service, body)

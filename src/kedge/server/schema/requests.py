@@ -12,7 +12,6 @@ something to continue (``check_not_empty``), then coherence, then what the serve
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kedge.server import errors
@@ -118,24 +117,17 @@ SOCKET_CREATE: Members = {**CREATE_RESPONSE, "generate?": BOOLEAN}
 """``response.create`` on a WebSocket, without its type and its stream id."""
 
 
-def select_parameters(*names: str) -> Members:
+def select_parameters(names: str) -> Members:
     """Return parameters of ``POST /v1/responses`` in this order."""
-    return {name: CREATE_RESPONSE[name] for name in names}
+    return {name: CREATE_RESPONSE[name] for name in names.split()}
 
 
 INPUT_TOKENS: Members = {
     "model?": STRING,
     "input?": INPUT,
     **select_parameters(
-        "previous_response_id?",
-        "conversation?",
-        "tools?",
-        "tool_choice?",
-        "text?",
-        "parallel_tool_calls?",
-        "reasoning?",
-        "truncation?",
-        "instructions?",
+        "previous_response_id? conversation? tools? tool_choice? text? parallel_tool_calls? "
+        "reasoning? truncation? instructions?"
     ),
     "personality": String(max_length=64),
 }
@@ -145,13 +137,8 @@ COMPACT_RESPONSE: Members = {
     "model!?": STRING,
     "input?": INPUT,
     **select_parameters(
-        "previous_response_id?",
-        "instructions?",
-        "prompt_cache_options?",
-        "prompt_cache_key?",
-        "prompt_cache_retention?",
-        "service_tier?",
-        "image",
+        "previous_response_id? instructions? prompt_cache_options? prompt_cache_key? "
+        "prompt_cache_retention? service_tier? image"
     ),
 }
 """``POST /v1/responses/compact``."""
@@ -234,15 +221,18 @@ def parse_body(raw: bytes) -> object:
         raise errors.INVALID_JSON() from None
 
 
-@dataclass(frozen=True, slots=True)
 class RequestSchema(Object):
     """The body of one endpoint: its parameters, and those that were moved.
 
     ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
 
-    moved: Mapping[str, str] = field(default_factory=dict[str, str])
-    legacy: tuple[str, ...] = ()
+    def __init__(
+        self, table: Members, moved: Mapping[str, str] | None = None, legacy: Sequence[str] = ()
+    ) -> None:
+        super().__init__(table)
+        self.moved = moved or {}
+        self.legacy = legacy
 
     def check_body(self, body: object) -> dict[str, Any]:
         """Check for missing and unknown parameters, then each parameter in order."""

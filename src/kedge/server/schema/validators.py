@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from re import Pattern
 from re import compile as pattern
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from kedge.server import errors
 
@@ -177,9 +177,9 @@ ID_PATTERN = pattern("[A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """A string, optionally with bounds on its length and a pattern."""
+    """A string, optionally with bounds on its length, of which the least is 1, and a pattern."""
 
-    min_length: int = 0
+    min_length: Literal[0, 1] = 0
     max_length: int | None = None
     pattern: Pattern[str] | None = None
     expected: str = "a string"
@@ -190,8 +190,7 @@ class String:
             raise invalid_type_error(self, value, path)
         check_unicode(value, path)
         if len(value) < self.min_length:
-            template = errors.STRING_TOO_SHORT if value else errors.STRING_EMPTY
-            raise path_error(template, path, least=self.min_length, length=len(value))
+            raise path_error(errors.STRING_EMPTY, path, least=self.min_length)
         if self.max_length is not None and len(value) > self.max_length:
             raise path_error(errors.STRING_TOO_LONG, path, most=self.max_length, length=len(value))
         if self.pattern is not None and self.pattern.fullmatch(value) is None:
@@ -202,7 +201,7 @@ class String:
 class Identifier(String):
     """An identifier of letters, digits, underscores and dashes, optionally with a prefix."""
 
-    min_length: int = 1
+    min_length: Literal[0, 1] = 1
     max_length: int | None = 64
     prefix: str = ""
 
@@ -370,7 +369,6 @@ Members: TypeAlias = dict[str, "Validator | Members"]
 """The members of an object by name; a table among them is an ``Object`` with its members."""
 
 
-@dataclass(frozen=True, slots=True)
 class Object:
     """An object with known members: in the table a ``!`` follows the name of a required one, a ``?`` of a nullable one.
 
@@ -378,24 +376,14 @@ class Object:
     so that a program can send back what a helper of the SDK returned.
     """
 
-    table: Mapping[str, Validator | Members]
-    expected: str = "an object"
-    members: Mapping[str, Validator] = field(init=False)
-    required: tuple[str, ...] = field(init=False)
-    nullable: frozenset[str] = field(init=False)
-    removed: frozenset[str] = field(init=False)
-    order: Mapping[str, int] = field(init=False)
+    expected = "an object"
 
-    def __post_init__(self) -> None:
-        members = {name.rstrip("!?~"): as_validator(each) for name, each in self.table.items()}
-        object.__setattr__(self, "members", members)
-        object.__setattr__(self, "required", tuple(dict.fromkeys(self._list_marked("!"))))
-        object.__setattr__(self, "nullable", frozenset(self._list_marked("?~")))
-        object.__setattr__(self, "removed", frozenset(self._list_marked("~")))
-        object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
-
-    def _list_marked(self, marks: str) -> list[str]:
-        return [name.rstrip("!?~") for name in self.table if any(mark in name for mark in marks)]
+    def __init__(self, table: "Mapping[str, Validator | Members]") -> None:
+        self.members = {name.rstrip("!?~"): as_validator(each) for name, each in table.items()}
+        self.required = tuple(name.rstrip("!?") for name in table if "!" in name)
+        self.nullable = frozenset(name.rstrip("!?~") for name in table if name[-1] in "?~")
+        self.removed = frozenset(name[:-1] for name in table if name[-1] == "~")
+        self.order = {name: index for index, name in enumerate(self.members)}
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, then missing members, unknown members, each member."""
