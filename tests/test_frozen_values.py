@@ -11,7 +11,7 @@ SETTERS = {
     "batch/files.py": "freezes parameters and schemas",
     "chat/state.py": "caches the Turn of a state",
     "compaction/base.py": "brings the fields of a request into one form",
-    "engines/base.py": "freezes tools and parameters of a request",
+    "engines/request_options.py": "freezes tools and parameters of a request",
     "events/types.py": "freezes the items of a server",
     "planning/anchors.py": "sorts the anchors",
     "server/faults/effects.py": "freezes the options of a fault",
