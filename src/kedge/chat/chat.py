@@ -418,10 +418,10 @@ class Chat(AsyncResource):
         engine = unwrap(self._base_engine)
         if state.is_imported and isinstance(engine, StatelessEngine):
             turn, known = state.turn(), {block.id for block in state.blocks}
-            block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
-            while block_id in known - found:
-                found.add(block_id)
-                block_id = engine.find_unsupported(self.engine.plan(turn.remove(*found)))
+            while (
+                name := engine.find_unsupported(self.engine.plan(turn.remove(*found)))
+            ) in known - found:
+                found.add(name)
         return found
 
     def _write(self, start: ChatState, turn: Turn, seen: frozenset[str] = frozenset()) -> bytes:

@@ -166,11 +166,8 @@ class DiscardedState:
     members: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __str__(self) -> str:
-        return (
-            f"{DISCARD_REASONS[self.reason]} ({self.detail})"
-            if self.detail
-            else DISCARD_REASONS[self.reason]
-        )
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{DISCARD_REASONS[self.reason]}{detail}"
 
 
 def encode_state(state: ChatState) -> bytes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from itertools import accumulate
 from threading import Lock
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from kedge.engines import Engine
@@ -267,15 +267,9 @@ async def compact_if_triggered(
 class LimitCompactor(CompactionTrigger, CompactionStrategy):
     """The base class of compactors that are their own trigger and strategy; they are named after their class."""
 
-    name: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.name = cls.__name__
-
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Compact if the conversation is too large."""
-        return await compact_if_triggered(self, self, request, by=self.name)
+        return await compact_if_triggered(self, self, request, by=component_name(self))
 
 
 def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> CompactionResult:

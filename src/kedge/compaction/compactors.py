@@ -12,7 +12,7 @@ the newest exchange. In both cases the item replaces all blocks before it, and t
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
 from kedge.compaction.base import (
     OVER_LIMIT_NOTE,
@@ -175,15 +175,6 @@ def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
     return f"it left {len(new)} calls or results unpaired" if new else ""
 
 
-@runtime_checkable
-class SupportsTokenCounting(Protocol):
-    """An engine whose provider counts tokens."""
-
-    async def count_tokens(self, turn: Turn) -> int:
-        """Return the tokens of a full request for a Turn."""
-        ...
-
-
 class ProviderCounter:
     """A counter that uses the provider: exact for its model, with one small request for each count.
 
@@ -198,28 +189,21 @@ class ProviderCounter:
 
     async def count(self, request: CompactionRequest, blocks: Sequence[Block]) -> int:
         """Return the tokens of these blocks after the leading ones of the request."""
-        engine = self.engine or request.engine
-        found = None if engine is None else unwrap(engine)
-        if not isinstance(found, SupportsTokenCounting):
+        count_tokens = _find_method(self.engine or request.engine, "count_tokens")
+        if count_tokens is None:
             return request.count(request.leading) + request.count(blocks)
-        return await cast("SupportsTokenCounting", found).count_tokens(
-            Turn((*request.leading, *blocks))
-        )
+        return await count_tokens(Turn((*request.leading, *blocks)))
+
+
+def _find_method(engine: Engine | None, name: str) -> Callable[[Turn], Awaitable[Any]] | None:
+    """Return a method that only the engines of some providers have."""
+    return None if engine is None else getattr(unwrap(engine), name, None)
 
 
 MIN_NEW_TOKENS_DIVISOR = 4
 """The endpoint is called when at least ``max_tokens`` divided by this number are not compacted yet."""
 
 CompactionMethod = Literal["context_management", "endpoint"]
-
-
-@runtime_checkable
-class SupportsCompaction(Protocol):
-    """An engine whose provider has an endpoint for compaction."""
-
-    async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
-        """Return the blocks that replace the Turn, and the usage."""
-        ...
 
 
 class ServerCompactor(LimitCompactor):
@@ -261,20 +245,20 @@ class ServerCompactor(LimitCompactor):
         )
 
     async def _call_endpoint(self, request: CompactionRequest) -> Replacement:
-        engine = None if request.engine is None else unwrap(request.engine)
-        if not isinstance(engine, SupportsCompaction):
+        compact = _find_method(request.engine, "compact")
+        if compact is None:
             return Replacement(request.blocks, ("this engine's provider does not compact",))
         start = (cut_points(request.blocks) or [0])[-1]
         new = [block for block in request.blocks[:start] if block.origin != COMPACTOR_ORIGIN]
         if request.count(new) * MIN_NEW_TOKENS_DIVISOR < self.max_tokens:
             return Replacement(request.blocks)  # the newest exchange is long, not the history
         try:
-            compacted, usage = await engine.compact(request.build_turn(request.blocks[:start]))
+            compacted, usage = await compact(request.build_turn(request.blocks[:start]))
         except KedgeError as error:
             note = f"the server did not compact ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
         # A server ignores everything before a compaction item, so other returned blocks are put after it.
-        compacted.sort(key=lambda block: not is_compaction(block))
+        compacted = sorted(cast("list[Block]", compacted), key=is_compaction, reverse=True)
         return Replacement((*map(_detach_block, compacted), *request.blocks[start:]), usage=usage)
 
 
@@ -398,12 +382,17 @@ class TokenLimitCompactor(LimitCompactor):
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
         """Return the newest exchanges with at most ``target_tokens``."""
         request = await self._with_token_count(request)
-        count_after_cut = self._tokens_after_cut(request)
+        if isinstance(counter := self.counter, ProviderCounter):
 
-        async def fits(start: int) -> bool:
-            return await count_after_cut(start) <= self.target_tokens
+            async def fits(start: int) -> bool:
+                return await counter.count(request, request.blocks[start:]) <= self.target_tokens
 
-        return await cut_until(request, fits)
+            return await cut_until(request, fits)
+        tokens = request.suffix_tokens()
+        # Tokens that the server counts in addition to the blocks (tools, framing) are not affected by a cut.
+        overhead = max(request.size() - tokens[0], request.count(request.leading))
+        room = self.target_tokens - overhead
+        return await cut_until(request, lambda start: tokens[start] <= room)
 
     async def _with_token_count(self, request: CompactionRequest) -> CompactionRequest:
         """Return the request with this compactor's counter, or with the provider's count."""
@@ -413,19 +402,6 @@ class TokenLimitCompactor(LimitCompactor):
                 return replace(request, tokens=tokens)
             return request
         return replace(request, counter=self.counter) if self.counter else request
-
-    def _tokens_after_cut(self, request: CompactionRequest) -> Callable[[int], Awaitable[int]]:
-        """Return a function from the index of a cut to the tokens that it leaves."""
-        if isinstance(counter := self.counter, ProviderCounter):
-            return lambda start: counter.count(request, request.blocks[start:])
-        blocks = request.suffix_tokens()
-        # Tokens that the server counts in addition to the blocks (tools, framing) are not affected by a cut.
-        overhead = max(request.size() - blocks[0], request.count(request.leading))
-
-        async def count_after_cut(start: int) -> int:
-            return overhead + blocks[start]
-
-        return count_after_cut
 
 
 class CompositeCompactor:
@@ -440,8 +416,6 @@ class CompositeCompactor:
         InvalidSetting: An argument is not a compactor, for example a list of them.
     """
 
-    name = "CompositeCompactor"
-
     def __init__(self, *compactors: Compactor) -> None:
         for compactor in compactors:
             check_component("a compactor of CompositeCompactor", compactor, "compact")
@@ -449,7 +423,7 @@ class CompositeCompactor:
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Run each compactor."""
-        result, step = unchanged_result(request, self.name), request
+        result, step = unchanged_result(request, component_name(self)), request
         for compactor in self.compactors:
             done = await run_compactor(compactor, step)
             if done.changed:

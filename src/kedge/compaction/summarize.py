@@ -33,6 +33,7 @@ SUMMARY_PROMPT = (
     "names, numbers, decisions, what was asked for and what is still open; keep what an earlier summary "
     "says. Write only the summary."
 )
+SUMMARY_ORIGIN = "SummarizingCompactor"
 SUMMARY_KEY = "kedge.summary"
 """Metadata key of a summary: the number of blocks it replaces."""
 MIN_SUMMARY_TOKENS = 32
@@ -127,12 +128,11 @@ class SummarizingCompactor(LimitCompactor):
             raise KedgeError(
                 "there is no engine to request a summary from; give the compactor an engine"
             )
-        turn = request.build_turn(old).append(user(self.ask, origin=self.name))
+        turn = request.build_turn(old).append(user(self.ask, origin=SUMMARY_ORIGIN))
         options: dict[str, Any] = {"model": self.model} if self.model else {}
         if engine.plan(turn).mode == "conversation":
-            options["mode"] = (
-                "chained"  # the prompt must not become part of the conversation object
-            )
+            # The prompt must not become part of the conversation object.
+            options["mode"] = "chained"
         async with engine.stream(turn, streaming=False, **options) as stream:
             await stream.finish()
         return stream.text.strip(), stream.usage
@@ -143,7 +143,7 @@ def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
     covered = sum(block.metadata.get(SUMMARY_KEY, 1) if is_summary(block) else 1 for block in old)
     return user(
         f"{SUMMARY_HEADING}\n{text}",
-        origin=SummarizingCompactor.name,
+        origin=SUMMARY_ORIGIN,
         metadata={SUMMARY_KEY: covered},
     )
 

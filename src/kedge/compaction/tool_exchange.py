@@ -6,20 +6,14 @@ short texts, and only long texts and lists are cut, more at each attempt until i
 and the end remain. A note with the length of the removed text replaces it.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec.structs import replace
 
-from kedge.compaction.base import (
-    CompactionRequest,
-    LimitCompactor,
-    Replacement,
-    cut_points,
-)
+from kedge.compaction.base import CompactionRequest, LimitCompactor, Replacement, cut_points
 from kedge.planning.anchors import check_positive_int
-from kedge.text.json_text import reject_constant
+from kedge.text.json_text import decode, encode_escaped, reject_constant
 from kedge.turns import Block, FilePart, ImagePart, OpaquePart, Part, TextPart
 from kedge.turns.frozen_json import thaw
 
@@ -41,7 +35,9 @@ def truncate_text(text: str, max_chars: int) -> str:
 def truncate_json(text: str, max_chars: int) -> str:
     """Return the JSON text in about ``max_chars`` characters, always as JSON."""
     written = _shrink_json(text, max_chars)
-    return _dump_json({"shortened": _cut_middle(text, max_chars)}) if written is None else written
+    if written is not None:
+        return written
+    return encode_escaped({"shortened": _cut_middle(text, max_chars)}).decode()
 
 
 def part_length(part: Part) -> int:
@@ -62,7 +58,7 @@ def _part_to_text(part: Part) -> str:
         case FilePart():
             return f"[a file was left out: {part.filename or part.file_id or 'without a name'}]"
         case OpaquePart():
-            return _dump_json(thaw(part.content))
+            return encode_escaped(thaw(part.content)).decode()
         case _:
             return part.text
 
@@ -72,14 +68,14 @@ def _shrink_json(text: str, max_chars: int) -> str | None:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        value = json.loads(text, parse_constant=reject_constant)
+        value = decode(text, parse_constant=reject_constant)
+        written = ""
+        for length, members in _TRUNCATION_LEVELS:
+            written = encode_escaped(_shrink_value(value, length, members)).decode()
+            if len(written) <= max_chars:
+                return written
     except (ValueError, RecursionError):
         return None
-    written = ""
-    for length, members in _TRUNCATION_LEVELS:
-        written = _dump_json(_shrink_value(value, length, members))
-        if len(written) <= max_chars:
-            return written
     return written if len(written) <= 2 * max_chars else None  # the structure is worth the excess
 
 
@@ -106,15 +102,6 @@ def _cut_middle(text: str, max_chars: int) -> str:
     head, tail = max_chars * 2 // 3, max_chars // 3
     left_out = len(text) - head - tail
     return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[len(text) - tail :]}"
-
-
-def _dump_json(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a character, which only an escape can represent
-        return json.dumps(value, separators=(",", ":"))
-    return text
 
 
 SHORTENED_KEY = "kedge.shortened"

@@ -108,10 +108,9 @@ class Setting:
 
     def _check_range(self, value: float, location: str) -> None:
         enough = self.minimum is None or value >= self.minimum
+        small = self.maximum is None or value <= self.maximum
         finite = abs(value) <= MAX_NUMBER
-        if not (
-            enough and finite and (self.maximum is None or value <= self.maximum)
-        ):  # this form also rejects NaN
+        if not (enough and small and finite):  # this form also rejects NaN
             bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
             bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
             bounds += [] if finite else ["finite"]

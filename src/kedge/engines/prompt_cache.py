@@ -19,15 +19,8 @@ from kedge.engines.request_options import format_tool
 from kedge.events import Outcome
 from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger
-from kedge.planning import (
-    CACHE_HINTS,
-    CacheHint,
-    CachePlan,
-    CacheRules,
-    RequestPlan,
-    TokenCounts,
-    plan_cache,
-)
+from kedge.planning import RequestPlan, TokenCounts
+from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.security.bounded_dict import BoundedDict
 from kedge.tokens import find_min_tokens
 from kedge.turns import Turn

@@ -341,9 +341,7 @@ class SyncCall(Generic[T]):
         """
         try:
             while not future.done():
-                with suppress(
-                    TimeoutError
-                ):  # if it is an error of the coroutine, it is raised below
+                with suppress(TimeoutError):  # that of a coroutine is raised below
                     return future.result(MAX_BLOCK_SECONDS)
             return future.result()
         except BaseException:

@@ -13,7 +13,7 @@ from kedge.observe.logs import (
     get_logger,
     log_to_stderr,
 )
-from kedge.observe.metrics import METRICS, Metric, count, measure, reset, samples, snapshot
+from kedge.observe.metrics import METRICS, count, measure, reset, samples, snapshot
 
 __all__ = [
     "METRICS",
@@ -21,7 +21,6 @@ __all__ = [
     "ContextFilter",
     "JsonFormatter",
     "Logger",
-    "Metric",
     "TextFormatter",
     "bind_fields",
     "count",

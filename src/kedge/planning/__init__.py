@@ -17,7 +17,7 @@ from kedge.planning.anchors import (
     load_record,
     set_state,
 )
-from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
+from kedge.planning.cache_plan import CachePlan, CacheRules
 from kedge.planning.canonical import canonical
 from kedge.planning.digests import Problem, covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
@@ -33,12 +33,10 @@ from kedge.planning.record import (
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 
 __all__ = [
-    "CACHE_HINTS",
     "DEFAULT_RETENTION",
     "MODES",
     "REASONS",
     "AnchorRecord",
-    "CacheHint",
     "CachePlan",
     "CacheRules",
     "ConversationState",
@@ -63,7 +61,6 @@ __all__ = [
     "get_state",
     "is_valid_anchor",
     "load_record",
-    "plan_cache",
     "plan_request",
     "prefix_digest",
     "record_response",

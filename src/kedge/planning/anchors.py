@@ -432,11 +432,9 @@ def get_state(turn: Turn) -> ConversationState:
     value = turn.data.get(STATE_KEY)
     if isinstance(value, ConversationState):
         return value
-    return (
-        _load_state(cast("Mapping[str, Any]", thaw(value)))
-        if isinstance(value, Mapping)
-        else _EMPTY_STATE
-    )
+    if isinstance(value, Mapping):
+        return _load_state(cast("Mapping[str, Any]", thaw(value)))
+    return _EMPTY_STATE
 
 
 def set_state(turn: Turn, state: ConversationState) -> Turn:

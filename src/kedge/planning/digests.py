@@ -211,9 +211,8 @@ class PrefixIndex:
         self.skipped: list[int] = []  # positions of the blocks that no digest covers
         self.barriers: list[int] = []  # positions of compaction items
         self.pairing = ToolPairing()
-        self.tail: tuple[int, ToolPairing] | None = (
-            None  # the pairing after a compaction, if needed
-        )
+        # The pairing after a compaction, if needed.
+        self.tail: tuple[int, ToolPairing] | None = None
         self.lock = threading.Lock()
 
     def extend(self, blocks: Sequence[Block]) -> None:
@@ -284,9 +283,8 @@ class PrefixIndex:
 
     def digest(self, count: int) -> str:
         """Return the digest of the first ``count`` covered blocks, prefixed with its algorithm."""
-        return (
-            f"{ALGORITHM}:{self.digests[count * _DIGEST_SIZE : (count + 1) * _DIGEST_SIZE].hex()}"
-        )
+        start = count * _DIGEST_SIZE
+        return f"{ALGORITHM}:{self.digests[start : start + _DIGEST_SIZE].hex()}"
 
     def end_position(self, count: int) -> int:
         """Return the position after the first ``count`` covered blocks."""

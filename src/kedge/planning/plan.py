@@ -248,11 +248,9 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
         Members that only this provider has, such as signatures, are sent back with their blocks and no others.
         """
-        return (
-            find_own_responses(self.source, self.scope)
-            if isinstance(self.source, Turn)
-            else frozenset()
-        )
+        if not isinstance(self.source, Turn):
+            return frozenset()
+        return find_own_responses(self.source, self.scope)
 
     def without_reasoning(self) -> "RequestPlan":
         """Return the same plan without encrypted reasoning."""

@@ -25,12 +25,7 @@ from kedge.planning.anchors import (
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
-from kedge.planning.render import (
-    ENGINE_ORIGIN,
-    base_scope,
-    conversation_scope,
-    derived_digests,
-)
+from kedge.planning.render import ENGINE_ORIGIN, base_scope, conversation_scope, derived_digests
 from kedge.turns import Block, Source, Turn
 
 log = get_logger("kedge.planning")

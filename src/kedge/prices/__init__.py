@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from importlib.resources import files
@@ -59,20 +59,12 @@ class Price:
         return self.cost(uncached) - self.cost(usage)
 
 
-@dataclass(frozen=True, slots=True)
-class PriceFile:
-    """The entries of a price file, and its date."""
-
-    entries: tuple[Price, ...]
-    as_of: date | None
-
-
 _AMOUNTS = ("input", "output", "cached", "cache_write")
 _REQUIRED = ("provider", "model", "input", "output")
 _KEYS = ("provider", "model", *_AMOUNTS, "above", "since")
 
 
-def parse_prices(text: str | None, source: str) -> PriceFile:
+def parse_prices(text: str | None, source: str) -> "Prices":
     """Parse prices from a text, or from the file ``source`` if there is no text."""
     try:
         data = tomllib.loads(Path(source).read_text("utf-8") if text is None else text)
@@ -89,10 +81,9 @@ def parse_prices(text: str | None, source: str) -> PriceFile:
     if not isinstance(entries, list):
         raise InvalidSetting(f"{source}: prices must be a list of tables, written [[prices]]")
     listed = cast("list[object]", entries)
-    return PriceFile(
-        tuple(_parse_price(entry, f"{source}: prices[{i}]") for i, entry in enumerate(listed)),
-        _parse_date(data["as_of"], f"{source}: as_of") if "as_of" in data else None,
-    )
+    prices = tuple(_parse_price(entry, f"{source}: prices[{i}]") for i, entry in enumerate(listed))
+    as_of = _parse_date(data["as_of"], f"{source}: as_of") if "as_of" in data else None
+    return Prices((prices,), as_of)
 
 
 def _parse_price(entry: object, location: str) -> Price:
@@ -149,18 +140,13 @@ MAX_CACHED_MODELS = 1_000
 _SNAPSHOT_SUFFIX = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # hashing all tables would take longer than a search
 class Prices:
     """Tables of prices: the first that has a model is used, and in it the most specific entry."""
 
     tables: tuple[tuple[Price, ...], ...]
-    as_of: date | None = field(default=None, compare=False)
+    as_of: date | None = None
     """The date of the table in the package."""
-    _cache: dict[tuple[str, str], tuple[tuple[Price, ...], ...]] = field(
-        default_factory=dict[tuple[str, str], tuple[tuple[Price, ...], ...]],
-        compare=False,
-        repr=False,
-    )
 
     def find(
         self, provider: str, model: str, *, input_tokens: int = 0, on: date | None = None
@@ -186,19 +172,13 @@ class Prices:
         """Return whether the price of a model depends on the size of a request."""
         return any(price.above for table in self._find_entries(provider, model) for price in table)
 
+    @lru_cache(MAX_CACHED_MODELS)  # noqa: B019 - a process has few tables
     def _find_entries(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
-        """Return the entries for a model from each table; they are cached."""
-        entries = self._cache.get((provider, model))
-        if entries is None:
-            entries = tuple(
-                tuple(
-                    p for p in table if provider in p.providers and _matches_model(p.model, model)
-                )
-                for table in self.tables
-            )
-            if len(self._cache) < MAX_CACHED_MODELS:
-                self._cache[provider, model] = entries
-        return entries
+        """Return the entries for a model from each table."""
+        return tuple(
+            tuple(p for p in table if provider in p.providers and _matches_model(p.model, model))
+            for table in self.tables
+        )
 
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -248,8 +228,8 @@ def load_prices(path: str | Path | None = None) -> Prices:
     built_in = parse_prices(
         (files("kedge.prices") / "prices.toml").read_text("utf-8"), "prices.toml"
     )
-    custom = () if path is None else (parse_prices(None, str(path)).entries,)
-    return Prices((*custom, built_in.entries), built_in.as_of)
+    custom = () if path is None else parse_prices(None, str(path)).tables
+    return Prices((*custom, *built_in.tables), built_in.as_of)
 
 
 def current_prices() -> Prices:

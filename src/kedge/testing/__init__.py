@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
 
-if (
-    not TYPE_CHECKING
-):  # pytest imports this package in every run, so the server is loaded on first use
+if not TYPE_CHECKING:
+    # pytest imports this package in every run, so the server is loaded on first use.
     _HOMES = dict.fromkeys(("TestServer", "serve"), "kedge.testing.server")
     __getattr__ = make_getattr(__name__, _HOMES)

@@ -46,11 +46,8 @@ def _scale(value: float, units: tuple[tuple[float, str], ...], plain: str, space
     for unit, name in units:
         if abs(value) >= unit:
             scaled = value / unit
-            return (
-                f"{scaled:.1f}".removesuffix(".0") + space + name
-                if scaled < 100
-                else (f"{scaled:.0f}{space}{name}")
-            )
+            number = f"{scaled:.1f}".removesuffix(".0") if scaled < 100 else f"{scaled:.0f}"
+            return f"{number}{space}{name}"
     return f"{value:.0f}{plain}"
 
 

@@ -28,14 +28,7 @@ from kedge.turns.diff import TurnDiff, diff
 from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.turns.ids import new_id
 from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
-from kedge.turns.parts import (
-    FilePart,
-    ImagePart,
-    OpaquePart,
-    Part,
-    RefusalPart,
-    TextPart,
-)
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 from kedge.turns.responses_items import block_from_item, item_from_block
 from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
 

@@ -12,6 +12,7 @@ Nothing that was read is lost.
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -284,9 +285,8 @@ def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
     """Return the error for a value that a decoder rejected, with the path of the invalid member."""
     found = cast("re.Match[str]", _MESSAGE.fullmatch(str(error)))
     path, problem = found["path"] or "", found["problem"]
-    if isinstance(
-        cause := error.__cause__, InvalidJSON
-    ):  # of a check, whose path is the name of a field
+    # The cause is an error of a check, whose path is the name of a field.
+    if isinstance(cause := error.__cause__, InvalidJSON):
         step = "." if cause.path[:1] not in (".", "[", "") else ""
         return cause.prefix_path(path + step)
     if isinstance(cause, InvalidTurn):
@@ -306,14 +306,12 @@ def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
 MAX_DIGITS = len(str(1 << MAX_INTEGER_BITS))
 
 
+@dataclass(slots=True)
 class InvalidValue:
     """Replaces an invalid value in parsed JSON until its path is known."""
 
-    __slots__ = ("problem", "step")
-
-    def __init__(self, problem: str, member: str | None = None) -> None:
-        self.problem = problem
-        self.step = "" if member is None else path_step(member)
+    problem: str
+    step: str = ""
 
 
 def parse_json(text: str | bytes) -> object:
@@ -356,7 +354,7 @@ def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | InvalidValue
         return members
     seen: set[str] = set()
     twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-    return InvalidValue("given twice", twice)
+    return InvalidValue("given twice", path_step(twice))
 
 
 _decode_json = json.JSONDecoder(

@@ -29,13 +29,7 @@ from operator import is_, is_not
 from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn, describe_type
-from kedge.turns.blocks import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    SystemBlock,
-)
+from kedge.turns.blocks import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, SystemBlock
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY, FrozenMap, Immutable, check_text, freeze_map
 from kedge.turns.ids import new_id
