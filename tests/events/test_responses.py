@@ -37,7 +37,7 @@ from kedge.events import (
     TextDelta,
     Usage,
 )
-from kedge.events.responses import EVENT_READERS, OPAQUE_TYPES
+from kedge.events.responses import OPAQUE_TYPES
 from kedge.turns import AssistantBlock, ToolCallBlock, assistant, tool_call
 
 REFERENCE = [
@@ -118,11 +118,11 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 def test_every_documented_event_type_is_known() -> None:
     """Every event type of the API reference and of the SDK is either read or passed on as opaque."""
-    known = EVENT_READERS.keys() | OPAQUE_TYPES
+    known = ResponsesDecoder.EVENT_READERS.keys() | OPAQUE_TYPES
     assert set(REFERENCE) <= known
     assert union_types(ResponseStreamEvent) <= known
     assert union_types(ResponsesServerEvent) <= known
-    assert not EVENT_READERS.keys() & OPAQUE_TYPES
+    assert not ResponsesDecoder.EVENT_READERS.keys() & OPAQUE_TYPES
 
 
 @pytest.mark.parametrize("kind", sorted(OPAQUE_TYPES))
@@ -410,7 +410,11 @@ MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"type": st.sampled_from([*EVENT_READERS, "response.content_part.added"])},
+            {
+                "type": st.sampled_from(
+                    [*ResponsesDecoder.EVENT_READERS, "response.content_part.added"]
+                )
+            },
             optional=dict.fromkeys(MEMBERS, JSON),
         ),
         max_size=5,

@@ -1,8 +1,8 @@
 """Decode streams of Anthropic's Messages API.
 
 A message is a list of content blocks, each of which is started, extended by deltas and stopped under its
-``index``; each becomes an output item at that index. ``EVENT_READERS`` maps event types to functions, and
-``DELTA_READERS`` delta types. Other events are passed on; a delta of an unknown type is merged into its block
+``index``; each becomes an output item at that index. ``EVENT_READERS`` maps event types to methods.
+Other events are passed on; a delta of an unknown type is merged into its block
 field by field, so that a block of a future type is complete.
 
 ``ItemCompleted`` is emitted for a stopped block only when the next block starts or the message ends with a known
@@ -11,16 +11,16 @@ reason: at the token limit the last block is stopped like any other, and is not 
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from msgspec import structs
 
 from kedge.events import fields
-from kedge.events.decoder import DecoderState, EventList, StreamDecoder
+from kedge.events.decoder import StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
-from kedge.events.items import ItemTable, ToolCall, read_item
+from kedge.events.items import ToolCall, read_item
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
@@ -99,31 +99,6 @@ class ContentBlockBuilder:
         )
 
 
-def complete_block(builder: ContentBlockBuilder, calls: ItemTable) -> EventList:
-    """Return the events of a complete block."""
-    if builder.type == "tool_use":
-        return _complete_call(builder, calls)
-    item = _ITEM_BUILDERS.get(builder.type, _build_native_item)(builder)
-    identity = builder.identity if builder.type in _ITEM_BUILDERS else {}
-    return [ItemCompleted({**item, **identity}, builder.output_index)]
-
-
-def _complete_call(builder: ContentBlockBuilder, calls: ItemTable) -> EventList:
-    block, arguments = builder.block, builder.text("input")
-    if not arguments.strip():
-        tool_input = block.get("input")
-        arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
-    item = builder.build_call(arguments=arguments)
-    call, events = calls.finish(read_item(item, builder.output_index))
-    if not isinstance(call, ToolCall) or not call.name:
-        return [*events, AnomalyNoted("malformed", "the tool call has no name")]
-    rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
-    if rest.get("caller") == {"type": "direct"}:
-        del rest["caller"]
-    item = {**call.complete_item(item), **({NATIVE_KEY: rest} if rest else {})}
-    return [*events, ItemCompleted(item, builder.output_index)]
-
-
 def _build_message(builder: ContentBlockBuilder) -> JsonObject:
     part: JsonObject = {"type": "output_text", "text": builder.text("text")}
     if builder.block.get("citations"):
@@ -172,221 +147,241 @@ STOP_REASONS: dict[str, tuple[Literal["completed", "refused", "paused", "cut"], 
 DEFAULT_REFUSAL = "The model declined to answer."
 """The text of a refusal for which the provider sends no explanation."""
 
-
-@dataclass(slots=True)
-class _MessageState(DecoderState):
-    """The state of the decoder between two events."""
-
-    blocks: list[ContentBlockBuilder] = field(default_factory=list[ContentBlockBuilder])
-    by_index: dict[int, ContentBlockBuilder] = field(default_factory=dict[int, ContentBlockBuilder])
-    message: JsonObject = field(default_factory=dict[str, Any])
-    usage: JsonObject = field(default_factory=dict[str, Any])
-
-    def find_block(self, message: JsonObject) -> ContentBlockBuilder:
-        """Return the block that an event belongs to."""
-        index = fields.get_index(message, "index")
-        if index not in self.by_index:
-            raise MalformedEvent("no block was started at this index")
-        return self.by_index[index]
-
-    def next_index(self) -> int:
-        """Return the output index after those of all blocks."""
-        return max((block.output_index for block in self.blocks), default=-1) + 1
-
-    def item_id(self, index: int) -> str:
-        """Return an id for an item, because this API sends none and planning needs one."""
-        known = fields.get_text(self.message, "id")
-        return f"{known}.{index}" if known else ""
-
-
-# Readers of events.
-
-
-def _read_message_start(state: _MessageState, message: JsonObject, found: EventList) -> None:
-    if state.started:
-        return
-    state.started = True
-    state.message = {
-        k: v for k, v in fields.require_object(message, "message").items() if k != "content"
-    }
-    _update_usage(state, state.message)
-    found.append(ResponseStarted(**fields.read_facts(state.message)))
-
-
-def _read_block_start(state: _MessageState, message: JsonObject, found: EventList) -> None:
-    block = dict(fields.require_object(message, "content_block"))
-    key = fields.get_index(message, "index")
-    index = key = key if key >= 0 else state.next_index()
-    known = state.by_index.get(key)
-    if known is not None:
-        if known.is_repeated_by(block):
-            log.warning(
-                "content_block_start of block %d is repeated; the repetition is ignored", key
-            )
-            return
-        index = state.next_index()  # another block with an index that is in use
-        known.stopped = True
-    _complete_blocks(state, found, only_stopped=True)
-    growing = ContentBlockBuilder(block, index, state.item_id(index))
-    state.blocks.append(growing)
-    state.by_index[key] = growing
-    if growing.type == "tool_use":
-        found += state.calls.start(read_item(growing.build_call(), index))
-        return
-    kind = _ITEM_TYPES.get(growing.type, growing.type)
-    found.append(ItemStarted(kind, growing.item_id, index))
-    for name in ("text", "thinking"):
-        if growing.type == name and (begun := fields.get_text(growing.block, name)):
-            _emit_text(growing, name, begun, found)
-
-
-def _read_block_delta(state: _MessageState, message: JsonObject, found: EventList) -> None:
-    delta, index = fields.require_object(message, "delta"), fields.get_index(message, "index")
-    kind = fields.get_text(delta, "type")
-    if index >= 0 and index not in state.by_index and kind in _DELTA_BLOCKS:
-        # Some servers omit the start of a block, which is needed for calls only.
-        block = {"type": _DELTA_BLOCKS[kind]}
-        _read_block_start(state, {"index": index, "content_block": block}, found)
-    growing = state.find_block(message)
-    read = DELTA_READERS.get(kind)
-    if read is not None:
-        read(state, growing, delta, found)
-        return
-    found.append(OpaqueEvent("content_block_delta", message))
-    for name, value in delta.items():
-        if name != "type":
-            growing.merge(name, value)
-
-
-def _read_block_stop(state: _MessageState, message: JsonObject, _: EventList) -> None:
-    """Read the end of a block; its completion is emitted later, see the module docstring."""
-    state.find_block(message).stopped = True
-
-
-def _read_message_delta(state: _MessageState, message: JsonObject, _: EventList) -> None:
-    delta = {} if message.get("delta") is None else fields.require_object(message, "delta")
-    for name in ("stop_reason", "stop_sequence", "stop_details"):
-        state.message[name] = delta.get(name) or state.message.get(name)
-    _update_usage(state, message)
-
-
-def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) -> None:
-    reason = fields.get_text(state.message, "stop_reason")
-    ending, code = STOP_REASONS.get(reason, ("paused" if reason else "cut", reason or "unknown"))
-    if ending == "refused" and not all(growing.stopped for growing in state.blocks):
-        ending = "cut"
-    if ending != "cut":
-        _complete_blocks(state, found)
-    if ending == "refused":
-        _emit_refusal(state, found)
-    status = "completed" if ending in ("completed", "refused") else "incomplete"
-    if status == "completed":
-        found += state.calls.resolve_open()
-    state.end(found, (status, code, ""), state.message, {"usage": read_usage(state.usage)})
-
-
-def _read_error(_: _MessageState, message: JsonObject, found: EventList) -> None:
-    error = fields.read_error(message)
-    found.append(StreamFailed(**{**error, "code": error.get("code") or error.get("kind", "")}))
-
-
-EventReader = Callable[[_MessageState, JsonObject, EventList], None]
-EVENT_READERS: dict[str, EventReader] = {
-    "message_start": _read_message_start,
-    "content_block_start": _read_block_start,
-    "content_block_delta": _read_block_delta,
-    "content_block_stop": _read_block_stop,
-    "message_delta": _read_message_delta,
-    "message_stop": _read_message_stop,
-    "error": _read_error,
-}
-
-
-# Readers of deltas.
-
-DeltaReader = Callable[[_MessageState, ContentBlockBuilder, JsonObject, EventList], None]
-
-
-def _text_delta_reader(name: Literal["text", "thinking"]) -> DeltaReader:
-    def read(
-        state: _MessageState, growing: ContentBlockBuilder, delta: JsonObject, found: EventList
-    ) -> None:
-        piece = fields.require_text(delta, name)
-        growing.append(name, piece)
-        if text := state.joiner.feed((name, growing.output_index), piece):
-            _emit_text(growing, name, text, found)
-
-    return read
-
-
-def _emit_text(block: ContentBlockBuilder, name: str, text: str, found: EventList) -> None:
-    kind = "text" if name == "text" else "reasoning"
-    found.append(build_delta(kind, text, block.item_id, block.output_index))
-
-
-def _read_signature(
-    _: _MessageState, block: ContentBlockBuilder, delta: JsonObject, __: EventList
-) -> None:
-    block.block["signature"] = fields.require_text(delta, "signature")
-
-
-def _read_input_json(
-    state: _MessageState, block: ContentBlockBuilder, delta: JsonObject, found: EventList
-) -> None:
-    piece = fields.require_text(delta, "partial_json")
-    block.append("input", piece)
-    text = state.joiner.feed(("input", block.output_index), piece)
-    if text and block.type == "tool_use":
-        found += state.calls.append_arguments(block.item_id, block.output_index, text)
-
-
-def _read_citation(
-    _: _MessageState, block: ContentBlockBuilder, delta: JsonObject, __: EventList
-) -> None:
-    block.merge("citations", [delta.get("citation")])
-
-
-DELTA_READERS: dict[str, DeltaReader] = {
-    "text_delta": _text_delta_reader("text"),
-    "thinking_delta": _text_delta_reader("thinking"),
-    "signature_delta": _read_signature,
-    "input_json_delta": _read_input_json,
-    "citations_delta": _read_citation,
-}
 PIECE_TYPES = frozenset({"text_delta", "thinking_delta", "input_json_delta"})
 """The deltas with a piece of a text, which may end with half of a character."""
 
 
-# Finished blocks.
+class AnthropicDecoder(StreamDecoder):
+    """Decodes a stream of Anthropic's Messages API.
 
+    Args:
+        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
+    """
 
-def _complete_blocks(state: _MessageState, found: EventList, *, only_stopped: bool = False) -> None:
-    """Emit the completion of the blocks so far; a block that is not stopped may still receive deltas."""
-    for growing in state.blocks:
-        if not growing.is_complete and (growing.stopped or not only_stopped):
-            growing.is_complete = True
-            found += complete_block(growing, state.calls)
+    RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
+    NATIVE_API: ClassVar[str] = NATIVE_KEY
 
+    def __init__(self, **bounds: int) -> None:
+        super().__init__(**bounds)
+        self._blocks: list[ContentBlockBuilder] = []
+        self._by_index: dict[int, ContentBlockBuilder] = {}
+        self._message: JsonObject = {}
+        self._usage: JsonObject = {}
 
-def _emit_refusal(state: _MessageState, found: EventList) -> None:
-    """Emit a message with the refusal that stopped the model."""
-    details = fields.get_object(state.message, "stop_details")
-    text = fields.get_text(details, "explanation") or DEFAULT_REFUSAL
-    index = state.next_index()
-    item_id = state.item_id(index)
-    item = fields.build_message([{"type": "refusal", "refusal": text}])
-    found.append(RefusalDelta(text, item_id, index))
-    found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
+    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+        content: Any = response.get("content")
+        if isinstance(content, str):  # the form of a request
+            content = [{"type": "text", "text": content}]
+        yield {"type": "message_start", "message": response}
+        for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            yield {"type": "content_block_start", "index": index, "content_block": block}
+            yield {"type": "content_block_stop", "index": index}
+        reason = response.get("stop_reason") or "end_turn"
+        yield {"type": "message_delta", "delta": {**response, "stop_reason": reason}}
+        yield {"type": "message_stop"}
+
+    def _decode_message(self, message: JsonObject, event: str) -> None:
+        if self.ended:
+            return
+        kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
+        self._read_event(kind, message, known=("ping",))
+
+    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
+        clean = repair_surrogates(message)
+        delta = fields.get_object(message, "delta")
+        if fields.get_text(delta, "type") in PIECE_TYPES:
+            clean["delta"] = delta
+        return clean
+
+    def _expects_json(self, event: str) -> bool:
+        return not event or event in self.EVENT_READERS
+
+    def _find_block(self, message: JsonObject) -> ContentBlockBuilder:
+        """Return the block that an event belongs to."""
+        index = fields.get_index(message, "index")
+        if index not in self._by_index:
+            raise MalformedEvent("no block was started at this index")
+        return self._by_index[index]
+
+    def _next_index(self) -> int:
+        """Return the output index after those of all blocks."""
+        return max((block.output_index for block in self._blocks), default=-1) + 1
+
+    def _make_item_id(self, index: int) -> str:
+        """Return an id for an item, because this API sends none and planning needs one."""
+        known = fields.get_text(self._message, "id")
+        return f"{known}.{index}" if known else ""
+
+    # Readers of events.
+
+    def _read_message_start(self, message: JsonObject) -> None:
+        if self._started:
+            return
+        self._started = True
+        started = fields.require_object(message, "message")
+        self._message = {k: v for k, v in started.items() if k != "content"}
+        self._update_usage(self._message)
+        self._found.append(ResponseStarted(**fields.read_facts(self._message)))
+
+    def _read_block_start(self, message: JsonObject) -> None:
+        block = dict(fields.require_object(message, "content_block"))
+        key = fields.get_index(message, "index")
+        index = key = key if key >= 0 else self._next_index()
+        known = self._by_index.get(key)
+        if known is not None:
+            if known.is_repeated_by(block):
+                log.warning(
+                    "content_block_start of block %d is repeated; the repetition is ignored", key
+                )
+                return
+            index = self._next_index()  # another block with an index that is in use
+            known.stopped = True
+        self._complete_blocks(only_stopped=True)
+        growing = ContentBlockBuilder(block, index, self._make_item_id(index))
+        self._blocks.append(growing)
+        self._by_index[key] = growing
+        if growing.type == "tool_use":
+            self._found += self.calls.start(read_item(growing.build_call(), index))
+            return
+        kind = _ITEM_TYPES.get(growing.type, growing.type)
+        self._found.append(ItemStarted(kind, growing.item_id, index))
+        for name in ("text", "thinking"):
+            if growing.type == name and (begun := fields.get_text(growing.block, name)):
+                self._emit_text(growing, name, begun)
+
+    def _read_block_delta(self, message: JsonObject) -> None:
+        delta, index = fields.require_object(message, "delta"), fields.get_index(message, "index")
+        kind = fields.get_text(delta, "type")
+        if index >= 0 and index not in self._by_index and kind in _DELTA_BLOCKS:
+            # Some servers omit the start of a block, which is needed for calls only.
+            block = {"type": _DELTA_BLOCKS[kind]}
+            self._read_block_start({"index": index, "content_block": block})
+        growing = self._find_block(message)
+        match kind:
+            case "text_delta" | "thinking_delta":
+                self._read_text(growing, delta, _DELTA_BLOCKS[kind])
+            case "signature_delta":
+                growing.block["signature"] = fields.require_text(delta, "signature")
+            case "input_json_delta":
+                self._read_input_json(growing, delta)
+            case "citations_delta":
+                growing.merge("citations", [delta.get("citation")])
+            case _:
+                self._found.append(OpaqueEvent("content_block_delta", message))
+                for name, value in delta.items():
+                    if name != "type":
+                        growing.merge(name, value)
+
+    def _read_text(self, growing: ContentBlockBuilder, delta: JsonObject, name: str) -> None:
+        piece = fields.require_text(delta, name)
+        growing.append(name, piece)
+        if text := self._joiner.feed((name, growing.output_index), piece):
+            self._emit_text(growing, name, text)
+
+    def _emit_text(self, block: ContentBlockBuilder, name: str, text: str) -> None:
+        kind = "text" if name == "text" else "reasoning"
+        self._found.append(build_delta(kind, text, block.item_id, block.output_index))
+
+    def _read_input_json(self, block: ContentBlockBuilder, delta: JsonObject) -> None:
+        piece = fields.require_text(delta, "partial_json")
+        block.append("input", piece)
+        text = self._joiner.feed(("input", block.output_index), piece)
+        if text and block.type == "tool_use":
+            self._found += self.calls.append_arguments(block.item_id, block.output_index, text)
+
+    def _read_block_stop(self, message: JsonObject) -> None:
+        """Read the end of a block; its completion is emitted later, see the module docstring."""
+        self._find_block(message).stopped = True
+
+    def _read_message_delta(self, message: JsonObject) -> None:
+        delta = {} if message.get("delta") is None else fields.require_object(message, "delta")
+        for name in ("stop_reason", "stop_sequence", "stop_details"):
+            self._message[name] = delta.get(name) or self._message.get(name)
+        self._update_usage(message)
+
+    def _read_message_stop(self, _: JsonObject) -> None:
+        reason = fields.get_text(self._message, "stop_reason")
+        ending, code = STOP_REASONS.get(
+            reason, ("paused" if reason else "cut", reason or "unknown")
+        )
+        if ending == "refused" and not all(growing.stopped for growing in self._blocks):
+            ending = "cut"
+        if ending != "cut":
+            self._complete_blocks()
+        if ending == "refused":
+            self._emit_refusal()
+        status = "completed" if ending in ("completed", "refused") else "incomplete"
+        if status == "completed":
+            self._found += self.calls.resolve_open()
+        self._end((status, code, ""), self._message, usage=read_usage(self._usage))
+
+    def _read_error(self, message: JsonObject) -> None:
+        error = fields.read_error(message)
+        code = error.get("code") or error.get("kind", "")
+        self._found.append(StreamFailed(**{**error, "code": code}))
+
+    EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "message_start": (_read_message_start,),
+        "content_block_start": (_read_block_start,),
+        "content_block_delta": (_read_block_delta,),
+        "content_block_stop": (_read_block_stop,),
+        "message_delta": (_read_message_delta,),
+        "message_stop": (_read_message_stop,),
+        "error": (_read_error,),
+    }
+
+    # Finished blocks.
+
+    def _complete_blocks(self, *, only_stopped: bool = False) -> None:
+        """Emit the completion of the blocks so far; a block that is not stopped may still receive deltas."""
+        for growing in self._blocks:
+            if not growing.is_complete and (growing.stopped or not only_stopped):
+                growing.is_complete = True
+                if growing.type == "tool_use":
+                    self._complete_call(growing)
+                else:
+                    build = _ITEM_BUILDERS.get(growing.type)
+                    item = (
+                        {**build(growing), **growing.identity}
+                        if build
+                        else _build_native_item(growing)
+                    )
+                    self._found.append(ItemCompleted(item, growing.output_index))
+
+    def _complete_call(self, builder: ContentBlockBuilder) -> None:
+        block, arguments = builder.block, builder.text("input")
+        if not arguments.strip():
+            tool_input = block.get("input")
+            arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
+        item = builder.build_call(arguments=arguments)
+        call, events = self.calls.finish(read_item(item, builder.output_index))
+        self._found += events
+        if not isinstance(call, ToolCall) or not call.name:
+            self._found.append(AnomalyNoted("malformed", "the tool call has no name"))
+            return
+        rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
+        if rest.get("caller") == {"type": "direct"}:
+            del rest["caller"]
+        item = {**call.complete_item(item), **({NATIVE_KEY: rest} if rest else {})}
+        self._found.append(ItemCompleted(item, builder.output_index))
+
+    def _emit_refusal(self) -> None:
+        """Emit a message with the refusal that stopped the model."""
+        details = fields.get_object(self._message, "stop_details")
+        text = fields.get_text(details, "explanation") or DEFAULT_REFUSAL
+        index = self._next_index()
+        item_id = self._make_item_id(index)
+        item = fields.build_message([{"type": "refusal", "refusal": text}])
+        self._found.append(RefusalDelta(text, item_id, index))
+        self._found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
+
+    def _update_usage(self, message: JsonObject) -> None:
+        """Update the token counts, which are cumulative."""
+        counts = fields.get_object(message, "usage")
+        self._usage |= {k: v for k, v in counts.items() if v is not None}
 
 
 # Token counts.
-
-
-def _update_usage(state: _MessageState, message: JsonObject) -> None:
-    """Update the token counts, which are cumulative."""
-    counts = message.get("usage")
-    if isinstance(counts, dict):
-        state.usage |= {k: v for k, v in cast("JsonObject", counts).items() if v is not None}
 
 
 def read_usage(counts: JsonObject) -> Usage | None:
@@ -419,46 +414,3 @@ def _count_context(iterations: list[JsonObject], runs: list[Usage]) -> int:
     pairs = zip(iterations, runs, strict=True)
     own = [run for each, run in pairs if each.get("type") == "message"]
     return own[-1].total_tokens if own else runs[-1].output_tokens
-
-
-class AnthropicDecoder(StreamDecoder[_MessageState]):
-    """Decodes a stream of Anthropic's Messages API.
-
-    Args:
-        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
-    """
-
-    RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
-    NATIVE_API: ClassVar[str] = NATIVE_KEY
-    EVENT_READERS = EVENT_READERS
-
-    def __init__(self, **bounds: int) -> None:
-        super().__init__(_MessageState(), **bounds)
-
-    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
-        content: Any = response.get("content")
-        if isinstance(content, str):  # the form of a request
-            content = [{"type": "text", "text": content}]
-        yield {"type": "message_start", "message": response}
-        for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            yield {"type": "content_block_start", "index": index, "content_block": block}
-            yield {"type": "content_block_stop", "index": index}
-        reason = response.get("stop_reason") or "end_turn"
-        yield {"type": "message_delta", "delta": {**response, "stop_reason": reason}}
-        yield {"type": "message_stop"}
-
-    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
-        if self._state.ended:
-            return
-        kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
-        self._read_event(kind, message, found, known=("ping",))
-
-    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        clean = repair_surrogates(message)
-        delta = fields.get_object(message, "delta")
-        if fields.get_text(delta, "type") in PIECE_TYPES:
-            clean["delta"] = delta
-        return clean
-
-    def _expects_json(self, event: str) -> bool:
-        return not event or event in EVENT_READERS

@@ -7,12 +7,9 @@ decoding continues. The assembler then does not report a damaged stream as compl
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, cast
-
-from typing_extensions import TypeVar
+from typing import Any, ClassVar, Literal, cast
 
 from kedge.events.fields import (
     JsonObject,
@@ -43,75 +40,40 @@ Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
 
 
-@dataclass(slots=True)
-class DecoderState:
-    """The state between two messages that the decoders of all APIs have."""
-
-    calls: ItemTable = field(default_factory=ItemTable)
-    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
-    logprobs: tuple[Mapping[str, Any], ...] = ()
-    """Log probabilities of tokens whose text follows: a token may be a part of a character."""
-    started: bool = False
-    ended: bool = False
-    replaced: bool = False
-    """Whether a message other than a delta contained a lone surrogate, which was replaced."""
-
-    def take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
-        """Return and remove the log probabilities of a text."""
-        taken, self.logprobs = self.logprobs, ()
-        return taken
-
-    def end(self, found: EventList, ending: Ending, response: JsonObject, more: JsonObject) -> None:
-        """Emit the end of the response; ``more`` are fields of the event that are not in its object."""
-        self.ended = True
-        status, code, message = ending
-        facts = {**read_facts(response), **more}
-        if status == "completed":
-            found.append(ResponseCompleted(**facts))
-        elif status == "incomplete":
-            found.append(ResponseIncomplete(**facts, reason=code))
-        else:
-            found.append(ResponseFailed(**facts, code=code, message=message))
-        self.calls.log_summary()
-
-
-StateT_co = TypeVar("StateT_co", bound=DecoderState, default=DecoderState, covariant=True)
-
-
-class StreamDecoder(ABC, Generic[StateT_co]):
+class StreamDecoder(ABC):
     """Decodes the stream of one response; the base class of the decoders of each API.
 
     Args:
-        state: The state between two messages.
         max_line: The maximum length of an SSE line, in bytes.
         max_message: The maximum length of an SSE message, in bytes.
+
+    Attributes:
+        calls: The output items of the response, and its tool calls.
+        ended: Whether the terminal event of the response was decoded.
+        malformed: How many events could not be parsed.
+        unknown: How many events of unknown types were passed on.
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]]
     """Members of which a complete response object has at least one."""
-    EVENT_READERS: ClassVar[Mapping[str, Callable[[Any, JsonObject, list[Any]], None]]] = {}
-    """The function that reads each type of event."""
+    EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """The method that reads each type of event, and its arguments after the event."""
     NATIVE_API: ClassVar[str] = ""
     """The API that items of unknown types are of; empty for the Responses API."""
 
-    def __init__(
-        self, state: StateT_co, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE
-    ) -> None:
+    def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
+        self.calls = ItemTable()
+        self.ended = self._started = self._closed = False
         self.malformed = self.unknown = 0
-        self._state = state
+        self._joiner = SurrogateJoiner()
+        self._logprobs: tuple[Mapping[str, Any], ...] = ()
+        """Log probabilities of tokens whose text follows: a token may be a part of a character."""
+        self._replaced = False
+        """Whether a message other than a delta contained a lone surrogate, which was replaced."""
+        self._found: EventList = []
+        """The events that are emitted next."""
         self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
         self._sse = self._make_sse()
-        self._closed = False
-
-    @property
-    def calls(self) -> ItemTable:
-        """The output items of the response, and its tool calls."""
-        return self._state.calls
-
-    @property
-    def ended(self) -> bool:
-        """Whether the terminal event of the response was decoded."""
-        return self._state.ended
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a response that was not streamed, and close the decoder.
@@ -124,11 +86,10 @@ class StreamDecoder(ABC, Generic[StateT_co]):
             The events of the response.
         """
         whole = repair_surrogates(response) if repair else response
-        self._state.replaced = whole != response
-        found: EventList = []
+        self._replaced = whole != response
         for message in self._split_response(whole):
-            self._decode_message(message, "", found)
-        return [*found, *self.close()]
+            self._decode_message(message, "")
+        return self.close()
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Decode a chunk of an SSE stream.
@@ -142,9 +103,9 @@ class StreamDecoder(ABC, Generic[StateT_co]):
         Raises:
             StreamTooLarge: If a line or message exceeds its limit.
         """
-        found: EventList = []
         for message in self._sse.feed(chunk):
-            self._read_sse_message(message, found)
+            self._read_sse_message(message)
+        found, self._found = self._found, []
         return found
 
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
@@ -156,12 +117,12 @@ class StreamDecoder(ABC, Generic[StateT_co]):
         Returns:
             The events in the message.
         """
-        found: EventList = []
         if isinstance(message, Mapping):
-            self._decode_message(self._repair_message(dict(message), ""), "", found)
+            self._decode_message(self._repair_message(dict(message), ""), "")
         else:
             text = message if isinstance(message, str) else message.decode("utf-8", "replace")
-            self._read_sse_message(SSEMessage("", text), found)
+            self._read_sse_message(SSEMessage("", text))
+        found, self._found = self._found, []
         return found
 
     def restart(self) -> None:
@@ -175,14 +136,14 @@ class StreamDecoder(ABC, Generic[StateT_co]):
             The events of a last message that lacks only its closing blank line, and those that the end
             of the stream implies.
         """
-        found: EventList = []
         if not self._closed:
             self._closed = True
             for message in self._sse.close():
-                self._read_sse_message(message, found)
-            self._finish(found)
+                self._read_sse_message(message)
+            self._finish()
             if not self.ended:
                 self.calls.log_summary()
+        found, self._found = self._found, []
         return found
 
     @abstractmethod
@@ -190,7 +151,7 @@ class StreamDecoder(ABC, Generic[StateT_co]):
         """Return a response that was not streamed as the messages of a stream; each is decoded before the next."""
 
     @abstractmethod
-    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
+    def _decode_message(self, message: JsonObject, event: str) -> None:
         """Decode one parsed message; ``event`` is its SSE event name, if any."""
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
@@ -205,14 +166,32 @@ class StreamDecoder(ABC, Generic[StateT_co]):
     def _expects_json(self, event: str) -> bool:
         """Return whether an event of this name must be JSON; others are keep-alives of proxies."""
 
-    def _finish(self, found: EventList) -> None:
+    def _finish(self) -> None:  # noqa: B027 - most APIs imply none
         """Emit the events that the end of the stream implies."""
 
-    def _read_done(self, found: EventList) -> None:
+    def _read_done(self) -> None:
         """Read the marker at the end of a stream."""
-        self._finish(found)
+        self._finish()
 
-    def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
+    def _end(self, ending: Ending, response: JsonObject, **more: Any) -> None:
+        """Emit the end of the response; ``more`` are fields of the event that are not in its object."""
+        self.ended = True
+        status, code, message = ending
+        facts = {**read_facts(response), **more}
+        if status == "completed":
+            self._found.append(ResponseCompleted(**facts))
+        elif status == "incomplete":
+            self._found.append(ResponseIncomplete(**facts, reason=code))
+        else:
+            self._found.append(ResponseFailed(**facts, code=code, message=message))
+        self.calls.log_summary()
+
+    def _take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
+        """Return and remove the log probabilities of a text."""
+        taken, self._logprobs = self._logprobs, ()
+        return taken
+
+    def _read_sse_message(self, message: SSEMessage) -> None:
         event, data = message
         try:
             parsed = decode(data, parse_constant=_read_null)
@@ -220,45 +199,42 @@ class StreamDecoder(ABC, Generic[StateT_co]):
             parsed = None
         if type(parsed) is not dict:
             if data.startswith(DONE):
-                self._read_done(found)
+                self._read_done()
             elif self._closed:
                 log.debug("the stream ended inside an event")
             elif self._expects_json(event):
-                self._report_malformed(event, None, "not a JSON object", found)
+                self._report_malformed(event, None, "not a JSON object")
             return
         content = cast("JsonObject", parsed)
         if "\\ud" in data or "\\uD" in data:
             content = self._repair_message(content, event)
-        self._decode_message(content, event, found)
+        self._decode_message(content, event)
 
-    def _read_event(
-        self, kind: str, message: JsonObject, found: EventList, *, known: Container[str] = ()
-    ) -> None:
-        """Read an event with the function for its type; pass it on if there is none."""
-        read = self.EVENT_READERS.get(kind)
-        if read is None:
-            self._emit_opaque(kind, message, found, known=kind in known)
+    def _read_event(self, kind: str, message: JsonObject, *, known: Container[str] = ()) -> None:
+        """Read an event with the method for its type; pass it on if there is none."""
+        reader = self.EVENT_READERS.get(kind)
+        if reader is None:
+            self._emit_opaque(kind, message, known=kind in known)
             return
+        read, *arguments = reader
         try:
-            read(self._state, message, found)
+            read(self, message, *arguments)
         except MalformedEvent as problem:
-            self._report_malformed(kind, message, str(problem), found)
+            self._report_malformed(kind, message, str(problem))
 
-    def _emit_opaque(
-        self, kind: str, message: JsonObject, found: EventList, *, known: bool = False
-    ) -> None:
+    def _emit_opaque(self, kind: str, message: JsonObject, *, known: bool = False) -> None:
         if not known:
             self.unknown += 1
             log.debug("event of unknown type passed on: %s", describe_malformed(kind, message, "-"))
-        found.append(OpaqueEvent(kind, message))
+        self._found.append(OpaqueEvent(kind, message))
 
-    def _report_malformed(self, kind: str, message: object, problem: str, found: EventList) -> None:
+    def _report_malformed(self, kind: str, message: object, problem: str) -> None:
         self.malformed += 1
-        self._report_anomaly("malformed", describe_malformed(kind, message, problem), found)
+        self._report_anomaly("malformed", describe_malformed(kind, message, problem))
 
-    def _report_anomaly(self, kind: AnomalyKind, detail: str, found: EventList) -> None:
+    def _report_anomaly(self, kind: AnomalyKind, detail: str) -> None:
         log.warning("stream problem (%s): %s", kind, detail)
-        found.append(AnomalyNoted(kind, detail))
+        self._found.append(AnomalyNoted(kind, detail))
 
 
 def _read_null(name: str) -> None:

@@ -1,21 +1,16 @@
 """Decode streams of the Responses API, from SSE bytes or WebSocket messages.
 
-``EVENT_READERS`` maps each event type to the function that reads it; ``OPAQUE_TYPES`` are known types that are
+``EVENT_READERS`` maps each event type to the method that reads it; ``OPAQUE_TYPES`` are known types that are
 passed on without being interpreted. Sequence numbers reveal duplicate events and gaps.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from kedge.events import fields
-from kedge.events.decoder import (
-    DecoderState,
-    EventList,
-    FinalStatus,
-    StreamDecoder,
-)
+from kedge.events.decoder import FinalStatus, StreamDecoder
 from kedge.events.fields import (
     CALL_ARGUMENTS,
     JsonObject,
@@ -25,15 +20,13 @@ from kedge.events.fields import (
     repair_surrogates,
 )
 from kedge.events.items import OutputItem, ToolCall, read_item
-from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SequenceChecker, SequenceStatus
+from kedge.events.sse import SequenceChecker, SequenceStatus
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
     OpaqueEvent,
     PartCompleted,
     PartKind,
-    ReasoningDelta,
-    RefusalDelta,
     ResponseStarted,
     StreamFailed,
     TextDelta,
@@ -41,7 +34,8 @@ from kedge.events.types import (
 )
 from kedge.turns.frozen_json import wrap
 
-DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
+log = logging.getLogger(__name__)
+
 ITEM_TYPES: dict[PartKind, str] = {
     "text": "message",
     "refusal": "message",
@@ -61,284 +55,6 @@ class StreamedPart:
     is_emitted: bool = False
     is_complete: bool = False
 
-
-@dataclass(slots=True)
-class StreamState(DecoderState):
-    """The state of the decoder between two events."""
-
-    parts: dict[tuple[PartKind, int, int], StreamedPart] = field(
-        default_factory=dict[tuple["PartKind", int, int], StreamedPart]
-    )
-    """The parts by kind, output index and their index in the item."""
-    places: dict[tuple[object, ...], tuple[str, StreamedPart]] = field(
-        default_factory=dict[tuple[object, ...], tuple[str, StreamedPart]]
-    )
-    """The item id and the part for what events say about their place, because most events are deltas."""
-    response_id: str = ""
-
-    def find_part(
-        self, kind: PartKind, message: JsonObject, index: str
-    ) -> tuple[str, StreamedPart]:
-        """Return the item id and the part of an event; an item that was never announced starts with it."""
-        sent = kind, message.get("item_id"), message.get("output_index"), message.get(index)
-        try:
-            found = self.places.get(sent)
-        except TypeError:  # an index that is an object or an array
-            found, sent = None, (kind,)
-        if found is None or found[1].item.completed:
-            item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
-            item = self.calls.place(ITEM_TYPES[kind], item_id, get_index(message))
-            part = StreamedPart(item, kind, at)
-            part = self.parts.setdefault((kind, item.output_index, at), part)
-            found = self.places[sent] = item_id, part
-        return found
-
-
-EventReader = Callable[[StreamState, JsonObject, EventList], None]
-
-
-def _read_response_started(state: StreamState, message: JsonObject, found: EventList) -> None:
-    """Read the start of the response; ``queued`` and ``in_progress`` may repeat it."""
-    if state.started:
-        found.append(OpaqueEvent(message["type"], message))
-        return
-    state.started = True
-    started = ResponseStarted(**fields.read_facts(fields.get_object(message, "response")))
-    state.response_id = started.response_id
-    found.append(started)
-
-
-def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item = fields.require_object(message, "item")
-    found += state.calls.start(read_item(item, get_index(message)))
-
-
-def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item = fields.require_object(message, "item")
-    ended, events = state.calls.finish(read_item(item, get_index(message)))
-    found += events
-    if isinstance(ended, ToolCall):
-        if not ended.name:
-            raise MalformedEvent("the tool call has no name")
-        item = ended.complete_item(item)
-    found.append(ItemCompleted(item, ended.output_index))
-
-
-def _delta_reader(kind: PartKind, index: str) -> EventReader:
-    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        delta = message.get("delta")
-        if type(delta) is not str:
-            delta = fields.require_text(message, "delta")
-        item_id, part = state.find_part(kind, message, index)
-        output_index = part.item.output_index
-        if state.joiner.pending or not delta.isascii():
-            delta = state.joiner.feed((kind, item_id, output_index, part.index), delta)
-        if kind == "text" and message.get("logprobs"):
-            state.logprobs += fields.read_logprobs(message)
-        if not delta:
-            return
-        part.is_emitted = True
-        if kind == "text":  # most events
-            logprobs = state.take_logprobs() if state.logprobs else ()
-            found.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
-        else:
-            found.append(build_delta(kind, delta, item_id, output_index, part.index))
-
-    return read
-
-
-def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
-    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        text = fields.require_text(message, member)
-        _complete_part(state, *state.find_part(kind, message, index), text, message, found)
-
-    return read
-
-
-def _complete_part(
-    state: StreamState,
-    item_id: str,
-    part: StreamedPart,
-    text: str,
-    container: JsonObject,
-    found: EventList,
-) -> None:
-    """Emit the end of a part, and first its text if the server sent no delta of it."""
-    kind, place = part.kind, (item_id, part.item.output_index, part.index)
-    state.joiner.discard((kind, *place))
-    if text:
-        if not part.is_emitted:
-            found.append(build_delta(kind, text, *place, fields.read_logprobs(container)))
-        part.is_emitted = part.is_complete = True
-    found.append(PartCompleted(kind, text, *place))
-
-
-_PART_KINDS: dict[str, tuple[PartKind, str]] = {
-    form: (kind, member) for kind, (form, member) in fields.PART_FORMS.items()
-}
-"""The kind of each type of part, and the member with its text."""
-
-
-def _part_object_reader(index: str) -> EventReader:
-    """Return a reader of a finished part object, which counts if no other event completed the part."""
-
-    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        found.append(OpaqueEvent(message["type"], message))
-        content = fields.get_object(message, "part")
-        kind, member = _PART_KINDS.get(get_text(content, "type"), ("text", ""))
-        place = kind, get_index(message), fields.get_part_index(message, index)
-        known = state.parts.get(place)
-        text = get_text(content, member)
-        if text and not (known and known.is_complete):
-            item_id, part = state.find_part(kind, message, index)
-            if not part.is_complete:
-                _complete_part(state, item_id, part, text, content, found)
-
-    return read
-
-
-def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    delta, place = message.get("delta"), _get_call_place(message)
-    if type(delta) is not str:
-        delta = fields.require_text(message, "delta")
-    if state.joiner.pending or not delta.isascii():
-        delta = state.joiner.feed(place, delta)
-    if delta:
-        found += state.calls.append_arguments(*place, delta)
-
-
-def _arguments_done_reader(member: str) -> EventReader:
-    def read(state: StreamState, message: JsonObject, _: EventList) -> None:
-        place = _get_call_place(message)
-        state.joiner.discard(place)
-        arguments = fields.get_arguments(message, member)
-        if arguments is None:
-            arguments = fields.require_text(message, member)
-        state.calls.set_arguments(*place, arguments)
-
-    return read
-
-
-def _get_call_place(message: JsonObject) -> tuple[str, int]:
-    """Return the item id and the index of an event about arguments."""
-    item_id, index = message.get("item_id"), message.get("output_index")
-    if type(item_id) is str and type(index) is int and index >= 0:  # most events
-        return item_id, index
-    return get_text(message, "item_id"), get_index(message)
-
-
-def _read_error(_: StreamState, message: JsonObject, found: EventList) -> None:
-    found.append(StreamFailed(**fields.read_error(message)))
-
-
-# The end of a response. If the event type and the status of the response differ, the worse one is used.
-
-_STATUS_ENDINGS: dict[str, FinalStatus] = {
-    "completed": "completed",
-    "": "completed",  # some servers send no status
-    "complete": "completed",  # of some gateways
-    "incomplete": "incomplete",
-}
-
-
-RUNNING = frozenset({"queued", "in_progress"})
-"""The statuses of a response that has not ended."""
-
-
-def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
-    return "failed" if "failed" in (one, other) else one if other == "completed" else other
-
-
-def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
-    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
-        response = fields.get_object(message, "response")
-        state.started = True
-        if state.replaced or state.joiner.replaced:
-            detail = "the output holds lone surrogates, which were replaced by U+FFFD"
-            found.append(AnomalyNoted("replaced_text", detail))
-        status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
-        more: JsonObject = {"usage": fields.read_usage(response)}
-        reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
-        if status == "failed":
-            reason, failure = _read_failure(response, code)
-        else:
-            more |= _read_output(state, response, found)
-        if status == "completed":
-            found += state.calls.resolve_open()
-        state.end(found, (status, reason, failure), response, more)
-
-    return read
-
-
-def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
-    """Return the code and the message of a failure."""
-    error = fields.read_error({"error": response.get("error") or {}})
-    status = get_text(response, "status")
-    message = ""
-    if status not in ("failed", "cancelled", ""):
-        code = code or "status_mismatch"
-        message = f"the terminal event does not match the status of the response ({status})"
-    return error["code"] or code or status, error["message"] or message
-
-
-def _read_output(state: StreamState, response: JsonObject, found: EventList) -> JsonObject:
-    """Return the items that a finished response lists; calls in the list complete the open ones."""
-    if not isinstance(response.get("output"), list):
-        return {}
-    items = fields.list_objects(response["output"])
-    if len(items) < len(response["output"]):
-        found.append(
-            AnomalyNoted("malformed", "the finished response lists something that is not an item")
-        )
-    matched = state.calls.reconcile(items)
-    for at, (known, events) in enumerate(matched):
-        found += events
-        if isinstance(known, ToolCall):
-            if _contradicts_call(items[at], known):
-                detail = f"call {known.call_id!r} differs in the finished response"
-                found.append(AnomalyNoted("contradiction", detail))
-            items[at] = known.complete_item(items[at])
-    indexes = tuple(known.output_index for known, _ in matched)
-    return {"output": tuple(map(wrap, items)), "indexes": indexes}
-
-
-def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
-    """Return whether a listed call differs from the streamed one; a missing member does not."""
-    known = (call.call_id, call.name, call.arguments)
-    listed = (get_text(item, name) for name in ("call_id", "name", CALL_ARGUMENTS[item["type"]]))
-    return any(one and one != other for one, other in zip(listed, known, strict=True))
-
-
-EVENT_READERS: dict[str, EventReader] = {
-    "response.created": _read_response_started,
-    "response.queued": _read_response_started,
-    "response.in_progress": _read_response_started,
-    "response.output_item.added": _read_item_added,
-    "response.output_item.done": _read_item_done,
-    "response.output_text.delta": _delta_reader("text", "content_index"),
-    "response.output_text.done": _part_done_reader("text", "text", "content_index"),
-    "response.refusal.delta": _delta_reader("refusal", "content_index"),
-    "response.refusal.done": _part_done_reader("refusal", "refusal", "content_index"),
-    "response.reasoning_summary_text.delta": _delta_reader("summary", "summary_index"),
-    "response.reasoning_summary_text.done": _part_done_reader("summary", "text", "summary_index"),
-    "response.reasoning_text.delta": _delta_reader("reasoning", "content_index"),
-    "response.reasoning_text.done": _part_done_reader("reasoning", "text", "content_index"),
-    "response.content_part.done": _part_object_reader("content_index"),
-    "response.reasoning_summary_part.done": _part_object_reader("summary_index"),
-    "response.function_call_arguments.delta": _read_arguments_delta,
-    "response.function_call_arguments.done": _arguments_done_reader("arguments"),
-    "response.custom_tool_call_input.delta": _read_arguments_delta,
-    "response.custom_tool_call_input.done": _arguments_done_reader("input"),
-    "response.completed": _terminal_reader("completed"),
-    "response.incomplete": _terminal_reader("incomplete"),
-    "response.failed": _terminal_reader("failed"),
-    "response.cancelled": _terminal_reader("failed", "cancelled"),
-    "response.done": _terminal_reader("completed"),  # of some gateways; the status decides
-    "error": _read_error,
-}
-
-DELTA_TYPES = frozenset(kind for kind in EVENT_READERS if kind.endswith(".delta"))
-"""The deltas whose text is passed through the ``SurrogateJoiner``."""
 
 _OPAQUE_GROUPS = {
     "content_part": "added",
@@ -364,35 +80,52 @@ OPAQUE_TYPES = {
     f"response.{group}.{name}" for group, names in _OPAQUE_GROUPS.items() for name in names.split()
 } | {"keepalive"}
 
+_STATUS_ENDINGS: dict[str, FinalStatus] = {
+    "completed": "completed",
+    "": "completed",  # some servers send no status
+    "complete": "completed",  # of some gateways
+    "incomplete": "incomplete",
+}
 
-log = logging.getLogger(__name__)
+
+RUNNING = frozenset({"queued", "in_progress"})
+"""The statuses of a response that has not ended."""
 
 
-class ResponsesDecoder(StreamDecoder[StreamState]):
+def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
+    return "failed" if "failed" in (one, other) else one if other == "completed" else other
+
+
+_PART_KINDS: dict[str, tuple[PartKind, str]] = {
+    form: (kind, member) for kind, (form, member) in fields.PART_FORMS.items()
+}
+"""The kind of each type of part, and the member with its text."""
+
+
+class ResponsesDecoder(StreamDecoder):
     """Decodes a stream of the Responses API.
 
     Args:
         stream_id: The lane of this response on a WebSocket that carries several at once; messages of other
             lanes are ignored.
-        max_line: The maximum length of an SSE line, in bytes.
-        max_message: The maximum length of an SSE message, in bytes.
+        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
+
+    Attributes:
+        response_id: The id of the response; empty until it is known.
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"output", "status"})
-    EVENT_READERS = EVENT_READERS
 
-    def __init__(
-        self, *, stream_id: str = "", max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE
-    ) -> None:
-        super().__init__(StreamState(), max_line=max_line, max_message=max_message)
+    def __init__(self, *, stream_id: str = "", **bounds: int) -> None:
+        super().__init__(**bounds)
         self.duplicates = self.gaps = self.late = 0
+        self.response_id = ""
         self._stream_id = stream_id
         self._sequence = SequenceChecker()
-
-    @property
-    def response_id(self) -> str:
-        """The id of the response; empty until it is known."""
-        return self._state.response_id
+        self._parts: dict[tuple[PartKind, int, int], StreamedPart] = {}
+        """The parts by kind, output index and their index in the item."""
+        self._places: dict[tuple[object, ...], tuple[str, StreamedPart]] = {}
+        """The item id and the part for what events say about their place, because most events are deltas."""
 
     @property
     def last_sequence_number(self) -> int:
@@ -410,15 +143,15 @@ class ResponsesDecoder(StreamDecoder[StreamState]):
         yield {"type": "response.created", "response": begun}
         yield {"type": "response.done", "response": response}
 
-    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
+    def _decode_message(self, message: JsonObject, event: str) -> None:
         kind = message.get("type")
         if type(kind) is not str:
             kind = "error" if "error" in message else event
             if not kind:
-                self._report_malformed(event, message, "no type", found)
+                self._report_malformed(event, message, "no type")
                 return
             message["type"] = kind
-        if self._state.ended or (self._stream_id and self._is_other_stream(message)):
+        if self.ended or (self._stream_id and self._is_other_stream(message)):
             return
         number = message.get("sequence_number")
         if type(number) is int and number >= 0 and self._sequence.reliable:
@@ -426,10 +159,10 @@ class ResponsesDecoder(StreamDecoder[StreamState]):
             same = kind, at if type(at) is int else -1, delta if type(delta) is str else None
             status = self._sequence.classify(number, hash(same))
             if status != "fresh" or not self._sequence.reliable:
-                self._report_order(status, number, found)
+                self._report_order(status, number)
             if status == "duplicate":
                 return
-        self._read_event(kind, message, found, known=OPAQUE_TYPES)
+        self._read_event(kind, message, known=OPAQUE_TYPES)
 
     def _expects_json(self, event: str) -> bool:
         return not event or event == "error" or event.startswith("response.")
@@ -439,14 +172,14 @@ class ResponsesDecoder(StreamDecoder[StreamState]):
         if (get_text(message, "type") or event) in DELTA_TYPES and "delta" in message:
             clean["delta"] = message["delta"]
         elif clean != message:
-            self._state.replaced = True
+            self._replaced = True
         return clean
 
     def _is_other_stream(self, message: JsonObject) -> bool:
         lane = message.get("stream_id")
         return bool(lane and lane != self._stream_id)
 
-    def _report_order(self, status: SequenceStatus, number: int, found: EventList) -> None:
+    def _report_order(self, status: SequenceStatus, number: int) -> None:
         """Report an event that arrived twice, late, or after missing ones."""
         match status:
             case "duplicate":
@@ -454,13 +187,230 @@ class ResponsesDecoder(StreamDecoder[StreamState]):
                 log.debug("event %d was received twice; the second is ignored", number)
             case "gap":
                 self.gaps += 1
-                self._report_anomaly(
-                    "gap", f"events are missing before sequence number {number}", found
-                )
+                detail = f"events are missing before sequence number {number}"
+                self._report_anomaly("gap", detail)
             case "late":
                 self.late += 1
-                self._report_anomaly("late", f"event {number} arrived late", found)
+                self._report_anomaly("late", f"event {number} arrived late")
             case "fresh":
                 log.warning(
                     "sequence number %d was used twice; sequence numbers are ignored", number
                 )
+
+    # The start and the end of items.
+
+    def _read_response_started(self, message: JsonObject) -> None:
+        """Read the start of the response; ``queued`` and ``in_progress`` may repeat it."""
+        if self._started:
+            self._found.append(OpaqueEvent(message["type"], message))
+            return
+        self._started = True
+        started = ResponseStarted(**fields.read_facts(fields.get_object(message, "response")))
+        self.response_id = started.response_id
+        self._found.append(started)
+
+    def _read_item_added(self, message: JsonObject) -> None:
+        item = fields.require_object(message, "item")
+        self._found += self.calls.start(read_item(item, get_index(message)))
+
+    def _read_item_done(self, message: JsonObject) -> None:
+        item = fields.require_object(message, "item")
+        ended, events = self.calls.finish(read_item(item, get_index(message)))
+        self._found += events
+        if isinstance(ended, ToolCall):
+            if not ended.name:
+                raise MalformedEvent("the tool call has no name")
+            item = ended.complete_item(item)
+        self._found.append(ItemCompleted(item, ended.output_index))
+
+    # The parts of items.
+
+    def _find_part(
+        self, kind: PartKind, message: JsonObject, index: str
+    ) -> tuple[str, StreamedPart]:
+        """Return the item id and the part of an event; an item that was never announced starts with it."""
+        sent = kind, message.get("item_id"), message.get("output_index"), message.get(index)
+        try:
+            found = self._places.get(sent)
+        except TypeError:  # an index that is an object or an array
+            found, sent = None, (kind,)
+        if found is None or found[1].item.completed:
+            item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
+            item = self.calls.place(ITEM_TYPES[kind], item_id, get_index(message))
+            part = StreamedPart(item, kind, at)
+            part = self._parts.setdefault((kind, item.output_index, at), part)
+            found = self._places[sent] = item_id, part
+        return found
+
+    def _read_delta(self, message: JsonObject, kind: PartKind, index: str) -> None:
+        delta = message.get("delta")
+        if type(delta) is not str:
+            delta = fields.require_text(message, "delta")
+        item_id, part = self._find_part(kind, message, index)
+        output_index = part.item.output_index
+        if self._joiner.pending or not delta.isascii():
+            delta = self._joiner.feed((kind, item_id, output_index, part.index), delta)
+        if kind == "text" and message.get("logprobs"):
+            self._logprobs += fields.read_logprobs(message)
+        if not delta:
+            return
+        part.is_emitted = True
+        if kind == "text":  # most events
+            logprobs = self._take_logprobs() if self._logprobs else ()
+            self._found.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
+        else:
+            self._found.append(build_delta(kind, delta, item_id, output_index, part.index))
+
+    def _read_part_done(self, message: JsonObject, kind: PartKind, member: str, index: str) -> None:
+        text = fields.require_text(message, member)
+        self._complete_part(*self._find_part(kind, message, index), text, message)
+
+    def _complete_part(
+        self, item_id: str, part: StreamedPart, text: str, container: JsonObject
+    ) -> None:
+        """Emit the end of a part, and first its text if the server sent no delta of it."""
+        kind, place = part.kind, (item_id, part.item.output_index, part.index)
+        self._joiner.discard((kind, *place))
+        if text:
+            if not part.is_emitted:
+                logprobs = fields.read_logprobs(container)
+                self._found.append(build_delta(kind, text, *place, logprobs))
+            part.is_emitted = part.is_complete = True
+        self._found.append(PartCompleted(kind, text, *place))
+
+    def _read_part_object(self, message: JsonObject, index: str) -> None:
+        """Read a finished part object, which counts if no other event completed the part."""
+        self._found.append(OpaqueEvent(message["type"], message))
+        content = fields.get_object(message, "part")
+        kind, member = _PART_KINDS.get(get_text(content, "type"), ("text", ""))
+        place = kind, get_index(message), fields.get_part_index(message, index)
+        known = self._parts.get(place)
+        text = get_text(content, member)
+        if text and not (known and known.is_complete):
+            item_id, part = self._find_part(kind, message, index)
+            if not part.is_complete:
+                self._complete_part(item_id, part, text, content)
+
+    # The arguments of calls.
+
+    def _read_arguments_delta(self, message: JsonObject) -> None:
+        delta, place = message.get("delta"), _get_call_place(message)
+        if type(delta) is not str:
+            delta = fields.require_text(message, "delta")
+        if self._joiner.pending or not delta.isascii():
+            delta = self._joiner.feed(place, delta)
+        if delta:
+            self._found += self.calls.append_arguments(*place, delta)
+
+    def _read_arguments_done(self, message: JsonObject, member: str) -> None:
+        place = _get_call_place(message)
+        self._joiner.discard(place)
+        arguments = fields.get_arguments(message, member)
+        if arguments is None:
+            arguments = fields.require_text(message, member)
+        self.calls.set_arguments(*place, arguments)
+
+    # The end of a response. If the event type and the status of the response differ, the worse one is used.
+
+    def _read_error(self, message: JsonObject) -> None:
+        self._found.append(StreamFailed(**fields.read_error(message)))
+
+    def _read_terminal(self, message: JsonObject, ending: FinalStatus, code: str = "") -> None:
+        response = fields.get_object(message, "response")
+        self._started = True
+        if self._replaced or self._joiner.replaced:
+            detail = "the output holds lone surrogates, which were replaced by U+FFFD"
+            self._found.append(AnomalyNoted("replaced_text", detail))
+        status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
+        output: JsonObject = {}
+        reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
+        if status == "failed":
+            reason, failure = _read_failure(response, code)
+        else:
+            output = self._read_output(response)
+        if status == "completed":
+            self._found += self.calls.resolve_open()
+        usage = fields.read_usage(response)
+        self._end((status, reason, failure), response, usage=usage, **output)
+
+    def _read_output(self, response: JsonObject) -> JsonObject:
+        """Return the items that a finished response lists; calls in the list complete the open ones."""
+        if not isinstance(response.get("output"), list):
+            return {}
+        items = fields.list_objects(response["output"])
+        if len(items) < len(response["output"]):
+            detail = "the finished response lists something that is not an item"
+            self._found.append(AnomalyNoted("malformed", detail))
+        matched = self.calls.reconcile(items)
+        for at, (known, events) in enumerate(matched):
+            self._found += events
+            if isinstance(known, ToolCall):
+                if _contradicts_call(items[at], known):
+                    detail = f"call {known.call_id!r} differs in the finished response"
+                    self._found.append(AnomalyNoted("contradiction", detail))
+                items[at] = known.complete_item(items[at])
+        indexes = tuple(known.output_index for known, _ in matched)
+        return {"output": tuple(map(wrap, items)), "indexes": indexes}
+
+    EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "response.created": (_read_response_started,),
+        "response.queued": (_read_response_started,),
+        "response.in_progress": (_read_response_started,),
+        "response.output_item.added": (_read_item_added,),
+        "response.output_item.done": (_read_item_done,),
+        "response.output_text.delta": (_read_delta, "text", "content_index"),
+        "response.output_text.done": (_read_part_done, "text", "text", "content_index"),
+        "response.refusal.delta": (_read_delta, "refusal", "content_index"),
+        "response.refusal.done": (_read_part_done, "refusal", "refusal", "content_index"),
+        "response.reasoning_summary_text.delta": (_read_delta, "summary", "summary_index"),
+        "response.reasoning_summary_text.done": (
+            _read_part_done,
+            "summary",
+            "text",
+            "summary_index",
+        ),
+        "response.reasoning_text.delta": (_read_delta, "reasoning", "content_index"),
+        "response.reasoning_text.done": (_read_part_done, "reasoning", "text", "content_index"),
+        "response.content_part.done": (_read_part_object, "content_index"),
+        "response.reasoning_summary_part.done": (_read_part_object, "summary_index"),
+        "response.function_call_arguments.delta": (_read_arguments_delta,),
+        "response.function_call_arguments.done": (_read_arguments_done, "arguments"),
+        "response.custom_tool_call_input.delta": (_read_arguments_delta,),
+        "response.custom_tool_call_input.done": (_read_arguments_done, "input"),
+        "response.completed": (_read_terminal, "completed"),
+        "response.incomplete": (_read_terminal, "incomplete"),
+        "response.failed": (_read_terminal, "failed"),
+        "response.cancelled": (_read_terminal, "failed", "cancelled"),
+        "response.done": (_read_terminal, "completed"),  # of some gateways; the status decides
+        "error": (_read_error,),
+    }
+
+
+def _get_call_place(message: JsonObject) -> tuple[str, int]:
+    """Return the item id and the index of an event about arguments."""
+    item_id, index = message.get("item_id"), message.get("output_index")
+    if type(item_id) is str and type(index) is int and index >= 0:  # most events
+        return item_id, index
+    return get_text(message, "item_id"), get_index(message)
+
+
+def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
+    """Return the code and the message of a failure."""
+    error = fields.read_error({"error": response.get("error") or {}})
+    status = get_text(response, "status")
+    message = ""
+    if status not in ("failed", "cancelled", ""):
+        code = code or "status_mismatch"
+        message = f"the terminal event does not match the status of the response ({status})"
+    return error["code"] or code or status, error["message"] or message
+
+
+def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
+    """Return whether a listed call differs from the streamed one; a missing member does not."""
+    known = (call.call_id, call.name, call.arguments)
+    listed = (get_text(item, name) for name in ("call_id", "name", CALL_ARGUMENTS[item["type"]]))
+    return any(one and one != other for one, other in zip(listed, known, strict=True))
+
+
+DELTA_TYPES = frozenset(kind for kind in ResponsesDecoder.EVENT_READERS if kind.endswith(".delta"))
+"""The deltas whose text is passed through the ``SurrogateJoiner``."""
