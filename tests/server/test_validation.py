@@ -1,4 +1,4 @@
-"""Every published error for a malformed request, and the order of the checks."""
+"""Every published error for a malformed request, the order of the checks, and what is accepted."""
 
 from typing import Any
 
@@ -489,23 +489,13 @@ BOUNDS: list[Row] = [
 ]
 
 ROWS = PRESENCE + UNKNOWN + TYPES + VALUES + MEMBERS + BOUNDS
+"""All malformed requests, which ``test_published_errors.py`` sends to the server."""
 
 
 def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
     """Return a request with the fragment merged in; ``...`` removes a parameter."""
     body = {"model": "practice", "input": "ping"} | fragment
     return {name: value for name, value in body.items() if value is not ...}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_malformed_request_gets_the_published_error(row: Row) -> None:
-    """Status, param, code and message are those of the hosted API."""
-    _, fragment, param, code, message = row
-    with pytest.raises(ApiError) as exc_info:
-        requests.check_create(make_body(fragment))
-    error = exc_info.value
-    assert (error.message, error.param, error.code) == (message, param, code)
-    assert (error.status, error.type) == (400, "invalid_request_error")
 
 
 ORDER = [
@@ -542,14 +532,14 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("param", "fragment"), ORDER, ids=[row[0] for row in ORDER])
-def test_order_of_checks_is_fixed(param: str, fragment: dict[str, Any]) -> None:
+def test_order_of_checks_is_fixed() -> None:
     """The reported error does not depend on the order of the parameters in the request."""
-    backwards = dict(reversed(make_body(fragment).items()))
-    for request in (make_body(fragment), backwards):
-        with pytest.raises(ApiError) as exc_info:
-            requests.check_create(request)
-        assert exc_info.value.param == param
+    for param, fragment in ORDER:
+        backwards = dict(reversed(make_body(fragment).items()))
+        for request in (make_body(fragment), backwards):
+            with pytest.raises(ApiError) as exc_info:
+                requests.check_create(request)
+            assert exc_info.value.param == param
 
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -610,10 +600,10 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fragment", ACCEPTED, ids=lambda fragment: ",".join(fragment)[:40])
-def test_valid_request_is_accepted(fragment: dict[str, Any]) -> None:
+def test_valid_request_is_accepted() -> None:
     """Requests that the API accepts are accepted, including null where it is allowed."""
-    requests.check_create(make_body(fragment))
+    for fragment in ACCEPTED:
+        requests.check_create(make_body(fragment))
 
 
 @pytest.mark.parametrize(
@@ -686,43 +676,17 @@ def test_nesting_of_free_form_json_is_limited() -> None:
     assert exc_info.value.param == "tools[0].parameters"
 
 
-def test_conversation_and_previous_response_exclude_each_other(http: httpx2.Client) -> None:
-    """A request with both is rejected with the hosted API's message; null is no value."""
+def test_null_is_no_conversation_and_no_previous_response(http: httpx2.Client) -> None:
+    """Of the two, which exclude each other, one may be null."""
     both = {"conversation": "conv_1", "previous_response_id": "resp_1"}
-    answer = http.post("/v1/responses", json=make_body(both))
-    assert answer.status_code == 400
-    assert answer.json()["error"] == {
-        "message": "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
-        "'pre..._id' or 'conversation'.",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "mutually_exclusive_parameters",
-    }
     for name in both:
         answer = http.post("/v1/responses", json=make_body({**both, name: None}))
         assert "not found" in answer.json()["error"]["message"]
 
 
-def test_a_stored_prompt_is_never_found(http: httpx2.Client) -> None:
-    """The server stores no prompts and returns the hosted API's error for an unknown one."""
-    answer = http.post("/v1/responses", json=make_body({"prompt": {"id": "pmpt_x"}}))
-    message = answer.json()["error"]["message"]
-    assert (answer.status_code, message) == (404, "Prompt with id 'pmpt_x' not found.")
-    assert http.post("/v1/responses", json=make_body({"prompt": None})).status_code == 200
-
-
 @pytest.mark.parametrize("empty", [[], ""])
-def test_empty_input_requires_a_previous_response(empty: object) -> None:
-    """Empty input is rejected without a previous response or conversation."""
-    with pytest.raises(ApiError) as exc_info:
-        requests.check_not_empty({"input": empty, "previous_response_id": None})
-    assert exc_info.value.body()["error"] == {
-        "message": "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' "
-        "must be provided.",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "missing_required_parameter",
-    }
+def test_empty_input_is_accepted_in_a_context(empty: object) -> None:
+    """Empty input is accepted after a previous response and in a conversation."""
     requests.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
     requests.check_not_empty({"input": empty, "conversation": "conv_1"})
 
