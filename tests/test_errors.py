@@ -3,8 +3,7 @@
 import pickle
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge import errors
 from kedge.errors import EngineError, InvalidJSON, KedgeError
 
@@ -31,7 +30,7 @@ ALL_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
+@for_each("error", ALL_ERRORS)
 def test_every_error_is_a_kedge_error_and_can_be_pickled(error: Any) -> None:
     """A pickled error has the same message, arguments and attributes."""
     original = error(*ERROR_ARGUMENTS.get(error.__name__, ("something happened",)))

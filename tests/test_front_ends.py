@@ -7,6 +7,7 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
+from for_each import for_each
 from kedge.errors import StoreBusy
 from kedge.mcp.server import McpFrontEnd
 from kedge.proxy.access import ProxyFrontEnd
@@ -73,8 +74,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 """The policy, the headers of a request, and its status."""
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", FRONT_ENDS)
+@for_each("case", CASES)
+@for_each("name", FRONT_ENDS)
 async def test_every_rule_holds_for_every_front_end(name: str, case: str) -> None:
     """A request is accepted or rejected with the same status, whoever receives it."""
     create, path, _ = FRONT_ENDS[name]
@@ -154,7 +155,7 @@ COUNTED = [
 """A front end, a request to it, and whether it counts for the limit of requests."""
 
 
-@pytest.mark.parametrize(("name", "method", "path", "headers", "is_counted"), COUNTED)
+@for_each(("name", "method", "path", "headers", "is_counted"), COUNTED)
 async def test_which_requests_count_for_a_limit(
     name: str, method: str, path: str, headers: dict[str, str], is_counted: bool
 ) -> None:

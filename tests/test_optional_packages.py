@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.errors import EXTRAS, describe_extra
 
 ROOT = Path(__file__).parents[1]
@@ -209,7 +210,7 @@ def test_every_imported_package_is_declared() -> None:
     assert undeclared == UNDECLARED
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@for_each("extra", EXTRAS)
 def test_every_extra_is_declared(extra: str) -> None:
     """The table of extras has those of pyproject.toml, each with a package of it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -17,6 +17,7 @@ import pytest
 from msgspec import Struct
 
 import kedge
+from for_each import for_each
 from kedge import turns
 from kedge.backends import Models
 from kedge.batch.files import BatchLine, LineResult, summarize_results
@@ -66,7 +67,7 @@ def test_the_public_names_match_those_for_type_checkers() -> None:
     assert len(set(kedge.__all__)) == len(kedge.__all__)
 
 
-@pytest.mark.parametrize("name", list(kedge.HOMES))
+@for_each("name", list(kedge.HOMES))
 def test_every_name_is_that_of_its_module(name: str) -> None:
     """A root name is the same object as in its module, which lists it as public."""
     home = import_module(kedge.HOMES[name])
@@ -86,9 +87,7 @@ def test_nothing_else_is_public() -> None:
     assert others - machinery <= set(kedge.__all__)
 
 
-@pytest.mark.parametrize(
-    "package", [each.name for each in iter_modules(kedge.__path__) if each.ispkg]
-)
+@for_each("package", [each.name for each in iter_modules(kedge.__path__) if each.ispkg])
 def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
     """A class or function has its own name in the package that offers it; British spellings are not used."""
     home = import_module(f"kedge.{package}")
@@ -294,7 +293,7 @@ def find_mutable(value: object) -> list[object]:
     return [value] * is_mutable + [found for each in members for found in find_mutable(each)]
 
 
-@pytest.mark.parametrize("value", FROZEN_VALUES, ids=lambda value: type(value).__name__)
+@for_each("value", FROZEN_VALUES)
 def test_collections_of_frozen_values_are_read_only(value: Any) -> None:
     """A collection in a frozen value cannot be changed in place, whichever type the caller passed."""
     assert find_mutable(value) == []

@@ -9,6 +9,7 @@ from openai import OpenAI
 
 from backends.conftest import make_model
 from engines.fake_server import json_response, make_handler, serve_handler, sse_response
+from for_each import for_each
 from kedge.backends.engine_model import to_api_error
 from kedge.errors import (
     CannotConnect,
@@ -66,7 +67,7 @@ def test_permanent_failure_in_a_stream_is_a_client_error() -> None:
     assert REASON in exc_info.value.message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "status", "code"),
     [
         (ServerFailed("boom", provider="x", status=500, retryable=True), 502, "upstream_failed"),

@@ -8,11 +8,11 @@ import random
 import tracemalloc
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chat.state_mutations import mutate
+from for_each import for_each
 from kedge.chat.state import (
     DISCARD_REASONS,
     ChatState,
@@ -290,9 +290,7 @@ DISCARDED: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"), [each[1:] for each in DISCARDED], ids=[d[0] for d in DISCARDED]
-)
+@for_each(("data", "reason"), [each[1:] for each in DISCARDED])
 def test_invalid_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
     """Decoding an invalid state raises nothing and returns a reason code with a sentence."""
     decoded = decode_state(data, "openai")
@@ -337,7 +335,7 @@ def test_every_byte_is_checked() -> None:
         assert isinstance(decode_state(data[:at], "openai"), DiscardedState)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("state", "expected"),
     [
         (None, b""),

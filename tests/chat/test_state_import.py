@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.chat import Chat
 from kedge.chat.state import ChatState, import_messages
 from kedge.turns import (
@@ -51,7 +52,7 @@ def test_leading_system_messages_are_omitted_and_not_counted(processed: int, lef
     assert imported.processed_length == left
 
 
-@pytest.mark.parametrize("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
+@for_each("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
 def test_invalid_messages_are_rejected(messages: object) -> None:
     """Messages of an invalid form raise an error, which discards the state."""
     with pytest.raises(ValueError, match="messages are objects"):
@@ -114,7 +115,7 @@ def test_one_message_may_become_several_blocks() -> None:
     assert imported.processed_length == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message",
     [
         {"role": "user", "content": 5},

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from for_each import for_each
 from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
 from kedge.cli.base import (
     find_hint,
@@ -259,7 +260,7 @@ def test_help_of_chat_imports_no_heavy_module() -> None:
     assert loaded & HEAVY_MODULES == set()
 
 
-@pytest.mark.parametrize("first", COMMANDS)
+@for_each("first", COMMANDS)
 def test_every_command_has_json_and_verbose(first: str) -> None:
     """Every command has both options, and its line in the list matches its own help."""
     for name, click_command in load_commands():

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
+from for_each import for_each
 from kedge.cli.chat_output import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "done"),
     [
         ("one", ""),

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 
+from for_each import for_each
 from kedge.cli import serve
 from kedge.cli.serve import command, default_db, is_loopback, local_url
 from kedge.server.settings import Settings
@@ -114,7 +115,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
     assert settings.unknown_parameters == "ignore"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "code", "message"),
     [
         (["--host", "::"], 2, "a token is required"),
@@ -184,7 +185,7 @@ def test_page_uses_loopback_url_of_server(bound: str, own: str) -> None:
         assert local_url(listener).startswith(own)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("host", "local"),
     [
         ("127.0.0.1", True),

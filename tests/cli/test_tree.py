@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from for_each import for_each
 from kedge.cli.show import AnnotatedTree, describe_mark, draw_graph, render_tree
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import StoredTree
@@ -29,7 +29,7 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
     return AnnotatedTree(tree, [row, other], {2: assistant("Hello there")})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "changes", "marks"),
     [
         ("answered", {}, []),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from compaction.histories import FunctionEngine, make_exchanges, run_immediately
+from for_each import for_each
 from kedge.chat import Chat
 from kedge.compaction import (
     AllTriggers,
@@ -287,7 +288,7 @@ def test_summary_length_can_be_configured() -> None:
         SummarizingCompactor(400, max_summary_tokens=500)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "arguments", "message"),
     [
         (CompositeCompactor, [[MessageLimitCompactor(2)]], "which list has not"),
@@ -381,7 +382,7 @@ def test_advance_to_first_user_message() -> None:
     assert advance_to_first_user_message(blocks[:1]) == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: MessageLimitCompactor(0),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from for_each import for_each
 from kedge.config import SETTINGS, Config, load_config, mask, mask_url, mask_value, read_config_file
 from kedge.errors import InvalidSetting
 
@@ -135,7 +136,7 @@ def test_invalid_variable_is_named(name: str, text: str) -> None:
         config.find(name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("variable", "similar"),
     [
         ("KEDGE_PORT", "KEDGE_SERVE_PORT"),
@@ -193,7 +194,7 @@ def test_short_secret_is_masked_completely(secret: str, shown: str) -> None:
     assert mask(secret) == shown
 
 
-@pytest.mark.parametrize(
+@for_each(
     "address",
     [
         "postgresql://u:planted@h/d",

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
+from for_each import for_each
 from kedge.compaction.base import context_tokens
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
@@ -178,7 +179,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
     assert received["content"][0]["content"] == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blocks", "message"),
     [
         ([user([image(b"x", media_type="image/tiff")])], "an image of type image/tiff"),
@@ -284,7 +285,7 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("params", "expected"),
     [
         ({"max_output_tokens": 5}, {"max_tokens": 5}),
@@ -343,7 +344,7 @@ def test_a_thinking_budget_above_the_limit_raises() -> None:
     assert reconcile_body(map_params(fits, PARAM_RULES))["max_tokens"] == 4097
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("params", "param"),
     [
         ({"temperature": 0}, "temperature"),
@@ -412,7 +413,7 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "kind", "expected"),
     [
         (400, "invalid_request_error", RequestRefused),

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
+from for_each import for_each
 from kedge.engines import prompt_cache
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.chat_completions.render import render_messages as render_chat
@@ -169,7 +170,7 @@ def test_minimum_lengths_by_model() -> None:
     assert anthropic_rules("claude-sonnet-5", "1h") == CacheRules(1024, 1, 3600.0, explicit=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "now", "hint"),
     [
         ("It is 12:00.", "It is 12:01.", "clock"),

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, make_handler, serve_handler
+from for_each import for_each
 from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
 from kedge.engines import Request as Asked
 from kedge.engines.chat_completions import build_param_rules, map_tool
@@ -127,7 +128,7 @@ def test_images_and_files_become_parts() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blocks", "message"),
     [
         ([user([ImagePart(file_id="f")])], "pass the image data"),
@@ -229,7 +230,7 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
         assert map_tool(native) == native
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("params", "expected"),
     [
         (
@@ -305,7 +306,7 @@ def test_common_parameters_are_translated(params: Any, expected: Any) -> None:
     assert map_params(params, build_param_rules("max_tokens")) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("params", "param"),
     [
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),

@@ -1,8 +1,8 @@
 """Test every known form in which servers reject chaining, and the healing chosen for it."""
 
-import pytest
 from msgspec import structs
 
+from for_each import for_each
 from kedge.engines.heal_rules import (
     RequestSummary,
     classify_error,
@@ -125,14 +125,14 @@ ERROR_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", ERROR_SHAPES)
+@for_each("name", ERROR_SHAPES)
 def test_a_rejected_chain_is_recognized_by_its_error(name: str) -> None:
     """Status, code and param decide first, the message last; other errors are not healed."""
     status, body, reason = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), CHAINED) == reason
 
 
-@pytest.mark.parametrize("name", ERROR_SHAPES)
+@for_each("name", ERROR_SHAPES)
 def test_full_send_is_not_healed_for_a_chain_error(name: str) -> None:
     """A request that was not chained is not healed for a chain error."""
     status, body, _ = ERROR_SHAPES[name]
@@ -174,7 +174,7 @@ def test_missing_conversation_object_is_healed() -> None:
     assert classify_error(locked, sent) == "conversation"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "body", "expected"),
     [
         (400, '{"error": {"message": "Invalid parameter: \'text.format\' of type \'json_schema\'"}}', True),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_bytes, serve_handler
+from for_each import for_each
 from kedge.engines.http_client import (
     MAX_RETRY_AFTER,
     HttpClient,
@@ -47,7 +48,7 @@ async def count_requests(status: int, headers: dict[str, str]) -> int:
     return len(requests)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "headers", "expected"),
     [
         (503, {"retry-after-ms": "1"}, 2),
@@ -57,7 +58,6 @@ async def count_requests(status: int, headers: dict[str, str]) -> int:
         (503, {"retry-after-ms": "1", "x-should-retry": "false"}, 1),
         (503, {"retry-after": str(MAX_RETRY_AFTER + 1)}, 1),
     ],
-    ids=["temporary", "conflict", "permanent", "requested", "forbidden", "too long"],
 )
 async def test_server_decides_about_retries(
     status: int, headers: dict[str, str], expected: int

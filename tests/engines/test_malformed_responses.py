@@ -18,6 +18,7 @@ from engines.fake_server import (
     serve_handler,
     sse_response,
 )
+from for_each import for_each
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import RefusalDelta, TextDelta
@@ -54,8 +55,8 @@ KEY_LEAKS: dict[str, Callable[[], Response]] = {
 }
 
 
-@pytest.mark.parametrize("name", INVALID_RESPONSES)
-@pytest.mark.parametrize("streaming", [False, True])
+@for_each("name", INVALID_RESPONSES)
+@for_each("streaming", [False, True])
 async def test_invalid_response_raises(name: str, streaming: bool) -> None:
     """A body that is not a response raises an error despite status 200."""
     with serve_handler(make_handler(INVALID_RESPONSES[name])) as url:
@@ -67,8 +68,8 @@ async def test_invalid_response_raises(name: str, streaming: bool) -> None:
     assert exc_info.value.provider == "responses"
 
 
-@pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
-@pytest.mark.parametrize("streaming", [False, True])
+@for_each("api", ["responses", "chat", "anthropic"])
+@for_each("streaming", [False, True])
 async def test_an_error_with_status_200_is_raised_with_its_message(
     api: str, streaming: bool
 ) -> None:
@@ -143,7 +144,7 @@ async def test_audit_ends_without_working_pagination() -> None:
                 assert (await engine.verify(turn)).agrees is agrees
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("code", "retryable"),
     [
         ("server_error", True),
@@ -162,7 +163,7 @@ async def test_audit_ends_without_working_pagination() -> None:
         ("400", False),
     ],
 )
-@pytest.mark.parametrize("event", ["response.failed", "error"])
+@for_each("event", ["response.failed", "error"])
 async def test_a_failure_is_retryable_unless_its_code_is_permanent(
     code: str, retryable: bool, event: str
 ) -> None:
@@ -214,9 +215,9 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
     assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("media_type", ["application/json", "application/octet-stream"])
-@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n: processing\n\n"])
-@pytest.mark.parametrize("streaming", [True, False])
+@for_each("media_type", ["application/json", "application/octet-stream"])
+@for_each("start", [b"", b"\xef\xbb\xbf", b"\n: processing\n\n"])
+@for_each("streaming", [True, False])
 async def test_a_stream_with_the_label_of_another_type_is_read(
     media_type: str, start: bytes, streaming: bool
 ) -> None:

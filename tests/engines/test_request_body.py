@@ -7,6 +7,7 @@ import pytest
 
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
+from for_each import for_each
 from kedge.engines import Request, ResponsesEngine
 from kedge.engines.request_options import PLANNED_PARAMS
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
@@ -114,7 +115,7 @@ async def test_argument_that_is_not_a_turn_is_rejected(given: Any) -> None:
             engine.sync.stream(given)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"retention": -5},

@@ -12,6 +12,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import make_handler, serve_handler
+from for_each import for_each
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, transport
 from kedge.engines.sdk_client import SdkClient
 from kedge.engines.transport import (
@@ -57,9 +58,9 @@ def open_engine(kind: str, url: str, max_bytes: int) -> Engine:
 KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
-@pytest.mark.parametrize("streaming", [False, True])
+@for_each("kind", KINDS)
+@for_each("encoding", ["gzip", "deflate", "identity"])
+@for_each("streaming", [False, True])
 async def test_a_response_is_limited(kind: str, encoding: str, streaming: bool) -> None:
     """A body or a stream that is larger after decompression is an error, which names the setting."""
     body = EVENT * 50 if streaming else json.dumps({"id": "resp_1", "x": "x" * 5_000_000}).encode()

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, make_handler, serve_handler
+from for_each import for_each
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
 from kedge.engines.sdk_client import SdkClient
 from kedge.errors import EngineError, NotAuthorized, StreamCut, Unreachable
@@ -132,8 +133,8 @@ async def test_client_of_the_openai_package_opens_websockets(server: TestServer)
     assert server.requests[-1].body["previous_response_id"]
 
 
-@pytest.mark.parametrize("api", ["openai", "openai over aiohttp", "anthropic"])
-@pytest.mark.parametrize("status", [302, 307])
+@for_each("api", ["openai", "openai over aiohttp", "anthropic"])
+@for_each("status", [302, 307])
 async def test_redirect_is_not_followed(api: str, status: int) -> None:
     """A client that follows redirects would send the conversation, and the key of Anthropic's API, elsewhere."""
     received: list[str] = []

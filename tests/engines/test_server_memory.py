@@ -9,6 +9,7 @@ import pytest
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
+from for_each import for_each
 from kedge.conversation import Conversation
 from kedge.engines import Engine, ResponsesEngine
 from kedge.errors import InvalidSetting, ServerFailed, StoreError
@@ -256,8 +257,8 @@ async def test_wrong_echo_disproves_the_context(streaming: bool, echo: str) -> N
     assert get_state(turn).anchors[-1].status == "lost" or is_coherent(server, turn)
 
 
-@pytest.mark.parametrize("usage", ["none", "constant", "new"])
-@pytest.mark.parametrize("stores", [True, False])
+@for_each("usage", ["none", "constant", "new"])
+@for_each("stores", [True, False])
 async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:
     """With audits, a server that reports no counts is chained on if it lists its items; other counts outweigh them."""
     server = MemoryServer(usage=usage, stores=stores)

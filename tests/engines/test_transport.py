@@ -15,6 +15,7 @@ from engines.fake_server import (
     serve_handler,
     sse_response,
 )
+from for_each import for_each
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
@@ -231,7 +232,7 @@ async def test_truncated_message_contains_no_part_of_the_key() -> None:
     assert "sk-" not in str(exc_info.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "value"),
     [
         ("Authorization", f"Bearer {SECRET}"),

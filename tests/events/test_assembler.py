@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from events.streams import Message, assemble, decode, encode_sse, read_messages, replay
+from for_each import for_each
 from kedge.events import (
     AnomalyNoted,
     Assembler,
@@ -327,7 +328,7 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t",
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("streamed", "listed", "problem"),
     [
         ([message_item("this")], [message_item("other")], "differs"),
@@ -338,16 +339,6 @@ REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
         ([message_item("this")], [message_item("this"), CALL], ""),
         ([REASONING, message_item("this")], [message_item("this")], ""),
         ([message_item("this")], [], ""),
-    ],
-    ids=[
-        "another text",
-        "a missing item",
-        "another order",
-        "the same",
-        "another id",
-        "an item that was not streamed",
-        "missing reasoning",
-        "no list",
     ],
 )
 def test_response_that_differs_from_its_stream_is_not_an_anchor(
@@ -393,7 +384,7 @@ def test_listed_items_with_other_ids_are_not_duplicated() -> None:
 # The status of the outcome.
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ending", "status"),
     [
         ([], "cut"),
@@ -432,7 +423,7 @@ def test_a_failure_has_the_message_of_the_response() -> None:
     assert (result.code, result.message) == ("c", "d")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "stream",
     [
         [AnomalyNoted("malformed", "x"), ItemCompleted(message_item("hi"), 0), COMPLETED],
@@ -444,17 +435,6 @@ def test_a_failure_has_the_message_of_the_response() -> None:
         [ToolCallStarted("call_1", "t", "fc_1", 0), ToolArgumentsDelta("call_1", "{}"), COMPLETED],
         [ItemCompleted({"type": "tomorrow", "n": float("inf")}, 0), COMPLETED],
         [ItemCompleted({"type": 7}, 0), COMPLETED],
-    ],
-    ids=[
-        "malformed",
-        "gap",
-        "hole",
-        "late",
-        "call",
-        "unfinished",
-        "open call",
-        "infinite",
-        "typeless",
     ],
 )
 def test_damaged_stream_is_a_failure(stream: list[StreamEvent]) -> None:

@@ -20,6 +20,7 @@ from events.streams import (
     read_transcript,
     replay,
 )
+from for_each import for_each
 from kedge.errors import StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
@@ -125,7 +126,7 @@ def test_every_documented_event_type_is_known() -> None:
     assert not ResponsesDecoder.EVENT_READERS.keys() & OPAQUE_TYPES
 
 
-@pytest.mark.parametrize("kind", sorted(OPAQUE_TYPES))
+@for_each("kind", sorted(OPAQUE_TYPES))
 def test_an_opaque_event_is_preserved(kind: str) -> None:
     """An event that is not interpreted is passed on unchanged."""
     event = {"type": kind, "item_id": "x_1", "output_index": 0, "delta": "d", "more": [1, {}]}
@@ -261,7 +262,7 @@ def response_event(kind: str, **response: Any) -> Message:
     return {"type": f"response.{kind}", "response": {"id": "resp_1", **response}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("event", "kind", "detail"),
     [
         (response_event("completed", status="completed"), ResponseCompleted, ""),
@@ -337,7 +338,7 @@ def test_missing_total_is_the_sum() -> None:
 # Malformed events.
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         "nonsense",
@@ -354,7 +355,6 @@ def test_missing_total_is_the_sum() -> None:
         '{"type":"response.output_text.delta","delta":' + "1" * 5000 + "}",
         "[" * 100_000,
     ],
-    ids=lambda data: data[:40],
 )
 def test_malformed_event_is_reported(data: str) -> None:
     """A malformed event is reported as an anomaly, and the finished items still complete the response."""
@@ -610,7 +610,7 @@ def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
     assert (block.call_id, json.loads(block.arguments)) == ("call_1", arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("texts", "replaced"),
     [
         (["a\ud83d", "\ude00b"], False),
@@ -619,9 +619,8 @@ def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
         (["a\ude00"], True),
         (["a", "b\ud83d"], True),
     ],
-    ids=["two halves", "a character of the model", "a first half", "a second half", "at the end"],
 )
-@pytest.mark.parametrize("way", ["deltas", "item", "whole"])
+@for_each("way", ["deltas", "item", "whole"])
 def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way: str) -> None:
     """A response with a replaced surrogate is not an anchor, because the server stored other text."""
     text = json.loads(json.dumps("".join(texts)))  # as a JSON parser returns it
@@ -654,8 +653,8 @@ EMPTY_CONTENTS: dict[str, dict[str, Any]] = {
 SOURCES = ("deltas", "text done", "part done", "item done", "listed")
 
 
-@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "no output_index"])
-@pytest.mark.parametrize("empty", [*EMPTY_CONTENTS, "absent"])
+@for_each("numbered", [True, False])
+@for_each("empty", [*EMPTY_CONTENTS, "absent"])
 def test_text_from_any_event_is_in_the_block_once(empty: str, numbered: bool) -> None:
     """Whichever events hold the text of a message, the block has it once, and so have the deltas."""
     text, at = "Hello", {"output_index": 0} if numbered else {}

@@ -25,6 +25,7 @@ from events.streams import (
     read_transcript,
     replay,
 )
+from for_each import for_each
 from kedge.events import (
     OpaqueEvent,
     Outcome,
@@ -112,8 +113,8 @@ EXPECTED: dict[str, tuple[str, list[Block]]] = {
     ),
 }
 
-all_transcripts = pytest.mark.parametrize("name", TRANSCRIPT_NAMES)
-numbered_transcripts = pytest.mark.parametrize(
+all_transcripts = for_each("name", TRANSCRIPT_NAMES)
+numbered_transcripts = for_each(
     "name", [name for name in TRANSCRIPT_NAMES if name not in ("plain_server", "llama_cpp")]
 )
 
@@ -350,7 +351,7 @@ def _block_text(block: Block) -> str:
     return "".join(str(getattr(block, name, "")) for name in ("text", "refusal", "arguments"))
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSCRIPT_NAMES if name != "all_at_once"])
+@for_each("name", [name for name in TRANSCRIPT_NAMES if name != "all_at_once"])
 def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
     """The text and refusal deltas add up to the text and refusal of the blocks."""
     events = decode(read_transcript(name))

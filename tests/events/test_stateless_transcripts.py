@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.streams import TRANSCRIPTS, assemble, choose_cuts, encode_sse
+from for_each import for_each
 from kedge.events import (
     AnthropicDecoder,
     ChatDecoder,
@@ -218,7 +219,7 @@ MEMBERS = [
     "input_tokens",
 ]
 
-all_transcripts = pytest.mark.parametrize("name", PATHS)
+all_transcripts = for_each("name", PATHS)
 
 
 def read_bytes(name: str) -> bytes:
@@ -322,8 +323,8 @@ def test_messages_as_text_or_objects_give_the_same_events(name: str) -> None:
         assert normalize(events + decoder.close()) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("anthropic/")])
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the next event"])
+@for_each("name", [name for name in PATHS if name.startswith("anthropic/")])
+@for_each("late", [False, True])
 def test_repeated_content_block_start_is_ignored(name: str, late: bool) -> None:
     """A repeated start event neither finishes its content block nor starts another one."""
     messages: list[bytes] = []
@@ -359,9 +360,9 @@ def decode_chunks(chunks: list[dict[str, Any]]) -> Outcome:
     return assemble([*events, *decoder.close()])
 
 
-@pytest.mark.parametrize("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
-@pytest.mark.parametrize("member", ["delta", "message"])
-@pytest.mark.parametrize("pieces", [1, 3])
+@for_each("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
+@for_each("member", ["delta", "message"])
+@for_each("pieces", [1, 3])
 def test_answer_repeated_after_the_finish_reason_is_ignored(
     name: str, member: str, pieces: int
 ) -> None:
@@ -387,10 +388,8 @@ def test_answer_repeated_after_the_finish_reason_is_ignored(
     assert normalize(decode(name, *messages)) == normalize(decode(name, read_bytes(name)))
 
 
-@pytest.mark.parametrize(
-    "texts", [["Hel", "lo"], ["ha", "ha", "ha!"], ["Hello", "", " Hello again"]]
-)
-@pytest.mark.parametrize("last", ["stop", "length"])
+@for_each("texts", [["Hel", "lo"], ["ha", "ha", "ha!"], ["Hello", "", " Hello again"]])
+@for_each("last", ["stop", "length"])
 def test_text_after_the_finish_reason_that_continues_the_answer_is_read(
     texts: list[str], last: str
 ) -> None:
@@ -549,7 +548,7 @@ def test_usage_is_read_from_every_format(name: str, usage: Usage | None) -> None
     assert decode_outcome(name, read_bytes(name)).usage == usage
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "reason", "code"),
     [
         ("chat/length", "max_output_tokens", ""),
@@ -646,7 +645,7 @@ WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE_RESPONSES)
+@for_each("name", WHOLE_RESPONSES)
 def test_a_complete_answer_equals_its_stream(name: str) -> None:
     """Blocks and status are the same for a complete answer and its stream."""
     complete = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
@@ -739,9 +738,9 @@ CALL_MEMBERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["complete", "one chunk", "several chunks"])
-@pytest.mark.parametrize("shared", CALL_MEMBERS)
-@pytest.mark.parametrize("as_text", [True, False])
+@for_each("form", ["complete", "one chunk", "several chunks"])
+@for_each("shared", CALL_MEMBERS)
+@for_each("as_text", [True, False])
 def test_complete_calls_with_the_same_id_are_not_joined(
     form: str, shared: str, as_text: bool
 ) -> None:
@@ -839,8 +838,8 @@ NAME_PIECES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", NAME_PIECES)
-@pytest.mark.parametrize("arguments", ["", BERN])
+@for_each("form", NAME_PIECES)
+@for_each("arguments", ["", BERN])
 def test_call_whose_name_arrives_in_pieces_is_one_call(form: str, arguments: str) -> None:
     """Some servers split the name of a call over chunks, others repeat it; it is announced complete."""
     pieces = [[each] for each in NAME_PIECES[form]]

@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 import pytest
 from msgspec import structs
 
+from for_each import for_each
 from kedge.events import (
     Event,
     ItemCompleted,
@@ -23,7 +24,7 @@ from kedge.turns import FrozenMap, thaw
 STREAM_EVENTS: tuple[type[Event], ...] = get_args(StreamEvent)
 
 
-@pytest.mark.parametrize("kind", STREAM_EVENTS, ids=lambda kind: kind.__name__)
+@for_each("kind", STREAM_EVENTS)
 def test_every_event_is_a_frozen_struct(kind: type[Event]) -> None:
     """Every event is a frozen Struct with a docstring, derived from ``Event``."""
     assert issubclass(kind, Event)
@@ -92,7 +93,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@for_each("read", READERS.values())
 def test_nested_members_of_an_object_are_read_only(
     read: Callable[[Mapping[str, Any]], tuple[Any, Any]],
 ) -> None:

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from anyio import CancelScope
 
+from for_each import for_each
 from kedge.incremental import (
     AnchorIndex,
     IndexedResponse,
@@ -79,7 +80,7 @@ def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None
             history += [*OUTPUT, {"role": "user", "content": "Two"}]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "headers", "reason"),
     [
         (b"{", {}, "not_json"),

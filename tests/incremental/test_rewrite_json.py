@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.incremental.rewrite import join_object, normalize_json, split_array, split_object
 from strategies import json_values
 
@@ -32,7 +33,7 @@ def test_members_are_those_of_json_loads(
     assert [json.loads(value) for value in split_array(found["input"])] == items
 
 
-@pytest.mark.parametrize(
+@for_each(
     "element",
     [
         r'"\ud83d"',
@@ -64,7 +65,7 @@ def test_a_joined_object_has_its_members(members: dict[str, Any], value: Any) ->
     assert list(joined) == list(changed)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         *("", "[]", "{", '{"a":1', '{"a":1}x', '{"a":NaN}', '{"a" 1}', "{,}", "{1:2}", "null"),
@@ -92,7 +93,7 @@ def test_empty_objects_and_arrays(content: bytes) -> None:
     assert not split(content)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other", "equal"),
     [
         ('{"x": 2}', '{"x":2}', True),

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.server.schema.requests import check_create
 from kedge.turns import Turn, block_from_item, dumps, item_from_block, loads
 
@@ -65,7 +64,7 @@ ITEMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item["type"])
+@for_each("item", ITEMS)
 def test_server_accepts_its_own_items(item: dict[str, Any]) -> None:
     """The rendered item is valid, has the same content, and contains no local id."""
     block = loads(dumps(Turn([block_from_item(item)]))).blocks[0]

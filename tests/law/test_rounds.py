@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.engines import transport
 from kedge.events.run import RequestSent
 from law import rounds, shards
@@ -27,7 +28,7 @@ def list_problems(counts: Counter[str]) -> dict[str, int]:
     return {name: counts[name] for name in PROBLEMS if counts[name]}
 
 
-@pytest.mark.parametrize("door", ROUNDS)
+@for_each("door", ROUNDS)
 def test_a_round_in_memory_finds_no_problem(door: str) -> None:
     """The requests of each door have the context of their Turn, and everything that is said about them is true."""
     result = run_round(IN_MEMORY, door)

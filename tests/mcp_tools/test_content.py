@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from for_each import for_each
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, ToolFailed
 from kedge.mcp.content import MAX_LINK_CHARS, convert_result
@@ -87,7 +88,7 @@ def test_other_content_becomes_text() -> None:
     assert converted.startswith("[omitted: the resource <file:///a.bin> of type unknown, 3 bytes")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "structured", "expected"),
     [
         ([], None, [""]),

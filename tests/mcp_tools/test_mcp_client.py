@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from for_each import for_each
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.mcp import client
@@ -270,7 +271,7 @@ def test_toolbox_of_ended_loop_reports_the_reason() -> None:
     assert "event loop that has ended" in asyncio.run(call(toolbox, "add", {"a": 1, "b": 1})).text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("server", "options", "problem"),
     [
         ("", {}, "is empty"),
@@ -310,7 +311,7 @@ def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         mcp_tools("server")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("server", "name"),
     [
         ("npx -y @modelcontextprotocol/server-filesystem /tmp", "server-filesystem"),

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from for_each import for_each
 from kedge.chat import Chat
 from kedge.engines import Engine, Middleware
 from kedge.errors import InvalidSetting, InvalidTurn
@@ -175,7 +176,7 @@ def make_chat(**settings: Any) -> Chat:
     return Chat(ScriptedEngine(), **settings)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "settings", "expected"),
     [
         (make_chat, {"tools": 3}, "tools must be a list"),

@@ -12,6 +12,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
+from for_each import for_each
 from kedge.engines import ContentFilters, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
 from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
@@ -79,7 +80,7 @@ ESCAPED_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", ESCAPED_TEXTS)
+@for_each("text", ESCAPED_TEXTS)
 def test_escaped_json_is_redacted_and_blocked(text: str) -> None:
     """Escaped text in arguments and results is redacted and blocked, and the result is still JSON."""
     turn = Turn([tool_call("f", text, call_id="c"), tool_result("c", text)])
@@ -312,7 +313,7 @@ async def test_a_rule_that_fails_lets_nothing_pass(edit: Any) -> None:
     assert ContentFilters(find_filters(stack)).edit_text("sk-1") == "[redacted]"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: redact("("),
@@ -408,7 +409,7 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
     assert b"previous_response_id" not in bodies[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "number",
     [
         "4000123412341234",

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Struct
 
+from for_each import for_each
 from kedge.chat import Chat
 from kedge.compaction import (
     CompositeCompactor,
@@ -93,9 +94,9 @@ def assert_clean(*values: object) -> None:
     assert SECRET not in write_out(values)
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("direction", ["both", "in", "out"])
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@for_each("streaming", [True, False])
+@for_each("direction", ["both", "in", "out"])
+@for_each("order", ORDERS)
 async def test_no_tool_result_is_sent_or_shown_in_any_order(
     order: tuple[str, ...], direction: Any, streaming: bool
 ) -> None:
@@ -238,7 +239,7 @@ class _Summarizer(Compactor):
         return build_result(request, (user(f"summary of {SECRET}"),), "summarizer")
 
 
-@pytest.mark.parametrize("order", list(permutations(("guard", "compact", "tools"))), ids="-".join)
+@for_each("order", list(permutations(("guard", "compact", "tools"))))
 async def test_a_compactor_receives_and_returns_redacted_content(order: tuple[str, ...]) -> None:
     """Compaction before a resend and after an answer is redacted in any order of the stack."""
     summarizer = _Summarizer()

@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import CollectorRegistry
 
+from for_each import for_each
 from kedge.observe import METRICS, count, measure, reset
 from kedge.observe.metrics import MAX_SERIES, OTHER, Metric
 from kedge.observe.prometheus import TableCollector, render
@@ -61,13 +62,13 @@ def list_problems(metric: Metric) -> list[str]:
     return [rule for rule, is_violated in rules.items() if is_violated]
 
 
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+@for_each("metric", METRICS.values())
 def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
     """Names, labels and help texts follow all rules that ``promtool check metrics`` reports."""
     assert list_problems(metric) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "metric",
     [
         Metric("planning_duration_ms", "Time", buckets=(1,)),
@@ -79,7 +80,6 @@ def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
         Metric("requests_total", ""),
         Metric("requests_total", "Requests", ("le",)),
     ],
-    ids=lambda metric: metric.name,
 )
 def test_a_violation_of_the_conventions_is_found(metric: Metric) -> None:
     """The check of the conventions finds a metric that promtool reports."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from for_each import for_each
 from kedge.observe import TRACE
 from kedge.observe.logs import get_fields
 from kedge.planning import (
@@ -98,7 +99,7 @@ BLOCKS_AFTER_CASES = {
 }
 
 
-@pytest.mark.parametrize("name", BEST_ANCHOR_CASES)
+@for_each("name", BEST_ANCHOR_CASES)
 def test_find_best_anchor(name: str) -> None:
     """``find_best_anchor`` returns the newest contiguous response in the six reference scenarios."""
     blocks, expected = BEST_ANCHOR_CASES[name]

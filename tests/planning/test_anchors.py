@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from for_each import for_each
 from kedge.planning import (
     REASONS,
     AnchorRecord,
@@ -35,7 +36,7 @@ def make_record(**facts: object) -> AnchorRecord:
     return AnchorRecord(**{**known, "block_count": 2, **facts})  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("facts", "expected"),
     [
         ({}, True),
@@ -68,7 +69,7 @@ def test_record_of_a_longer_turn_does_not_match_the_shorter_one() -> None:
     assert not matches_prefix(later, get_prefix_index(TURN), covered_count(TURN))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("facts", "now", "expired"),
     [
         ({}, 1e12, False),
@@ -95,7 +96,7 @@ def test_response_expires_with_a_margin_and_with_its_root(
     assert is_expired(make_record(**facts), now) is expired
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("facts", "reason"),
     [
         ({}, None),
@@ -160,7 +161,7 @@ def test_every_reason_has_a_message() -> None:
         assert str(RejectedAnchor("R", reason, make_record())) == f"R: {texts}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "is_valid"),
     [
         ("[1200,900,100,0,5,140737488355328]", True),

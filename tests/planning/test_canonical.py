@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from for_each import for_each
 from kedge.planning import canonical
 from kedge.planning.canonical import canonical_json
 from kedge.turns import (
@@ -132,7 +132,7 @@ def test_canonical_form_of_every_kind() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other"),
     [
         (user("a"), user(["a"])),
@@ -181,7 +181,7 @@ def test_canonical_form_is_independent_of_construction(one: Block, other: Block)
     assert canonical_json(one) == canonical_json(other)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other"),
     [
         (user("a"), assistant("a")),

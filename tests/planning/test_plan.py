@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from for_each import for_each
 from kedge.errors import Unsendable, UnsupportedBlock
 from kedge.planning import (
     AnchorRecord,
@@ -110,7 +111,7 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
 }
 
 
-@pytest.mark.parametrize("reason", REJECTIONS)
+@for_each("reason", REJECTIONS)
 def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -> None:
     """A candidate rejected for any reason but ``split`` and ``too_deep`` is replaced by an older one."""
     invalidate, options = REJECTIONS[reason]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from for_each import for_each
 from kedge.planning import (
     AnchorRecord,
     ConversationState,
@@ -131,7 +132,7 @@ def test_invalid_record_is_ignored(form: dict[str, Any]) -> None:
     assert state.anchors == ((loaded,) if loaded else ())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         {"response_id": 3},

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.planning import find_problems
 from kedge.planning.digests import FALLBACK_CALL_ID, call_effect
 from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_result, user
@@ -20,7 +19,7 @@ def problem_kinds(*blocks: Block) -> list[tuple[str, str]]:
     return [(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blocks", "expected"),
     [
         ([user("a")], []),
@@ -57,7 +56,7 @@ OPAQUE = [
 ]
 
 
-@pytest.mark.parametrize(("calls", "key", "answers", "join"), OPAQUE)
+@for_each(("calls", "key", "answers", "join"), OPAQUE)
 def test_opaque_calls_are_paired(calls: str, key: str, answers: str, join: str) -> None:
     """An opaque item that a client must answer is paired with its answer by the id they share."""
     call = opaque({"type": calls, key: "k"})
@@ -121,7 +120,7 @@ def test_many_open_calls() -> None:
     assert problem_kinds(*blocks) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blocks", "expected"),
     [
         ([make_call(), tool_result("c", "1")], {"id": 1}),

@@ -3,10 +3,10 @@
 import re
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.practice import PracticeRequest, answer
 from kedge.practice.text_rules import evaluate
 
@@ -69,7 +69,7 @@ SUM_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("sentence", "answered"), SUM_CASES)
+@for_each(("sentence", "answered"), SUM_CASES)
 def test_an_expression_is_evaluated_or_echoed(sentence: str, answered: str | None) -> None:
     """A sentence that is not an expression is echoed like any other message."""
     text = answer_text(sentence)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.practice import (
     OutputPart,
     PracticeOutput,
@@ -139,7 +138,7 @@ def run_conversation(example: str) -> DocumentedConversation:
     return conversation
 
 
-@pytest.mark.parametrize("example", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
+@for_each("example", CONVERSATIONS)
 def test_the_examples_of_the_page_are_correct(example: str) -> None:
     """Every conversation of the page gives exactly the answers shown."""
     run_conversation(example)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.practice import (
     OutputPart,
     PracticeOutput,
@@ -231,7 +232,7 @@ TOOL_CHOICES: list[tuple[Any, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "sentence", "names"), TOOL_CHOICES)
+@for_each(("choice", "sentence", "names"), TOOL_CHOICES)
 def test_tool_choice_is_respected(choice: Any, sentence: str, names: list[str]) -> None:
     """The model respects none, auto, required, a tool name and a list of allowed tools."""
     parts = answer_parts(
@@ -264,7 +265,7 @@ TOOL_MENTIONS: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sentence", "names"), TOOL_MENTIONS)
+@for_each(("sentence", "names"), TOOL_MENTIONS)
 def test_tools_are_called_on_request(sentence: str, names: list[str]) -> None:
     """A tool is called for a verb, a leading name or a question, but not for a mere mention."""
     parts = answer_parts(sentence, tools=[ADD, SHOUT, PING])

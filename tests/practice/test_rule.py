@@ -3,13 +3,12 @@
 import re
 import sys
 
-import pytest
-
+from for_each import for_each
 from kedge.practice.context import FLAGS, SEARCH_WORDS, PhraseRule, fold_case
 from kedge.practice.model import RULES
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.is_searched])
+@for_each("rule", [rule for rule in RULES if rule.is_searched])
 def test_searched_phrases_start_with_a_search_word(rule: PhraseRule) -> None:
     """A sentence is only searched for phrases if it has one of these words."""
     first = re.match(r"\\b(?:\(\?:)?(\w+)", rule.pattern.pattern)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from for_each import for_each
 from kedge.errors import SchemaTooComplex
 from kedge.practice.schema_sample import (
     MAX_OUTPUT_BYTES,
@@ -113,7 +114,7 @@ SENTENCE_CASES: list[tuple[Any, str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "sentence", "value"), SENTENCE_CASES)
+@for_each(("schema", "sentence", "value"), SENTENCE_CASES)
 def test_values_of_the_sentence_fill_the_schema(schema: Any, sentence: str, value: Any) -> None:
     """Values are assigned by name, by mention and by type, and missing ones are generated."""
     assert make_sample(schema, sentence) == value
@@ -157,7 +158,7 @@ GIVEN_CASES: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "value"), GIVEN_CASES)
+@for_each(("schema", "value"), GIVEN_CASES)
 def test_values_that_are_given_as_json_are_used(schema: Any, value: Any) -> None:
     """Nested values of a JSON object in the sentence are used, whatever the schema says them with."""
     check_value(schema, value)
@@ -184,7 +185,7 @@ NESTED_CASES: list[tuple[Any, str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "sentence", "value"), NESTED_CASES)
+@for_each(("schema", "sentence", "value"), NESTED_CASES)
 def test_only_what_is_missing_or_does_not_fit_is_generated(
     schema: Any, sentence: str, value: Any
 ) -> None:
@@ -234,8 +235,8 @@ EDGE_CASES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schema", EDGE_CASES, ids=lambda schema: str(schema)[:80])
-@pytest.mark.parametrize("sentence", ["", "take 3 of them to Paris, on 2026-02-30, at a@b.c"])
+@for_each("schema", EDGE_CASES)
+@for_each("sentence", ["", "take 3 of them to Paris, on 2026-02-30, at a@b.c"])
 def test_edge_case_schemas_are_satisfied(schema: Any, sentence: str) -> None:
     """Values satisfy schemas with bounds, tuples, references, recursion and formats."""
     check_value(schema, make_sample(schema, sentence))
@@ -258,7 +259,7 @@ MALFORMED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("schema", MALFORMED, ids=str)
+@for_each("schema", MALFORMED)
 def test_malformed_schemas_are_accepted(schema: Any) -> None:
     """A malformed schema gives some value and raises no error."""
     make_sample(schema, "take 3")
@@ -311,7 +312,7 @@ HOSTILE: list[tuple[Any, str]] = [
 """Schemas and sentences that take more work, or make a larger value, than the budget allows."""
 
 
-@pytest.mark.parametrize(("schema", "sentence"), HOSTILE, ids=lambda case: str(case)[:60])
+@for_each(("schema", "sentence"), HOSTILE)
 def test_work_and_output_of_a_schema_are_limited(schema: Any, sentence: str) -> None:
     """A hostile schema is rejected, after no more calls of functions than the budget allows."""
     calls = 0

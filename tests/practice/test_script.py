@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from for_each import for_each
 from kedge.errors import InvalidScript
 from kedge.practice import (
     OutputPart,
@@ -119,7 +120,7 @@ INVALID_SCRIPTS: list[tuple[object, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "message"), INVALID_SCRIPTS)
+@for_each(("data", "message"), INVALID_SCRIPTS)
 def test_an_invalid_script_is_rejected(data: object, message: str) -> None:
     """The error names the position in the script and the expected value."""
     with pytest.raises(InvalidScript) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
 from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
@@ -294,7 +295,7 @@ def test_port_out_of_range_is_reported() -> None:
         connect("responses:http://host:99999/v1#m")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"timeout": 0},
@@ -304,7 +305,7 @@ def test_port_out_of_range_is_reported() -> None:
         {"max_retries": None},
     ],
 )
-@pytest.mark.parametrize("model", ["responses:http://host/v1#m", "anthropic:claude-opus-4-8"])
+@for_each("model", ["responses:http://host/v1#m", "anthropic:claude-opus-4-8"])
 def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[str, Any]) -> None:
     """A timeout or a number of retries that cannot be used is rejected before the first request."""
     with pytest.raises(InvalidSetting, match=r"(timeout|max_retries) must be"):

@@ -13,6 +13,7 @@ from openai import OpenAI
 from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import InvalidStatus
 
+from for_each import for_each
 from kedge.errors import StoreBusy
 from kedge.proxy.access import UsageReader, create_policy, estimate_tokens
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
@@ -393,7 +394,7 @@ def test_a_failing_store_rejects_tokens(
     assert rejected.status == 503
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "expected"),
     [
         ('{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),

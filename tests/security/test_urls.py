@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.security.urls import check_path, parse_base_url
 
 BASES = ["http://host", "http://svc:secret@host", "https://host:8443/a/b", "http://[::1]:80/v1"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "address", "authorization"),
     [
         ("http://host", "http://host", ""),
@@ -31,7 +32,7 @@ def test_credentials_become_a_header(url: str, address: str, authorization: str)
     assert "YWRh" not in repr(base)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "",
@@ -58,8 +59,8 @@ def test_other_text_is_no_base_url(url: str) -> None:
     assert "secret" not in str(exc_info.value)
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(
+@for_each("base", BASES)
+@for_each(
     "path",
     [
         "",
@@ -107,16 +108,14 @@ def test_a_joined_url_names_the_same_server(base: str, path: str, query: str) ->
     assert parts.path.startswith(f"{parsed.path}/")
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/x", "/a//b", "/a.b/..c", "/a%2Fb", "/@evil", "/a:b", "/..."]
-)
+@for_each("path", ["/", "/x", "/a//b", "/a.b/..c", "/a%2Fb", "/@evil", "/a:b", "/..."])
 def test_other_paths_are_unchanged(path: str) -> None:
     """An unusual path that stays below the base URL is accepted as it is."""
     check_path(path)
     assert parse_base_url("http://host/v1").join(path, "a=b#c") == f"http://host/v1{path}?a=b%23c"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("location", "path"),
     [
         ("http://host/v1/files?a=b#c", "/files?a=b#c"),

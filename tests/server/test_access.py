@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.server.access import (
     LOOPBACK_NAMES,
@@ -56,7 +57,7 @@ def test_a_token_matches_only_itself() -> None:
     assert not AccessPolicy().matches_token(b"")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("origin", "same"),
     [
         ("", True),

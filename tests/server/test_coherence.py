@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.server.coherence import (
     CALL_TYPES,
     EMPTY_COHERENCE,
@@ -229,10 +230,9 @@ REJECTED: list[tuple[str, list[Item], list[Item], StoredItems, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("context", "new", "known", "status", "message"),
     [row[1:] for row in REJECTED],
-    ids=[row[0] for row in REJECTED],
 )
 def test_incoherent_input_gets_the_published_error(
     context: list[Item], new: list[Item], known: StoredItems, status: int, message: str
@@ -314,9 +314,7 @@ ACCEPTED: list[tuple[str, list[Item], list[Item], StoredItems]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("context", "new", "known"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED]
-)
+@for_each(("context", "new", "known"), [row[1:] for row in ACCEPTED])
 def test_coherent_input_is_accepted(
     context: list[Item], new: list[Item], known: StoredItems
 ) -> None:
@@ -324,7 +322,7 @@ def test_coherent_input_is_accepted(
     check_context(context, new, known)
 
 
-@pytest.mark.parametrize("kind", CALL_TYPES)
+@for_each("kind", CALL_TYPES)
 def test_every_call_type_requires_its_output_type(kind: str) -> None:
     """Each type of client tool call requires an output of its own type with the same id."""
     answers = {output.call: (name, output) for name, output in OUTPUT_TYPES.items()}

@@ -1,14 +1,13 @@
 """Call ids of output items: valid ids of a model are retained."""
 
-import pytest
-
+from for_each import for_each
 from kedge.server.models import ItemOpened
 from kedge.server.output_writer import OutputWriter
 
 KIMI_CALL_ID = "functions.get_weather:0"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("calls", "chosen", "is_retained"),
     [
         ("call", "call_1", True),

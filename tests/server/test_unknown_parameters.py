@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from anthropic_sdk import make_anthropic
+from for_each import for_each
 from kedge.backends import open_model
 from kedge.errors import InvalidSetting
 from kedge.testing import TestServer, serve
@@ -173,7 +174,7 @@ def test_unknown_parameters_are_ignored_and_listed(server: TestServer, name: str
     assert sorted(answer.headers[HEADER].split(", ")) == sorted(ignored.split(", "))
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@for_each("name", REQUESTS)
 def test_unknown_parameters_are_rejected_by_default(name: str) -> None:
     """The practice model rejects unknown parameters, as the hosted APIs do."""
     path, body, _ = REQUESTS[name]

@@ -5,6 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.schema import requests
 
@@ -606,7 +607,7 @@ def test_valid_request_is_accepted() -> None:
         requests.check_create(make_body(fragment))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "raw",
     [
         b"",
@@ -621,7 +622,6 @@ def test_valid_request_is_accepted() -> None:
         b"[" * 100_000,
         b'{"a": ' + b"9" * 5_000 + b"}",
     ],
-    ids=lambda raw: repr(raw[:16]),
 )
 def test_invalid_json_is_rejected(raw: bytes) -> None:
     """A body that is not valid JSON is rejected before any other check."""
@@ -642,7 +642,7 @@ def test_a_body_must_be_an_object(value: object) -> None:
     assert exc_info.value.code == "invalid_type"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fragment", "param"),
     [
         ({"temperature": float("inf")}, "temperature"),
@@ -715,7 +715,7 @@ OTHER_CHECKS = [
 ]
 
 
-@pytest.mark.parametrize(("check", "good", "bad", "param"), OTHER_CHECKS)
+@for_each(("check", "good", "bad", "param"), OTHER_CHECKS)
 def test_other_endpoints_validate_their_bodies(
     check: Any, good: dict[str, Any], bad: dict[str, Any], param: str
 ) -> None:

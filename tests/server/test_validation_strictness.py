@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Required, Union, cast, get_args, get_origin
 
 import httpx2 as httpx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.beta import beta_response_input_item_param as beta
@@ -24,6 +23,7 @@ from openai.types.responses import (
 )
 from typing_extensions import get_type_hints, is_typeddict
 
+from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.schema import requests
 from kedge.server.schema.items import ITEM_TYPES
@@ -197,7 +197,7 @@ def test_every_tool_type_is_accepted() -> None:
     assert errors == set()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("check", "shape"),
     [
         (requests.check_create, response_create_params.ResponseCreateParamsNonStreaming),

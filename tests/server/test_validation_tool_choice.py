@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.schema.requests import check_tool_choice
 
@@ -42,13 +43,13 @@ REJECTED: list[tuple[Any, list[Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "tools", "seen"), ACCEPTED)
+@for_each(("choice", "tools", "seen"), ACCEPTED)
 def test_available_tool_is_accepted(choice: Any, tools: list[Any], seen: list[Any]) -> None:
     """A tool may be defined by the request, by a namespace or by an item of the context."""
     check_tool_choice({"tool_choice": choice, "tools": tools}, seen)
 
 
-@pytest.mark.parametrize(("choice", "tools", "message"), REJECTED)
+@for_each(("choice", "tools", "message"), REJECTED)
 def test_unavailable_tool_is_rejected(choice: Any, tools: list[Any], message: str) -> None:
     """The error contains the tool choice that was not found, as in the hosted API."""
     with pytest.raises(ApiError) as exc_info:

@@ -2,8 +2,7 @@
 
 import inspect
 
-import pytest
-
+from for_each import for_each
 from kedge.store import Store
 from kedge.store.store import SyncStore
 
@@ -15,7 +14,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_each("name", METHODS)
 def test_methods_hide_their_transaction(name: str) -> None:
     """Every method begins with its store, has a docstring, and names no transaction in either."""
     signature = inspect.signature(METHODS[name])

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from for_each import for_each
 from kedge.database.schema import Schema
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
@@ -225,7 +226,7 @@ async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
         await open_store(f"sqlite:///{tmp_path}/other.db")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "mysql://x",
@@ -242,8 +243,8 @@ async def test_invalid_address_is_rejected(url: str) -> None:
         await open_store(url)
 
 
-@pytest.mark.parametrize("url", ["sqlite://:memory:", "postgresql://localhost/kedge"])
-@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+@for_each("url", ["sqlite://:memory:", "postgresql://localhost/kedge"])
+@for_each("seconds", [-1.0, math.nan, math.inf])
 async def test_invalid_wait_is_rejected(url: str, seconds: float) -> None:
     """An invalid `wait_seconds` or `statement_seconds` raises `InvalidSetting` before anything is opened."""
     with pytest.raises(InvalidSetting, match="wait_seconds must be 0 or more and finite"):

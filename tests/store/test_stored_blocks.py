@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 
+from for_each import for_each
 from kedge import user
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.store.stored_blocks import decode_blocks, extract_search_text, hash_block
@@ -29,7 +30,7 @@ def test_encoded_blocks_are_decoded(block: Block) -> None:
     assert type(decoded) is type(block)
 
 
-@pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
+@for_each("block", sample_blocks())
 def test_every_kind_of_block_round_trips(block: Block) -> None:
     """One sample of each kind of block round-trips."""
     (decoded,) = decode_blocks([encode_block(block)])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.security.access_tokens import TokenReservation
 from kedge.store import Store, TokenRegistry, TokenUse, open_store, token_registry
@@ -40,7 +41,7 @@ async def test_several_tokens_for_one_user(store: Store) -> None:
         await registry.revoke("laptop")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("", {}),

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import (
     ALL_NODES,
@@ -73,7 +73,7 @@ def test_question_without_answer_is_pending() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("members", "marks"),
     [
         ({}, set[str]()),

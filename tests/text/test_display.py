@@ -1,11 +1,10 @@
 """Tests of the display of numbers, sizes and times for display."""
 
-import pytest
-
+from for_each import for_each
 from kedge.text import display
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("formatted", "expected"),
     [
         (display.format_size(0), "0 B"),

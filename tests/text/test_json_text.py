@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.engines.transport import encode_body
 from kedge.text.json_text import (
     decode,
@@ -108,7 +109,7 @@ def test_encoded_values_are_read_back(value: Any) -> None:
     check_encoded(value)
 
 
-@pytest.mark.parametrize("value", CORNERS, ids=lambda value: repr(type(value)))
+@for_each("value", CORNERS)
 def test_encoded_corner_cases_are_read_back(value: Any) -> None:
     """Floats with exponents, huge integers, odd keys, subclasses and surrogates are encoded, or refused."""
     check_encoded(value)
@@ -165,7 +166,7 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("value", "text"), GOLDEN, ids=[str(text) for _, text in GOLDEN])
+@for_each(("value", "text"), GOLDEN)
 def test_sorted_text_is_pinned(value: Any, text: bytes) -> None:
     """The text of numbers, strings and objects in the input of digests never changes."""
     assert encode_sorted(value) == text
@@ -189,7 +190,7 @@ def test_damaged_text_is_decoded_like_the_standard_library(value: Any, data: st.
     check_decoded(text[:start] + data.draw(st.binary(max_size=3)) + text[stop:])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: repr(document[:20]))
+@for_each("document", DOCUMENTS)
 def test_decoded_corner_cases_match_the_standard_library(document: bytes) -> None:
     """Special numbers, repeated keys, surrogates, encodings, nesting and errors match ``json.loads``."""
     check_decoded(document)

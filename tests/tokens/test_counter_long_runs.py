@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge import tokens
 
 BLANKS = [" ", "\t", "\x0c", "\u00a0", "\u2003", "\u3000"]
@@ -17,11 +18,10 @@ def count_exact(text: str) -> int:
     return len(tokens.get_encoding().encode_ordinary(text))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blank", "before", "after"),
     [(blank, "x", "y") for blank in BLANKS]
     + [(" ", "", ""), (" ", "a\n", "."), ("\u3000", "\n", "\n")],
-    ids=ascii,
 )
 def test_a_run_of_one_blank_is_counted_exactly(blank: str, before: str, after: str) -> None:
     """A long run of one blank character is counted exactly, with any text before and after it."""

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.tokens import (
     AUDIO_TOKENS,
     FILE_TOKENS,
@@ -57,7 +57,7 @@ ROWS: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("item", "tokens"), ROWS)
+@for_each(("item", "tokens"), ROWS)
 def test_item_count_is_texts_plus_overhead(item: dict[str, Any], tokens: int) -> None:
     """An item's count is its text as tiktoken counts it, the documented estimates, and an overhead."""
     assert count_items([item]) == ITEM_OVERHEAD + tokens

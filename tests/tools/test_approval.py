@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
+from for_each import for_each
 from kedge.tools import Allow, Deny, Edit, Toolbox, ToolRun, run_calls, tool
 from kedge.turns import ToolCallBlock, image, tool_call
 
@@ -128,7 +129,7 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
     assert result.metadata["kedge.outcome"] == "unknown"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("approval", "has_approver", "outcome"),
     [
         (None, True, "refused"),

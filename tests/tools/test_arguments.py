@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
+from for_each import for_each
 from kedge.errors import InvalidArguments
 from kedge.tools.schema import MAX_PROBLEMS, build_function_schema
 from kedge.tools.signature import parse_signature
@@ -51,7 +52,7 @@ def argument_problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
     return error.value.problems
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "problem"),
     [
         ({}, 'start: it is required and missing; expected {"type": "string"}'),

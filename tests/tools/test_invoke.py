@@ -10,6 +10,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from for_each import for_each
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.tools.invoke import ThreadRun, get_limiter
 from kedge.turns import ToolCallBlock, tool_call
@@ -411,8 +412,8 @@ class Stop(BaseException):
     """An exception that is not reported as a tool result."""
 
 
-@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, Stop])
-@pytest.mark.parametrize("in_thread", [True, False])
+@for_each("exception", [KeyboardInterrupt, SystemExit, Stop])
+@for_each("in_thread", [True, False])
 async def test_base_exceptions_are_raised_unchanged(
     exception: type[BaseException], in_thread: bool
 ) -> None:

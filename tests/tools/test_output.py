@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from for_each import for_each
 from kedge.tools.output import MAX_ATTACHMENT, to_parts, truncate_parts
 from kedge.turns import (
     FilePart,
@@ -57,7 +58,7 @@ class Odd:
         return "an odd thing"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "text"),
     [
         ("plain", "plain"),

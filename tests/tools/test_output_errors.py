@@ -2,10 +2,11 @@
 
 import pytest
 
+from for_each import for_each
 from kedge.tools.output import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         ("no such city", "no such city"),
@@ -45,7 +46,7 @@ class Mute(Exception):
         raise RuntimeError("cannot be shown")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "expected"),
     [
         (ValueError("no such city"), "ValueError: no such city"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import pytest
 from typing_extensions import Doc
 
+from for_each import for_each
 from kedge.errors import InvalidTool
 from kedge.tools.signature import ToolArgument, get_function_name, is_async, parse_signature
 from kedge.turns import ToolCallBlock
@@ -168,7 +169,7 @@ REJECTED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "message"), REJECTED)
+@for_each(("function", "message"), REJECTED)
 def test_functions_that_cannot_be_tools_are_rejected(
     function: Callable[..., Any], message: str
 ) -> None:

@@ -1,7 +1,6 @@
 """Tests of the parsing of docstrings in Google, NumPy and Sphinx style."""
 
-import pytest
-
+from for_each import for_each
 from kedge.tools.signature import parse_docstring
 
 GOOGLE = """Look something up.
@@ -95,7 +94,7 @@ def test_sphinx_style_is_parsed() -> None:
     assert read.description == f"{START}\n\nReturns: What was found."
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "description"),
     [
         (None, ""),

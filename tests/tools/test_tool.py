@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Tool as WireTool
 from pydantic import TypeAdapter
 
+from for_each import for_each
 from kedge.errors import InvalidTool
 from kedge.tools import Grammar, Tool, tool
 from kedge.turns import tool_call
@@ -133,7 +134,7 @@ def test_the_openai_sdk_parses_every_definition(function_tool: Tool[..., Any]) -
     assert ON_THE_WIRE.dump_python(read, exclude_unset=True) == definition
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"name": "two words"}, "its name must be 1 to 64 letters"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
+from for_each import for_each
 from kedge import turns
 from kedge.errors import InvalidTurn
 from kedge.turns import (
@@ -151,9 +152,7 @@ INVALID_BLOCKS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"), INVALID_BLOCKS, ids=[message for _, message in INVALID_BLOCKS]
-)
+@for_each(("make", "message"), INVALID_BLOCKS)
 def test_invalid_block_is_rejected(make: Any, message: str) -> None:
     """An invalid block raises ``InvalidTurn``, which names the member and the expected type."""
     with pytest.raises(InvalidTurn) as error:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.engines import messages_from_blocks
 from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.server.schema.items import ITEM_TYPES
@@ -124,7 +125,7 @@ def test_further_members_of_messages_are_left_out() -> None:
     assert items[2] == {"type": "function_call_output", "call_id": "c", "output": "1"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "problem"),
     [
         ({"role": "tool", "content": "1"}, "'tool_call_id' is missing"),

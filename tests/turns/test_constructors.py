@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from for_each import for_each
 from kedge import turns
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns import (
@@ -65,7 +66,7 @@ CONSTRUCTORS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("make", CONSTRUCTORS)
+@for_each("make", CONSTRUCTORS)
 def test_each_constructor_accepts_the_common_fields(make: Any) -> None:
     """``id``, ``metadata``, ``origin`` and ``extra`` are keyword arguments, and None means the default."""
     block = make(id="mine", metadata={"a": [1]}, origin="guard", extra={"new": 1})
@@ -135,9 +136,7 @@ INVALID_ARGUMENTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"), INVALID_ARGUMENTS, ids=[message for _, message in INVALID_ARGUMENTS]
-)
+@for_each(("make", "message"), INVALID_ARGUMENTS)
 def test_invalid_content_is_rejected(make: Any, message: str) -> None:
     """Invalid content raises ``InvalidTurn`` with the expected type."""
     with pytest.raises(InvalidTurn) as error:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.errors import InvalidJSON
 from kedge.turns import FrozenMap
 from kedge.turns.frozen_json import (
@@ -76,8 +77,8 @@ DISTINCT_VALUES = [
 ]
 
 
-@pytest.mark.parametrize("one", DISTINCT_VALUES, ids=repr)
-@pytest.mark.parametrize("other", DISTINCT_VALUES, ids=repr)
+@for_each("one", DISTINCT_VALUES)
+@for_each("other", DISTINCT_VALUES)
 def test_different_json_values_are_not_equal(one: Any, other: Any) -> None:
     """True and 1, 1 and 1.0, 0.0 and -0.0 are different, at any depth and in both directions."""
     for nest in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
@@ -121,7 +122,7 @@ REJECTED: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "path", "problem"), REJECTED, ids=[row[2] for row in REJECTED])
+@for_each(("value", "path", "problem"), REJECTED)
 def test_values_without_a_json_form_are_rejected_with_their_path(
     value: Any, path: str, problem: str
 ) -> None:

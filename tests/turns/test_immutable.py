@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
+from for_each import for_each
 from kedge.errors import InvalidTurn
 from kedge.turns import (
     Block,
@@ -134,10 +135,9 @@ def test_classes_cannot_be_subclassed(value: Any) -> None:
         type("Mine", (BlockBase,), {})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [each for each in VALUES if type(each).__name__ != "UnknownBlock"],
-    ids=lambda value: type(value).__name__,
 )
 def test_extra_cannot_contain_a_member_name(value: Any) -> None:
     """``extra`` cannot contain a member's name, because both are written to the same JSON object."""

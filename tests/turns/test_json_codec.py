@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from for_each import for_each
 from kedge.errors import InvalidJSON
 from kedge.turns import (
     Block,
@@ -99,7 +100,7 @@ def test_unknown_members_are_preserved_at_every_level(turn: Turn, data: st.DataO
     assert loaded.blocks[: len(turn)] == load(json.loads(json.dumps(form))).blocks
 
 
-@pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
+@for_each("block", sample_blocks())
 def test_blocks_and_parts_of_unknown_kinds_are_preserved(block: Block) -> None:
     """The position, content and local id of unknown blocks and parts are preserved."""
     form = dump_block(block)
@@ -132,7 +133,7 @@ ODD_PARTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("content", ODD_PARTS, ids=str)
+@for_each("content", ODD_PARTS)
 def test_an_opaque_part_is_never_loaded_as_a_known_part(content: Any) -> None:
     """A provider's part with a missing type or the type of a known part is loaded as an opaque part."""
     block = UserBlock((OpaquePart(FrozenMap(content)),))
@@ -293,9 +294,7 @@ INVALID_BLOCKS += [("user", {"parts": [part]}, f".parts[0]{p}", e) for part, p, 
 EMPTY_FORM = {"format": "kedge.turn", "version": 2, "blocks": []}
 
 
-@pytest.mark.parametrize(
-    ("change", "path", "problem"), INVALID_FORMS, ids=[f"{p} {e}" for _, p, e in INVALID_FORMS]
-)
+@for_each(("change", "path", "problem"), INVALID_FORMS)
 def test_invalid_turn_error_has_a_path(change: Any, path: str, problem: str) -> None:
     """An invalid Turn raises an error with the path of the member and the problem."""
     complete = isinstance(change, dict) and change and "format" not in change
@@ -304,9 +303,7 @@ def test_invalid_turn_error_has_a_path(change: Any, path: str, problem: str) -> 
     assert (error.value.path, error.value.problem) == (path, problem)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "path", "problem"), INVALID_BLOCKS, ids=[row[3] for row in INVALID_BLOCKS]
-)
+@for_each(("kind", "change", "path", "problem"), INVALID_BLOCKS)
 def test_invalid_block_error_has_a_path(kind: str, change: Any, path: str, problem: str) -> None:
     """The path starts at the root of the Turn, or at the path passed by the caller."""
     plain = next(dump_block(block) for block in sample_blocks() if block.kind == kind)
@@ -319,7 +316,7 @@ def test_invalid_block_error_has_a_path(kind: str, change: Any, path: str, probl
     assert error.value.path == f"$.head{path}"
 
 
-@pytest.mark.parametrize("block", sample_blocks()[:-1], ids=lambda block: block.kind)
+@for_each("block", sample_blocks()[:-1])
 def test_each_required_member_is_required(block: Block) -> None:
     """A block without a required member raises an error that names the member."""
     form = dump_block(block)

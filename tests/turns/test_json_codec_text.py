@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.errors import InvalidJSON
 from kedge.turns import dumps, loads
 from kedge.turns.frozen_json import MAX_DEPTH, freeze
@@ -43,7 +44,7 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "path", "problem"), REJECTED, ids=range(len(REJECTED)))
+@for_each(("data", "path", "problem"), REJECTED)
 def test_inexact_value_is_rejected_with_its_path(data: str, path: str, problem: str) -> None:
     """A value that Python would change, invent or drop raises an error with its path."""
     with pytest.raises(InvalidJSON) as error:
@@ -79,7 +80,7 @@ LOCATED_ERRORS += [
 ]
 
 
-@pytest.mark.parametrize(("text", "path", "problem"), LOCATED_ERRORS)
+@for_each(("text", "path", "problem"), LOCATED_ERRORS)
 def test_invalid_value_of_a_known_member_is_reported(text: str, path: str, problem: str) -> None:
     """An invalid number or duplicate in a known member is reported as such, not as a wrong type."""
     with pytest.raises(InvalidJSON) as error:
@@ -105,7 +106,7 @@ PRESERVED: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "value"), PRESERVED, ids=range(len(PRESERVED)))
+@for_each(("data", "value"), PRESERVED)
 def test_valid_values_are_stored_exactly(data: str, value: Any) -> None:
     """Large integers, the limits of doubles and escaped text are unchanged after a round trip."""
     turn = loads(turn_json(data))
@@ -131,7 +132,7 @@ NOT_JSON: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "problem"), NOT_JSON, ids=range(len(NOT_JSON)))
+@for_each(("text", "problem"), NOT_JSON)
 def test_text_that_is_not_json_is_rejected(text: Any, problem: str) -> None:
     """Invalid text, other encodings and excessive nesting are rejected with the path of the root."""
     with pytest.raises(InvalidJSON) as error:

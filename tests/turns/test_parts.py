@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge import turns
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns import (
@@ -92,9 +93,7 @@ INVALID_PARTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"), INVALID_PARTS, ids=[message for _, message in INVALID_PARTS]
-)
+@for_each(("make", "message"), INVALID_PARTS)
 def test_invalid_part_is_rejected(make: Any, message: str) -> None:
     """An invalid part raises ``InvalidTurn``, which names the member and the expected type."""
     with pytest.raises(InvalidTurn) as error:

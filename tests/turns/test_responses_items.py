@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from for_each import for_each
 from kedge.errors import InvalidTurn, KedgeError, UnsupportedBlock
 from kedge.turns import (
     AssistantBlock,
@@ -181,7 +182,7 @@ ITEMS: list[tuple[dict[str, Any], Block]] = [
 ]
 
 
-@pytest.mark.parametrize(("item", "block"), ITEMS, ids=[str(item)[:60] for item, _ in ITEMS])
+@for_each(("item", "block"), ITEMS)
 def test_every_form_of_an_item_is_accepted(item: Any, block: Block) -> None:
     """Short messages, both names of text parts, and references without a type are accepted."""
     assert block_from_item(item) == block
@@ -221,7 +222,7 @@ ODD_ITEMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("item", ODD_ITEMS, ids=str)
+@for_each("item", ODD_ITEMS)
 def test_a_known_item_of_unknown_shape_is_preserved(item: Any) -> None:
     """An item of a known type but unknown shape becomes an opaque block with all its members."""
     block = block_from_item({**item, "id": "i_1", "status": "completed"})
@@ -254,7 +255,7 @@ ODD_PARTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("part", ODD_PARTS, ids=str)
+@for_each("part", ODD_PARTS)
 def test_a_part_of_unknown_shape_is_preserved(part: Any) -> None:
     """A part of unknown shape becomes an opaque part, and the text next to it remains a text part."""
     for item in (
@@ -302,7 +303,7 @@ ODD_REASONING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("members", ODD_REASONING, ids=str)
+@for_each("members", ODD_REASONING)
 def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
     """Reasoning of unknown shape is a reasoning block with the unknown members in ``extra``."""
     block = block_from_item({"type": "reasoning", **members, "encrypted_content": "e", **members})
@@ -411,7 +412,7 @@ NOT_ITEMS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("item", NOT_ITEMS, ids=range(len(NOT_ITEMS)))
+@for_each("item", NOT_ITEMS)
 def test_invalid_item_is_rejected(item: Any) -> None:
     """A value without a type, or that is not JSON, raises an error."""
     with pytest.raises(KedgeError):

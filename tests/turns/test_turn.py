@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 import strategies
+from for_each import for_each
 from kedge import turns
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.planning.digests import prefix_digest
@@ -242,7 +243,7 @@ DUPLICATE_ID_CASES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "twice"), DUPLICATE_ID_CASES)
+@for_each(("act", "twice"), DUPLICATE_ID_CASES)
 def test_duplicate_id_is_rejected(act: Any, twice: str) -> None:
     """Every operation that would create a duplicate id raises an error with the id."""
     turn = Turn([user("a", id="a"), user("b", id="b")])
@@ -313,9 +314,7 @@ INVALID_CALLS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("act", "message"), INVALID_CALLS, ids=[message for _, message in INVALID_CALLS]
-)
+@for_each(("act", "message"), INVALID_CALLS)
 def test_invalid_operation_is_rejected(act: Any, message: str) -> None:
     """An invalid operation raises ``InvalidTurn`` and leaves the Turn unchanged."""
     turn = Turn([user("a", id="a")], id="turn_1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from for_each import for_each
 from kedge.conversation import Conversation
 from kedge.store import ConversationRow
 from kedge.store.summaries import ConversationSummary
@@ -144,7 +145,7 @@ def test_tags_link_to_workflow_or_conversations() -> None:
     assert build_tag_url("a b") == "/?tag=a+b"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "query", "words"),
     [
         ("The Café and the cafe", "cafe", ["Café", "cafe"]),

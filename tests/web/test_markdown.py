@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.web import page_templates as markdown
 from kedge.web.page_templates import (
@@ -75,7 +76,7 @@ def test_output_has_only_allowed_tags_and_attributes(text: str) -> None:
     assert all(re.match(r"(https?://|mailto:)", link) for link in links)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "safe"),
     [
         ("https://example.com/a?b#c", True),

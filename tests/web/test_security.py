@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from for_each import for_each
 from kedge.errors import InvalidSetting
 from kedge.server.access import LOOPBACK_NAMES
 from kedge.server.request_log import RequestMiddleware
@@ -58,7 +59,7 @@ def test_every_response_has_security_headers() -> None:
     assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("host", "status"),
     [
         ("127.0.0.1:8484", 200),
@@ -77,7 +78,7 @@ def test_loopback_page_accepts_loopback_hosts_only(host: str, status: int) -> No
     assert page.get("/", headers={"host": host}).status_code == status
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("headers", "status"),
     [
         ({}, 200),
@@ -116,7 +117,7 @@ def test_missing_token_redirects_or_returns_401() -> None:
     assert page.get("/login").status_code == 200
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("token", "status"),
     [
         ("Bearer secret", 200),
@@ -186,7 +187,7 @@ def test_invalid_cookie_is_ignored() -> None:
         assert answer.headers["location"] == "/login"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "other", ['state={"tab": 1, "open": true}', "theme", 'a="b', "a b=c", "path=/", "a@b=1", "ä=ö"]
 )
 def test_cookie_of_another_app_does_not_end_the_session(other: str) -> None:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.store import Node, RequestRecord
 from kedge.turns import (
     Block,
@@ -106,7 +105,7 @@ def test_failure_without_blocks_is_shown() -> None:
     assert (exchange.status, exchange.row) == ("refused", row)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("block", "kind", "title", "expected"),
     [
         (user("**hi**"), "user", "You", "<strong>hi</strong>"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from for_each import for_each
 from kedge.engines.websocket.connection import Lane, LaneFailed, SocketMessage
 
 
@@ -53,8 +54,8 @@ def test_latest_response_id_is_recorded(kind: str) -> None:
     assert lane.latest_id == "resp_2"
 
 
-@pytest.mark.parametrize(("after", "left"), [("resp_1", ""), ("resp_0", "resp_1"), ("", "resp_1")])
-@pytest.mark.parametrize("kind", ["error", "response.failed"])
+@for_each(("after", "left"), [("resp_1", ""), ("resp_0", "resp_1"), ("", "resp_1")])
+@for_each("kind", ["error", "response.failed"])
 def test_failure_clears_its_parent(kind: str, after: str, left: str) -> None:
     """A failure clears the latest response only if that response is its parent."""
     lane = Lane("a")

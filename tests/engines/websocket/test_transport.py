@@ -11,6 +11,7 @@ from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
 from engines.runs import last_context
+from for_each import for_each
 from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
 from kedge.engines.http_client import HttpClient
@@ -473,7 +474,7 @@ ITEM = {"type": "message", "id": "m", "role": "assistant", "content": "Hello"}
 DELTA = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "delta": "Hello"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("messages", "expected"),
     [
         (["ping", CREATED, DELTA, "pong", [ITEM]], "Hello"),
@@ -483,7 +484,6 @@ DELTA = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0
         ([CREATED, "Internal Server Error"], "after a message that is not JSON"),
         (["Unauthorized"], "no response: .* after a message that is not JSON"),
     ],
-    ids=["keepalives", "usual", "no start", "a lost event", "an error", "an error at once"],
 )
 async def test_messages_of_an_odd_server(messages: list[Any], expected: str) -> None:
     """A message that is not JSON does not end the connection; a missing start does not lose deltas."""

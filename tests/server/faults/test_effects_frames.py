@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.server.faults.effects import (
     FrameRewriter,
     StreamStep,
@@ -29,7 +28,7 @@ def apply_steps(steps: list[StreamStep], size: int = 7, edit: Any = None) -> str
     return "".join(str(event["sequence_number"]) for event in events)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("steps", "expected"),
     [
         ([], "01234"),
@@ -41,7 +40,7 @@ def apply_steps(steps: list[StreamStep], size: int = 7, edit: Any = None) -> str
         ([duplicate_events("b"), reorder_events(None)], "102243"),
     ],
 )
-@pytest.mark.parametrize("size", [1, 7, 10_000])
+@for_each("size", [1, 7, 10_000])
 def test_steps_determine_the_order_of_events(
     steps: list[StreamStep], expected: str, size: int
 ) -> None:

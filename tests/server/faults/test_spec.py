@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from for_each import for_each
 from kedge.errors import InvalidFault
 from kedge.server.faults import KINDS, Fault, Faults, parse
 
 PAGE = Path(__file__).parents[3] / "docs" / "practice.md"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "fault"),
     [
         ("cut_after_events=3", Fault("cut_after_events", 3)),
@@ -35,7 +36,7 @@ def test_parse_fault(spec: str, fault: Fault) -> None:
     assert parse(spec) == fault
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("", "unknown fault ''; choose one of cut_after_events, cut_in_event, "),

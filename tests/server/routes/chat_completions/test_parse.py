@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.routes.chat_requests import parse_request
 from kedge.testing import TestServer
@@ -126,7 +127,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param", "message"), INVALID_REQUESTS)
+@for_each(("body", "param", "message"), INVALID_REQUESTS)
 def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, message: str) -> None:
     """An invalid request is rejected with the API's message and the invalid parameter."""
     with pytest.raises(ApiError) as exc_info:
@@ -161,7 +162,7 @@ VALID_REQUESTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("body", VALID_REQUESTS)
+@for_each("body", VALID_REQUESTS)
 def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
     """Requests that the API accepts are accepted."""
     assert parse_request(body)["input"]

@@ -5,6 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.routes.message_errors import error_body
 from kedge.server.routes.message_requests import parse_request
@@ -144,7 +145,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "message"), INVALID_REQUESTS)
+@for_each(("body", "message"), INVALID_REQUESTS)
 def test_invalid_request_is_rejected(body: dict[str, Any], message: str) -> None:
     """An invalid request is rejected with Anthropic's message, which starts with the path of the field."""
     with pytest.raises(ApiError) as exc_info:
@@ -194,7 +195,7 @@ VALID_REQUESTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("body", VALID_REQUESTS)
+@for_each("body", VALID_REQUESTS)
 def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
     """Requests that the API accepts are accepted, including consecutive messages of one role."""
     assert parse_request(body, decrypt_nothing)["input"]
