@@ -13,6 +13,7 @@ from kedge.engines.request_options import KNOWN_PARAMS, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage
 from kedge.events.request_record import (
+    ANCHOR_MEMBERS,
     MAX_OMITTED,
     MAX_REJECTED,
     RejectedCandidate,
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
     from kedge.engines.base import Engine
 
 MAX_ERROR_LENGTH = 500
-
-_ANCHOR_MEMBERS = (
-    "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
-    "root_created_at", "barrier", "derived", "counted",
-)  # fmt: skip
-"""The members of a record that have the same names and values as those of its anchor."""
 
 CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
@@ -152,7 +147,7 @@ class RecordBuilder:
         }
         anchor = get_state(turn).anchor(outcome.response_id) if outcome.response_id else None
         if anchor:
-            members.update({name: getattr(anchor, name) for name in _ANCHOR_MEMBERS})
+            members.update({name: getattr(anchor, name) for name in ANCHOR_MEMBERS})
             if anchor.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
         return self._finish(replace(record, **members), outcome.usage)

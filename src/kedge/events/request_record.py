@@ -24,6 +24,11 @@ ResponseStatus = Literal[
 that the user stopped it."""
 
 
+ANCHOR_MEMBERS = (
+    "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
+    "root_created_at", "barrier", "derived", "counted",
+)  # fmt: skip
+"""The members of a record that have the same names and values as those of its anchor."""
 MAX_REJECTED = 8
 """The maximum number of rejected candidates in a record."""
 MAX_OMITTED = 1_000
@@ -139,21 +144,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The anchor for this response; ``None`` if its context is not known."""
         if not self.digest:
             return None
-        return AnchorRecord(
-            self.provider_response_id,
-            self.scope,
-            self.digest,
-            self.block_count,
-            self.depth,
-            self.root_created_at,
-            "failed" if self.status in ("refused", "cut") else self.status,
-            self.stored,
-            self.created_at,
-            self.expires_at,
-            self.barrier,
-            self.derived,
-            self.counted,
-        )
+        status = "failed" if self.status in ("refused", "cut") else self.status
+        members = {name: getattr(self, name) for name in ANCHOR_MEMBERS}
+        return AnchorRecord(self.provider_response_id, status=status, **members)
 
 
 def sum_usage(records: Iterable[RequestRecord]) -> Usage:

@@ -76,38 +76,29 @@ class _CompactMiddleware(BaseMiddleware):
         if self._is_long_resend(turn):
             turn, event = await self._compact(turn, "resend", request.filters)
             yield event
-        answered = False
+        answered, usage = False, None
         for limit in (self.resend_limit, None):
+            limited = structs.replace(request, resend_limit=limit)
             try:
-                async with aclosing(
-                    self._run(turn, structs.replace(request, resend_limit=limit))
-                ) as events:
+                async with aclosing(self.inner.events(turn, limited)) as events:
                     async for event in events:
-                        answered = answered or isinstance(event, AnswerFinished)
-                        yield event
+                        if isinstance(event, AnswerFinished):
+                            answered, usage = True, event.outcome.usage
+                        if not isinstance(event, TurnFinished) or find_running(event.turn):
+                            yield event
+                            continue
+                        turn, compacted = await self._compact(
+                            event.turn, "answered", request.filters, usage
+                        )
+                        if compacted.result.changed or compacted.result.notes:
+                            yield compacted
+                        yield TurnFinished(turn)
                     return
             except ResendTooLong as error:
                 turn = error.turn or turn
             if not answered:  # in the middle of a tool loop nothing is compacted
                 turn, event = await self._compact(turn, "resend", request.filters)
                 yield event
-
-    async def _run(self, turn: Turn, request: Request) -> Events:
-        """Yield the events of one run of the inner engine, and of compaction after it."""
-        usage: Usage | None = None
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                if isinstance(event, AnswerFinished):
-                    usage = event.outcome.usage
-                if not isinstance(event, TurnFinished) or find_running(event.turn):
-                    yield event
-                    continue
-                turn, compacted = await self._compact(
-                    event.turn, "answered", request.filters, usage
-                )
-                if compacted.result.changed or compacted.result.notes:
-                    yield compacted
-                yield TurnFinished(turn)
 
     async def _compact(
         self,

@@ -46,7 +46,7 @@ from kedge.proxy.access import (
 )
 from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
-from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware
+from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.proxied_requests import RequestRecorder
@@ -89,12 +89,7 @@ CONNECT_SECONDS = 30.0
 """The time for a connection to the upstream."""
 WAIT_SECONDS = 3_600.0
 """The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
-TIMEOUTS = {
-    "connect": CONNECT_SECONDS,
-    "read": WAIT_SECONDS,
-    "write": WAIT_SECONDS,
-    "pool": WAIT_SECONDS,
-}
+TIMEOUTS = {"connect": CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WAIT_SECONDS)}
 MAX_CACHED_URLS = 256
 MAX_IDLE_CONNECTIONS = 100
 """The number of idle connections to the upstream that are retained for later requests."""
@@ -159,7 +154,7 @@ def create_proxy_app(
     app = Starlette(
         routes=[
             Route("/healthz", _report_health),
-            Route("/metrics", _report_metrics),
+            Route("/metrics", metrics),
             Route("/report", proxy.report),
             forwarding,
             WebSocketRoute("/v1/{path:path}", proxy.forward_socket),
@@ -174,13 +169,6 @@ def create_proxy_app(
 
 async def _report_health(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-async def _report_metrics(request: Request) -> Response:
-    from kedge.observe.prometheus import render
-
-    body, content_type = render(request.headers.get("accept", ""))
-    return Response(body, headers={"content-type": content_type})
 
 
 class _Proxy:

@@ -26,7 +26,13 @@ from kedge.server.background import BackgroundJobs
 from kedge.server.errors import ApiError
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.models import Model
-from kedge.server.request_log import FinishListener, Listener, RequestMiddleware, log_failure
+from kedge.server.request_log import (
+    FinishListener,
+    Listener,
+    RequestMiddleware,
+    log_failure,
+    metrics,
+)
 from kedge.server.routes import chat_completions, conversations, messages, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
@@ -48,14 +54,6 @@ async def healthz(request: Request) -> Response:
         return http.respond_json({"status": "ok"})
     body = {"status": "unavailable", "reason": "the database does not answer"}
     return JSONResponse(body, 503)
-
-
-async def metrics(request: Request) -> Response:
-    """Answer ``GET /metrics`` with the metrics of this process, for Prometheus."""
-    from kedge.observe.prometheus import render
-
-    body, content_type = render(request.headers.get("accept", ""))
-    return Response(body, headers={"content-type": content_type})
 
 
 async def list_models(request: Request) -> Response:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from starlette.datastructures import Headers as RequestHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -237,6 +238,14 @@ class EscapedJSONResponse(JSONResponse):
     def render(self, content: Any) -> bytes:
         """Encode the content."""
         return encode_escaped(content)
+
+
+async def metrics(request: Request) -> Response:
+    """Answer ``GET /metrics`` with the metrics of this process, for Prometheus."""
+    from kedge.observe.prometheus import render
+
+    body, content_type = render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
 
 
 class FrontEnd(ABC):
