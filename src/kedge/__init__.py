@@ -117,10 +117,7 @@ else:
                 return metadata.version("kedge-llm")  # on PyPI, ``kedge`` is another project
             except metadata.PackageNotFoundError:
                 return "unknown"
-        if name not in HOMES:
-            raise AttributeError(f"module 'kedge' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(HOMES[name]), name)
-        return value
+        return import_module("kedge.text.lazy_names").make_getattr(__name__, HOMES)(name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *HOMES})

@@ -67,13 +67,11 @@ async def run_compactor(compactor: Compactor, request: CompactionRequest) -> Com
     by = component_name(compactor)
     try:
         result = await compactor.compact(request)
-        defect = _find_defect(request, result)
+        if not (defect := _find_defect(request, result)):
+            return result
     except Exception as error:  # the caller's code; the answer must not be lost
         log.debug("compaction failed", exc_info=error)
         defect = type(error).__name__
-        result = None
-    if result is not None and not defect:
-        return result
     log.warning("compaction failed, the conversation is unchanged: %s by %s", defect, by)
     count("compactions_total", by=by, outcome="failed")
     return unchanged_result(request, by, f"{by} failed ({defect}); nothing was changed")
@@ -363,12 +361,9 @@ class TokenLimitCompactor(LimitCompactor):
         counter: TokenCounter | ProviderCounter | None = None,
     ) -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
-        target = (
-            max(1, int(max_tokens * DEFAULT_TARGET_RATIO))
-            if target_tokens is None
-            else target_tokens
-        )
-        self.target_tokens = check_positive_int("target_tokens", target, maximum=max_tokens)
+        if target_tokens is None:
+            target_tokens = max(1, int(max_tokens * DEFAULT_TARGET_RATIO))
+        self.target_tokens = check_positive_int("target_tokens", target_tokens, maximum=max_tokens)
         self.counter = counter
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:

@@ -13,25 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
-from kedge.config.settings import OTHER_VARIABLES, SETTINGS, Scalar, Setting, format_value
+from kedge.config.settings import OTHER_VARIABLES, Scalar, format_value
+from kedge.config.settings import SETTINGS as SETTINGS
+from kedge.config.settings import Setting as Setting
 from kedge.errors import CannotOpenStore, InvalidSetting
-
-__all__ = [
-    "CONFIG_ENV",
-    "SETTINGS",
-    "Config",
-    "Setting",
-    "SettingValue",
-    "Source",
-    "config_path",
-    "data_dir",
-    "load_config",
-    "mask",
-    "mask_url",
-    "mask_value",
-    "store_file",
-    "store_url",
-]
 
 CONFIG_ENV = "KEDGE_CONFIG"
 """The environment variable with the path of the configuration file."""

@@ -81,12 +81,8 @@ def _longest_increasing_indices(values: list[int]) -> set[int]:
     for index, value in enumerate(values):
         pile = bisect_left(tops, value)
         before.append(top_indices[pile - 1] if pile else -1)
-        if pile == len(tops):
-            tops.append(value)
-            top_indices.append(index)
-        else:
-            tops[pile] = value
-            top_indices[pile] = index
+        tops[pile : pile + 1] = [value]  # on top of its pile, or on a new one
+        top_indices[pile : pile + 1] = [index]
     selected: set[int] = set()
     index = top_indices[-1] if top_indices else -1
     while index >= 0:

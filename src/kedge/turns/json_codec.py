@@ -274,10 +274,7 @@ _MISMATCH = re.compile(r"Expected `(\w+).*`, got `(\w+)`")
 
 def name_type(value: object) -> str:
     """Return the name of the JSON type of a value."""
-    return _get_name(type(value).__name__)
-
-
-def _get_name(name: str) -> str:
+    name = type(value).__name__
     return _TYPE_NAMES.get(name, name)
 
 
@@ -298,8 +295,9 @@ def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
     if problem.startswith("Expected `str` of length"):
         return InvalidJSON(path, "expected an id, got an empty string")
     if mismatch := _MISMATCH.fullmatch(problem):
-        expected = "true or false" if mismatch[1] == "bool" else _get_name(mismatch[1])
-        return InvalidJSON(path, f"expected {expected}, got {_get_name(mismatch[2])}")
+        wanted, given = (_TYPE_NAMES.get(name, name) for name in mismatch.groups())
+        wanted = "true or false" if mismatch[1] == "bool" else wanted
+        return InvalidJSON(path, f"expected {wanted}, got {given}")
     return InvalidJSON(path, problem[:1].lower() + problem[1:])
 
 
@@ -326,10 +324,6 @@ def parse_json(text: str | bytes) -> object:
         raise InvalidJSON("$", f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise InvalidJSON("$", f"not JSON: {error.msg} at character {error.pos}") from None
-
-
-def _parse_constant(name: str) -> InvalidValue:
-    return InvalidValue(f"{name} is not a JSON number")
 
 
 def _parse_int(digits: str) -> int | InvalidValue:
@@ -361,7 +355,7 @@ _decode_json = json.JSONDecoder(
     object_pairs_hook=_parse_object,
     parse_float=_parse_float,
     parse_int=_parse_int,
-    parse_constant=_parse_constant,
+    parse_constant=lambda name: InvalidValue(f"{name} is not a JSON number"),
 ).decode
 
 

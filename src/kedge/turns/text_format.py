@@ -19,7 +19,7 @@ def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
 def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
     """Return one line per block: index, kind, content, and the response that produced it."""
     rows = [
-        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {_format_source(block)}".rstrip()
+        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {shorten(block.response_id, width)}".rstrip()
         for index, block in enumerate(blocks)
     ]
     return "\n".join(rows)
@@ -40,10 +40,6 @@ def shorten(text: str, width: int) -> str:
     head = text[: width + 1]
     line = escape_text(head)
     return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _format_source(block: Block) -> str:
-    return shorten(block.response_id, DEFAULT_WIDTH)
 
 
 def _format_content(block: Block) -> str:
