@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kedge import tokens
 from kedge.server.errors import INTERNAL_ERROR, ApiError
@@ -149,18 +149,16 @@ def _normalize_item(item: Item, key: str, number: int) -> Item:
     }
     full |= {name: value for name, value in item.items() if value is not None}
     if type == "message":
-        full["content"] = _normalize_content(full["role"], full.get("content", ""))
+        content = full.get("content", "")
+        if not isinstance(content, str):
+            full["content"] = [_normalize_part(part) for part in content]
+        elif full["role"] == "assistant":
+            full["content"] = [build_output_text(content)]
+        else:
+            full["content"] = [{"type": "input_text", "text": content}]
     if type not in TYPES_WITHOUT_STATUS:
         full.setdefault("status", "completed")
     return full
-
-
-def _normalize_content(role: str, content: object) -> list[Mapping[str, Any]]:
-    if not isinstance(content, str):
-        return [_normalize_part(part) for part in cast("list[Mapping[str, Any]]", content)]
-    if role == "assistant":
-        return [build_output_text(content)]
-    return [{"type": "input_text", "text": content}]
 
 
 def _normalize_part(part: Mapping[str, Any]) -> Mapping[str, Any]:

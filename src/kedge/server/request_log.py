@@ -128,17 +128,11 @@ class _WatchedConnection:
         async with self._lock:
             if self.revoked.is_set():
                 return
-            match message["type"]:
-                case "http.response.start":
-                    names = [name.lower() for name, _ in message.get("headers", ())]
-                    self._has_length = b"content-length" in names
-                    self._is_started = True
-                case "websocket.accept":
-                    self._is_started = True
-                case "http.response.body" | "websocket.close":
-                    self._is_finished = not message.get("more_body")
-                case _:
-                    pass
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                names = [name.lower() for name, _ in message.get("headers", ())]
+                self._has_length, self._is_started = b"content-length" in names, True
+            elif message["type"] in ("http.response.body", "websocket.close"):
+                self._is_finished = not message.get("more_body")
             await self._send(message)
 
     async def end(self, reject: Callable[[Scope], Response]) -> None:
@@ -278,10 +272,6 @@ class FrontEnd(ABC):
         """Return the headers of a response, with those that it does not set itself."""
         return headers
 
-    def describe(self, scope: Scope) -> str:
-        """Return what the log shows of a request besides method, path, status and time."""
-        return scope[REQUEST_ID_KEY]
-
 
 class RequestMiddleware:
     """Middleware that assigns an id to each request, checks whether it may be sent, logs it, and records it.
@@ -401,7 +391,7 @@ class RequestMiddleware:
             scope["path"],
             status,
             seconds * 1000,
-            self._front.describe(scope),
+            scope[REQUEST_ID_KEY],
         )
 
     def _record_request(self, scope: Scope) -> RecordedRequest | None:

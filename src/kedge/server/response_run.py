@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from kedge.database.responses import slice_from_compaction
 from kedge.errors import StoreError
@@ -28,7 +28,7 @@ from kedge.server.models import ModelUsage, OutputEvent, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest, log_failure
-from kedge.server.sse import DONE_FRAME, EventStream, SSEEncoder
+from kedge.server.sse import DONE_FRAME, STREAM_START, BufferedSender, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, LaneMemory, extend_context
 from kedge.server.storage.items import has_compaction
@@ -106,7 +106,7 @@ Emit = Callable[[Frames], Awaitable[None]]
 
 
 class Generation(ABC):
-    """One answer while a model writes it.
+    """One answer while a model writes it, which is the ASGI response to a request for a stream.
 
     It ends exactly once: complete, with an error, or stopped from outside.
 
@@ -131,8 +131,6 @@ class Generation(ABC):
         response_id: str,
         recorded: RecordedRequest | None,
     ) -> None:
-        self.grace = draft.model.grace
-        """Seconds for which the start of a stream waits for the first output."""
         self.error: ApiError | None = None
         """The error that the model raised, if any."""
         self.has_output = False
@@ -182,6 +180,26 @@ class Generation(ABC):
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send every frame of the stream, or raise the error of a model that failed before its first output."""
+
+        async def put(frames: Frames) -> None:
+            if self.has_output:
+                outbox.release()
+            if frames:
+                await outbox.put(b"".join(frames))
+
+        try:
+            async with BufferedSender(send, STREAM_START, self._draft.model.grace) as outbox:
+                await self.run(put, receive)
+                if self.start_error is None:
+                    outbox.release()
+        finally:
+            self.end()
+        if self.start_error is not None and not outbox.is_released:
+            raise self.start_error
+        await send({"type": "http.response.body", "body": self.last_frame, "more_body": False})
 
     async def run(
         self,
@@ -306,7 +324,7 @@ async def respond(request: Request, run: Generation) -> Any:
         ApiError: If there is a client, but no complete answer.
     """
     if run.is_streamed:
-        return EventStream(run)
+        return run
     await run.run(_discard, request.receive)
     if run.failure is not None:
         raise run.failure

@@ -1,19 +1,16 @@
-"""Server-sent events: encoding, buffering, and the ASGI responses that stream them."""
+"""Server-sent events: encoding, buffering, and the responses that replay and follow them."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from kedge.text.json_text import encode_escaped
-
-if TYPE_CHECKING:
-    from kedge.server.response_run import Generation
 
 Entry = TypeVar("Entry")
 
@@ -54,38 +51,6 @@ def encode_event(event: Mapping[str, Any]) -> bytes:
 def encode_data(value: object) -> bytes:
     """Encode a JSON value as a frame without a type."""
     return b"data: %b\n\n" % encode_escaped(value)
-
-
-class EventStream:
-    """The ASGI response to a streaming request.
-
-    Args:
-        source: Produces the frames.
-    """
-
-    def __init__(self, source: "Generation") -> None:
-        self._source = source
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every frame, or raise the error of a source that failed before its first output."""
-        source = self._source
-
-        async def put(frames: list[bytes]) -> None:
-            if source.has_output:
-                outbox.release()
-            if frames:
-                await outbox.put(b"".join(frames))
-
-        try:
-            async with BufferedSender(send, STREAM_START, source.grace) as outbox:
-                await source.run(put, receive)
-                if source.start_error is None:
-                    outbox.release()
-        finally:
-            source.end()
-        if source.start_error is not None and not outbox.is_released:
-            raise source.start_error
-        await send({"type": "http.response.body", "body": source.last_frame, "more_body": False})
 
 
 class EventsDropped(Exception):

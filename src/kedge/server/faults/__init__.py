@@ -33,10 +33,6 @@ class FaultArgument:
     maximum: float = inf
     default: Any = None
 
-    def accepts(self, value: Any) -> bool:
-        """Return whether a parsed value is within the bounds."""
-        return isinstance(value, str) or self.minimum <= value <= self.maximum
-
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
@@ -250,7 +246,8 @@ def _parse_argument(spec: str, part: str, argument: FaultArgument | None) -> Any
     if not text:
         raise InvalidFault(f"{spec!r}: {name} needs a value: {name}={argument.placeholder}")
     with suppress(ValueError, KeyError):
-        if argument.accepts(value := argument.parse(text)):
+        value = argument.parse(text)
+        if isinstance(value, str) or argument.minimum <= value <= argument.maximum:
             return value
     raise InvalidFault(f"{spec!r}: {name} must be {argument.expected}, not {text!r}")
 
