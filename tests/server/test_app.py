@@ -422,7 +422,7 @@ def test_unexpected_error_is_500(
     server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected exception is a 500 error in the API's format, and the server continues to work."""
-    monkeypatch.setattr("kedge.server.prepare.check_tool_choice", lambda *_: 1 / 0)
+    monkeypatch.setattr("kedge.server.schema.requests.check_tool_choice", lambda *_: 1 / 0)
     answer = http.post("/v1/responses", json=HELLO_REQUEST)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from kedge.errors import SchemaTooComplex
 
@@ -330,17 +330,29 @@ class PhraseRule:
     is_searched: bool = False
 
 
-def prefix_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
-    """Return a rule for sentences that start with the phrase."""
-    return PhraseRule(description, re.compile(pattern, FLAGS), handler)
+Handler = TypeVar("Handler", bound=RuleHandler)
 
 
-def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
-    """Return a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters.
+class RuleList(list[PhraseRule]):
+    """Rules in the order in which they are tried. Its methods are decorators of handlers, applied from below."""
 
-    The phrase starts with one of the words of ``SEARCH_WORDS``.
-    """
-    return PhraseRule(description, re.compile(pattern, FLAGS), handler, is_searched=True)
+    def prefix(
+        self, description: str, pattern: str, *, is_searched: bool = False
+    ) -> Callable[[Handler], Handler]:
+        """Add a rule for sentences that start with the phrase."""
+
+        def add(handler: Handler) -> Handler:
+            self.append(PhraseRule(description, re.compile(pattern, FLAGS), handler, is_searched))
+            return handler
+
+        return add
+
+    def search(self, description: str, pattern: str) -> Callable[[Handler], Handler]:
+        """Add a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters.
+
+        The phrase starts with one of the words of ``SEARCH_WORDS``.
+        """
+        return self.prefix(description, pattern, is_searched=True)
 
 
 def first_match(

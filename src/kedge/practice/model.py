@@ -77,6 +77,22 @@ INTRODUCTION = (
     'Say "help" for what I understand. For a real model: kedge chat --model openai:gpt-5.1'
 )
 _GREETING = r"(?:(?:hello|hi|hey)\b[\s,.!]*)?"
+SELF_RULES = context.RuleList()
+
+
+@SELF_RULES.prefix("give help", r"(?:help|what can you do)\b")
+def give_help(_: Utterance, __: object) -> TextResult:
+    """List some phrases."""
+    return TextResult(HELP_TEXT)
+
+
+@SELF_RULES.prefix(
+    "introduce itself", _GREETING + r"(?:who|what|which model|what model) are you\W*\Z"
+)
+def introduce_itself(_: Utterance, __: object) -> TextResult:
+    """Say that this model is a toy."""
+    return TextResult(INTRODUCTION)
+
 
 RULES: tuple[context.PhraseRule, ...] = (
     *text_rules.LITERAL_RULES,
@@ -84,14 +100,7 @@ RULES: tuple[context.PhraseRule, ...] = (
     *text_rules.RECALL_RULES,
     *text_rules.SUM_RULES,
     *text_rules.LOOSE_RULES,
-    context.prefix_rule(
-        "give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)
-    ),
-    context.prefix_rule(
-        "introduce itself",
-        _GREETING + r"(?:who|what|which model|what model) are you\W*\Z",
-        lambda _, __: TextResult(INTRODUCTION),
-    ),
+    *SELF_RULES,
     *tool_rules.IMPLIED_RULES,
 )
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import cycle, islice
 
 from kedge.practice import context
-from kedge.practice.context import TextResult, Utterance, prefix_rule, quote_text, search_rule
+from kedge.practice.context import TextResult, Utterance, quote_text
 
 MAX_TIMES = 1_000
 MAX_WORDS = 100_000
@@ -27,11 +27,19 @@ TIMES_PATTERN = re.compile(
 )
 QUOTE_PAIRS = {'"': '"', "“": "”", "'": "'"}
 
+LITERAL_RULES = context.RuleList()
+RECALL_RULES = context.RuleList()
+SUM_RULES = context.RuleList()
+LOOSE_RULES = context.RuleList()
+
 FILLER_TEXT = (
     "The kedge goes out, the line comes tight, and the ship moves a little way ahead again."
 )
 
 
+@LOOSE_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)")
+@LITERAL_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)")
+@LITERAL_RULES.prefix("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)")
 def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
     """Repeat the rest of the sentence, as often as requested."""
     text = match["text"].strip()
@@ -53,32 +61,25 @@ def strip_quotes(text: str) -> str:
     return text
 
 
+@LITERAL_RULES.prefix("write at length", r"write\s+(\d{1,9})\s+words?\b")
 def write_words(_: Utterance, match: re.Match[str]) -> TextResult:
     """Write the requested number of words."""
     number = min(int(match[1]), MAX_WORDS)
     return TextResult(" ".join(islice(cycle(FILLER_TEXT.split()), number)))
 
 
+@LITERAL_RULES.prefix("count to a number", r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b")
 def count_to(_: Utterance, match: re.Match[str]) -> TextResult:
     """Count from one to a number."""
     number = min(int(match[1]), MAX_WORDS)
     return TextResult(" ".join(map(str, range(1, number + 1))), list(range(1, number + 1)))
 
 
+@LITERAL_RULES.prefix("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)")
 def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
     """Refuse a request, and name it in the refusal."""
     what = match["what"].strip().rstrip(".!?")
     return TextResult(f"I will not {what}." if what else "I will not do that.", is_refusal=True)
-
-
-LITERAL_RULES = (
-    prefix_rule("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo),
-    prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
-    prefix_rule("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
-    prefix_rule("write at length", r"write\s+(\d{1,9})\s+words?\b", write_words),
-    prefix_rule("count to a number", r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to),
-)
-LOOSE_RULES = (prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),)
 
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
@@ -103,6 +104,33 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
     return context.message_texts(items, *roles)
 
 
+@RECALL_RULES.prefix(
+    "list the messages",
+    r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
+    r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
+)
+@RECALL_RULES.search(
+    "list the messages",
+    rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
+)
+def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
+    """List the messages so far, with numbers."""
+    roles, *_ = SPEAKERS.get(context.fold_case(match["whose"] or ""), ANY_SPEAKER)
+    texts = earlier_texts(utterance, *roles)
+    if not texts:
+        return TextResult("Nothing has been said before this message.", [])
+    return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
+
+
+@RECALL_RULES.search(
+    "quote a message",
+    r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
+    rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
+)
+@RECALL_RULES.search(
+    "quote a message",
+    rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
+)
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
     roles, subject, owner = SPEAKERS.get(context.fold_case(match["whose"]), ANY_SPEAKER)
@@ -126,15 +154,6 @@ def _find_index(which: str, count: int) -> int:
     return count - 1
 
 
-def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
-    """List the messages so far, with numbers."""
-    roles, *_ = SPEAKERS.get(context.fold_case(match["whose"] or ""), ANY_SPEAKER)
-    texts = earlier_texts(utterance, *roles)
-    if not texts:
-        return TextResult("Nothing has been said before this message.", [])
-    return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
-
-
 # The counted groups of messages, in the order of the report.
 COUNTED_ROLES = (
     ("of yours", ("user",)),
@@ -143,6 +162,7 @@ COUNTED_ROLES = (
 )
 
 
+@RECALL_RULES.search("count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b")
 def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Count the messages and, if there are any, the tool results and reasoning items."""
     items = utterance.request.items
@@ -164,6 +184,49 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     return TextResult(f"I can see {context.format_count(total, 'message')}: {shares}.{also}", total)
 
 
+@RECALL_RULES.search(
+    "quote the instructions", r"\b(?:what (?:are|were)|repeat|quote) your instructions\b"
+)
+def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the instructions of this request and the system texts of the context."""
+    system = context.message_texts(utterance.request.items, "system", "developer")
+    texts = [text for text in (utterance.request.instructions, *system) if text]
+    if not texts:
+        return TextResult("I have no instructions.")
+    quoted = " ".join(map(quote_text, texts))
+    return TextResult(f"My instructions are: {quoted}", "\n".join(texts))
+
+
+@RECALL_RULES.search(
+    "quote a tool result",
+    r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
+    r"|was the(?: last)? tool (?:result|output))\b",
+)
+def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the newest tool result of the context."""
+    results = context.tool_results(utterance.request.items)
+    if not results:
+        return TextResult("I can see no tool result.")
+    name, output = results[-1]
+    return TextResult(f"{name} said last: {quote_text(output)}", output)
+
+
+@RECALL_RULES.search("quote a thought", r"\bwhat did you (?:just )?think\b")
+def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the newest reasoning item."""
+    entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
+    if not entries:
+        return TextResult("I can see no thought of mine.")
+    text = context.extract_text(entries[-1].get("content")) or context.extract_text(
+        entries[-1].get("summary")
+    )
+    text = text or utterance.request.read_reasoning(entries[-1])
+    return TextResult(
+        f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
+    )
+
+
+@RECALL_RULES.search("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z")
 def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
     """Answer "What is my …?" from "My … is …", the newest statement first."""
     wanted = _normalize(match[1])
@@ -179,6 +242,10 @@ def _normalize(text: str) -> str:
     return " ".join(text.lower().split())
 
 
+@RECALL_RULES.search(
+    "search the messages",
+    r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
+)
 def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Search the earlier messages for a text."""
     wanted = match[1].strip().strip("\"'“”").rstrip("?.! ")
@@ -188,86 +255,6 @@ def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
         if wanted and wanted.lower() in text.lower():
             return TextResult(f"Yes, in message {i}: {quote_text(text)}", True)
     return TextResult(f"No, I can see nothing about {quote_text(wanted)}.", False)
-
-
-def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Quote the instructions of this request and the system texts of the context."""
-    system = context.message_texts(utterance.request.items, "system", "developer")
-    texts = [text for text in (utterance.request.instructions, *system) if text]
-    if not texts:
-        return TextResult("I have no instructions.")
-    quoted = " ".join(map(quote_text, texts))
-    return TextResult(f"My instructions are: {quoted}", "\n".join(texts))
-
-
-def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Quote the newest tool result of the context."""
-    results = context.tool_results(utterance.request.items)
-    if not results:
-        return TextResult("I can see no tool result.")
-    name, output = results[-1]
-    return TextResult(f"{name} said last: {quote_text(output)}", output)
-
-
-def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Quote the newest reasoning item."""
-    entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
-    if not entries:
-        return TextResult("I can see no thought of mine.")
-    text = context.extract_text(entries[-1].get("content")) or context.extract_text(
-        entries[-1].get("summary")
-    )
-    text = text or utterance.request.read_reasoning(entries[-1])
-    return TextResult(
-        f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
-    )
-
-
-RECALL_RULES = (
-    search_rule(
-        "list the messages",
-        rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
-        list_messages,
-    ),
-    prefix_rule(
-        "list the messages",
-        r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
-        r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
-        list_messages,
-    ),
-    search_rule(
-        "quote a message",
-        rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
-        quote_message,
-    ),
-    search_rule(
-        "quote a message",
-        r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
-        rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
-        quote_message,
-    ),
-    search_rule(
-        "count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b", count_messages
-    ),
-    search_rule(
-        "quote the instructions",
-        r"\b(?:what (?:are|were)|repeat|quote) your instructions\b",
-        quote_instructions,
-    ),
-    search_rule(
-        "quote a tool result",
-        r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
-        r"|was the(?: last)? tool (?:result|output))\b",
-        quote_last_result,
-    ),
-    search_rule("quote a thought", r"\bwhat did you (?:just )?think\b", quote_last_reasoning),
-    search_rule("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact),
-    search_rule(
-        "search the messages",
-        r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
-        search_messages,
-    ),
-)
 
 
 MAX_LENGTH = 200
@@ -301,6 +288,11 @@ class NumberTooLarge(ArithmeticError):
     """A number of the expression is out of bounds."""
 
 
+@SUM_RULES.prefix(
+    "do a sum",
+    r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
+    rf"(?!.{{{MAX_LENGTH}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
+)
 def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
     """Evaluate an expression and return a text with the expression and its value."""
     expression = match["sum"].strip()
@@ -377,13 +369,3 @@ def _check_bounds(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise NumberTooLarge
     return value
-
-
-SUM_RULES = (
-    prefix_rule(
-        "do a sum",
-        r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
-        rf"(?!.{{{MAX_LENGTH}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
-        calculate,
-    ),
-)

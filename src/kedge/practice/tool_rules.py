@@ -16,6 +16,8 @@ from kedge.practice.context import Item, OutputPart, PracticeRequest, TextResult
 from kedge.practice.schema_sample import as_schema, sample_value
 from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
 
+RULES = context.RuleList()
+IMPLIED_RULES = context.RuleList()
 MAX_CALLS = 64
 SENTENCE_CHARACTERS_PER_STEP = 4
 """How much of the text about a call is parsed for one step of its budget."""
@@ -101,6 +103,16 @@ def make_forced_calls(utterance: Utterance) -> tuple[OutputPart, ...]:
     return named or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
 
 
+@RULES.search("name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b")
+def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """List the names of the tools."""
+    names = list(offered_tools(utterance.request))
+    return TextResult(
+        f"My tools are: {', '.join(names)}." if names else "I have no tools here.", names
+    )
+
+
+@RULES.prefix("call tools by name", "")
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart, ...] | None:
     """Return the calls that the sentence names."""
     tools = offered_tools(utterance.request)
@@ -109,6 +121,7 @@ def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart
     return _make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None
 
 
+@IMPLIED_RULES.prefix("call a tool in plain words", "")
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[OutputPart, ...] | None:
     """Return a call of the tool whose name consists of words of a question or a request."""
     tools = offered_tools(utterance.request)
@@ -239,14 +252,10 @@ def _end_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", "}", "]")) else f"{text}."
 
 
-def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """List the names of the tools."""
-    names = list(offered_tools(utterance.request))
-    return TextResult(
-        f"My tools are: {', '.join(names)}." if names else "I have no tools here.", names
-    )
-
-
+@RULES.prefix(
+    "call tools by name",
+    rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
+)
 def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
     """Report that the named tool is not offered."""
     called = match["a"] or match["b"] or match["c"]
@@ -255,17 +264,3 @@ def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResul
         return None
     available = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
     return TextResult(f"I have no tool named {context.quote_text(called)}; {available}")
-
-
-RULES = (
-    context.search_rule(
-        "name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b", list_tools
-    ),
-    context.prefix_rule("call tools by name", "", make_named_calls),
-    context.prefix_rule(
-        "call tools by name",
-        rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
-        report_unknown_tool,
-    ),
-)
-IMPLIED_RULES = (context.prefix_rule("call a tool in plain words", "", make_implied_call),)

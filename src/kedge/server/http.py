@@ -18,27 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope
 
-from kedge.server import errors
-from kedge.server.access import (
-    CALLER_KEY,
-    AccessPolicy,
-    Credentials,
-    Rejection,
-    build_access_error,
-    is_compressed,
-    read_bearer_token,
-    read_header,
-)
+from kedge.server import access, errors, request_log
+from kedge.server.access import AccessPolicy, Credentials, Rejection
 from kedge.server.object_forms import Item
 from kedge.server.prepare import precount_request
-from kedge.server.request_log import (
-    RECORD_KEY,
-    REQUEST_ID_KEY,
-    RESPONSE_HEADERS_KEY,
-    FrontEnd,
-    Headers,
-    RecordedRequest,
-)
+from kedge.server.request_log import FrontEnd, Headers, RecordedRequest
 from kedge.server.routes.message_errors import error_body, error_status
 from kedge.server.schema.requests import INCLUDE, parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
@@ -64,7 +48,7 @@ def get_service(request: HTTPConnection) -> ServerState:
     view: ServerState | None = request.scope.get(SERVICE_KEY)
     if view is None:
         service: ServerState = request.app.state.service
-        view = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(CALLER_KEY))
+        view = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(access.CALLER_KEY))
     return view
 
 
@@ -84,12 +68,12 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
             raw = await collect_body(request.scope, request.receive, limits.body_bytes)
     except TimeoutError:
         raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
-    exchange: RecordedRequest | None = request.scope.get(RECORD_KEY)
+    exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
     if exchange is not None:
         exchange.raw = raw
     if not raw and empty is not None:
         return empty
-    got = read_header(request.scope, b"content-type").decode("latin-1")
+    got = access.read_header(request.scope, b"content-type").decode("latin-1")
     if got.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.
         raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
@@ -121,7 +105,7 @@ def validate(request: Request, check: Callable[P, T], *args: P.args, **kwargs: P
         result = check(*args, **kwargs)
     if ignored:
         header = (IGNORED_HEADER, ", ".join(ignored).encode("ascii"))
-        request.scope.get(RESPONSE_HEADERS_KEY, []).append(header)
+        request.scope.get(request_log.RESPONSE_HEADERS_KEY, []).append(header)
         _log_ignored(service, ignored)
     return result
 
@@ -145,10 +129,10 @@ async def collect_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         ApiError: If it is compressed, or larger than ``max_bytes``.
         ClientDisconnect: If it is incomplete.
     """
-    if is_compressed(scope):
-        got = read_header(scope, b"content-encoding").decode("latin-1")
+    if access.is_compressed(scope):
+        got = access.read_header(scope, b"content-encoding").decode("latin-1")
         raise errors.UNSUPPORTED_CONTENT_ENCODING(got=got)
-    declared = read_header(scope, b"content-length")
+    declared = access.read_header(scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)
     body, more = bytearray(), True
@@ -274,7 +258,7 @@ def is_anthropic(scope: Scope) -> bool:
 def render_error(scope: Scope, error: errors.ApiError) -> tuple[int, Mapping[str, Any]]:
     """Return the status and the body of an error response."""
     if is_anthropic(scope):
-        return error_status(error), error_body(error, scope.get(REQUEST_ID_KEY))
+        return error_status(error), error_body(error, scope.get(request_log.REQUEST_ID_KEY))
     return error.status, error.body()
 
 
@@ -312,16 +296,16 @@ class ServerFrontEnd(FrontEnd):
 
     def read_credentials(self, scope: Scope) -> Credentials:
         """Read the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
-        key = read_header(scope, b"x-api-key").strip() if is_anthropic(scope) else b""
+        key = access.read_header(scope, b"x-api-key").strip() if is_anthropic(scope) else b""
         return Credentials(
-            key or read_bearer_token(scope),
+            key or access.read_bearer_token(scope),
             needed="metrics" if scope["path"] == METRICS_PATH else "server",
             is_public=scope["path"] in PUBLIC_PATHS,
         )
 
     def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
         """Return the error of the API."""
-        return build_error_response(scope, build_access_error(rejection, self.policy))
+        return build_error_response(scope, access.build_access_error(rejection, self.policy))
 
     def build_failure(self, scope: Scope) -> Response:
         """Return an internal error of the API."""
@@ -331,7 +315,7 @@ class ServerFrontEnd(FrontEnd):
         """Return the id of a request, and the identity of the server."""
         headers = super().list_headers(scope)
         if is_anthropic(scope):
-            headers.append((b"request-id", scope[REQUEST_ID_KEY].encode()))
+            headers.append((b"request-id", scope[request_log.REQUEST_ID_KEY].encode()))
         if self._faults is None or not self._faults.hides_server:
             headers.append(IDENTITY_HEADER)
         return headers

@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kedge.database.responses import slice_from_compaction
 from kedge.practice import PracticeRequest
-from kedge.server import coherence, errors, object_forms, prompt_cache
-from kedge.server.encrypted_content import (
-    TRIGGER_TYPE,
-    CompactedContext,
-    compact,
-    find_newest_exchange,
-)
+from kedge.server import coherence, encrypted_content, errors, object_forms, prompt_cache
+from kedge.server.encrypted_content import CompactedContext
 from kedge.server.models import Model, ModelUsage, Prompt
 from kedge.server.object_forms import Item
-from kedge.server.schema.requests import (
-    check_not_empty,
-    check_tool_choice,
-)
+from kedge.server.schema import requests
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
     EMPTY_CONTEXT,
@@ -99,7 +91,7 @@ def prepare_response(
     ``unstored`` contains the unstored responses of the request's connection, if it is a WebSocket.
     """
     history = find_history(service, body, unstored)
-    check_not_empty(body)
+    requests.check_not_empty(body)
     key = service.nodes.new_key()
     items = resolve_input(service, body["input"], key, history)
     draft = _build_draft(service, body, key, history, items, on_socket=unstored is not None)
@@ -153,8 +145,8 @@ def _build_draft(
             raise errors.BACKGROUND_ON_SOCKET()
         if not store:
             raise errors.BACKGROUND_UNSTORED()
-    check_tool_choice(body, model_input.items)
-    triggered = bool(items) and items[-1]["type"] == TRIGGER_TYPE
+    requests.check_tool_choice(body, model_input.items)
+    triggered = bool(items) and items[-1]["type"] == encrypted_content.TRIGGER_TYPE
     compacted = _compact_if_needed(body, model_input, model.window, triggered=triggered)
     seen = model_input
     if compacted is not None:
@@ -303,7 +295,7 @@ def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> Mode
 
 
 def _find_second_exchange(items: Sequence[Item]) -> int | None:
-    for index in range(1, find_newest_exchange(items) + 1):
+    for index in range(1, encrypted_content.find_newest_exchange(items) + 1):
         if items[index].get("role") == "user":
             return index
     return None
@@ -328,11 +320,11 @@ def _compact_if_needed(
 ) -> CompactedContext | None:
     """Return the replacement of the context, if this response compacts it."""
     if triggered:
-        return compact(model_input.items[:-1], model_input.tokens // 2)
+        return encrypted_content.compact(model_input.items[:-1], model_input.tokens // 2)
     for entry in body.get("context_management") or ():
         threshold = entry.get("compact_threshold") or window
         if model_input.tokens > threshold:
-            return compact(model_input.items, threshold // 2)
+            return encrypted_content.compact(model_input.items, threshold // 2)
     return None
 
 

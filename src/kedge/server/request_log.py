@@ -26,14 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kedge.errors import StoreError
 from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.security.access_tokens import AccessToken
-from kedge.server.access import (
-    CALLER_KEY,
-    REVOKED,
-    AccessPolicy,
-    CallerRegistry,
-    Credentials,
-    Rejection,
-)
+from kedge.server import access
+from kedge.server.access import AccessPolicy, CallerRegistry, Credentials, Rejection
 from kedge.server.object_forms import Item
 from kedge.text.json_text import encode_escaped
 
@@ -60,7 +54,7 @@ class RevocationWatch:
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request of a named token on to an app, until it is answered or the token is revoked."""
-        caller: AccessToken = scope[CALLER_KEY]
+        caller: AccessToken = scope[access.CALLER_KEY]
         connection = _WatchedConnection(scope, receive, send)
         self._watched.setdefault(caller, set()).add(connection)
         if self._checker is None or self._checker.done():
@@ -301,7 +295,7 @@ class RequestMiddleware:
         self._on_finish = on_finish
         self._reply_bytes = reply_bytes
         registry = front.policy.registry
-        reject_revoked = partial(front.build_rejection, rejection=REVOKED)
+        reject_revoked = partial(front.build_rejection, rejection=access.REVOKED)
         self._watch = None if registry is None else RevocationWatch(registry, reject_revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -361,17 +355,17 @@ class RequestMiddleware:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         presented = self._front.read_credentials(scope)
         if presented is not None:
-            access = await self._front.policy.authorize(scope, presented)
-            if access.rejection is None or access.caller is not None:
-                scope[CALLER_KEY] = access.caller
-            if access.rejection is not None:
-                rejection = self._front.build_rejection(scope, access.rejection)
-                rejection.headers.update(access.rejection.headers)
+            decision = await self._front.policy.authorize(scope, presented)
+            if decision.rejection is None or decision.caller is not None:
+                scope[access.CALLER_KEY] = decision.caller
+            if decision.rejection is not None:
+                rejection = self._front.build_rejection(scope, decision.rejection)
+                rejection.headers.update(decision.rejection.headers)
                 await rejection(scope, receive, send)
                 return
-            for name, value in access.headers.items():
+            for name, value in decision.headers.items():
                 scope[RESPONSE_HEADERS_KEY].append((name.encode(), value.encode()))
-        if self._watch is None or scope.get(CALLER_KEY) is None:
+        if self._watch is None or scope.get(access.CALLER_KEY) is None:
             await self._app(scope, receive, send)
         else:
             await self._watch.run(self._app, scope, receive, send)

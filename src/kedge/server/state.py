@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.security.bounded_dict import BoundedDict
+from kedge.server import encrypted_content
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection, build_access_error
-from kedge.server.encrypted_content import (
-    KEY_BYTES,
-    ContentCipher,
-    expand_compaction,
-    parse_reasoning_payload,
-)
+from kedge.server.encrypted_content import ContentCipher
 from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.models import Model, PracticeModel
 from kedge.server.object_forms import Item, NodeKeys
@@ -75,7 +71,7 @@ class ServerState:
         """Ignored parameters that the log already names."""
         self.running: set[Generation] = set()
         self.sockets: set[ServerConnection] = set()
-        key = secrets.token_bytes(KEY_BYTES)
+        key = secrets.token_bytes(encrypted_content.KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key
         self._cache = ContextCache(settings.limits.cache_bytes)
         self._bind("", self._key)
@@ -135,7 +131,7 @@ class ServerState:
 
     def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """Replace a leading compaction item by the items in it, as a model sees them."""
-        return expand_compaction(self.cipher, items)
+        return encrypted_content.expand_compaction(self.cipher, items)
 
     def forget(self) -> None:
         """Delete every response, including the unstored ones of connections."""
@@ -169,13 +165,13 @@ class ServerState:
         text = self._reasoning_texts.get(item.get("id", ""))
         encrypted = item.get("encrypted_content")
         if text is None and isinstance(encrypted, str):
-            payload = parse_reasoning_payload(self.cipher.decrypt(encrypted))
+            payload = encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
             text = payload.text if payload else None
         return text or ""
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
         """Return the data that a model attached to its reasoning, or None."""
-        payload = parse_reasoning_payload(self.cipher.decrypt(encrypted))
+        payload = encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
         return None if payload is None else payload.model_data
 
     def find_model(self, name: str) -> Model:

@@ -18,15 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
-from kedge.server.faults import Fault, Faults, iter_effects
-from kedge.server.faults.effects import (
-    RESPONSES_PATH,
-    Body,
-    FaultedRequest,
-    FrameRewriter,
-    encode_frame,
-    translate_not_found,
-)
+from kedge.server.faults import Fault, Faults, effects, iter_effects
+from kedge.server.faults.effects import Body, FaultedRequest, FrameRewriter
 from kedge.server.http import build_error_response, collect_body, render_error
 from kedge.server.request_log import receive_until
 from kedge.server.storage.context import limit_history
@@ -141,11 +134,13 @@ class FaultyConnection:
         body = dict(render_error(self._faulted_request.scope, error)[1])
         if self._faulted_request.is_stateful:
             body = {**body["error"], "type": "error", "sequence_number": self._sent_events}
-        return encode_frame(body)
+        return effects.encode_frame(body)
 
     def _build_response(self) -> Response:
         body: Body = decode(self._response_body)
-        other = translate_not_found(self._armed.get("not_found"), self._faulted_request, body)
+        other = effects.translate_not_found(
+            self._armed.get("not_found"), self._faulted_request, body
+        )
         if other is not None:
             return other
         event: Body = {"type": "", "response": body}
@@ -157,7 +152,7 @@ class FaultyConnection:
         return response
 
 
-FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
+FAULT_PATHS = frozenset({effects.RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
 """The endpoints to which faults apply."""
 
 
@@ -174,7 +169,7 @@ class FaultMiddleware:
         armed = self._faults.armed
         is_active = bool(armed or self._withheld_call_ids) and _is_loopback(scope)
         method = scope.get("method") if is_active else ""
-        if method == "GET" and scope["path"].startswith(f"{RESPONSES_PATH}/"):
+        if method == "GET" and scope["path"].startswith(f"{effects.RESPONSES_PATH}/"):
             if (hidden := armed.get("hide_stored")) is not None:
                 self._faults.consume(hidden)
                 error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])

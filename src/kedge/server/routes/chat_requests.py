@@ -11,14 +11,8 @@ from typing import Any, cast
 from kedge.server import errors
 from kedge.server.errors import ErrorTemplate
 from kedge.server.object_forms import Item
+from kedge.server.schema import requests
 from kedge.server.schema.items import NAME
-from kedge.server.schema.requests import (
-    CREATE_RESPONSE,
-    SHARED_TYPES,
-    RequestSchema,
-    check_tool_choice,
-    get_object,
-)
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
 from kedge.server.schema.validators import (
     AnyJson,
@@ -135,7 +129,7 @@ CREATE_COMPLETION = Rules(
         "create.stream_options": "include_usage",
     },
     types={
-        **SHARED_TYPES,
+        **requests.SHARED_TYPES,
         "*.messages": Array(
             TaggedUnion({role: MESSAGES[role] for role in ROLES}, tag="role"), min_length=1
         ),
@@ -150,7 +144,7 @@ CREATE_COMPLETION = Rules(
         "*.modalities": Array(StringEnum("text", "audio"), of="strings", min_length=1),
         "*.audio": ANY_OBJECT,
         "*.prediction.content.content": TEXT_CONTENT,
-        "*.prompt_cache_options": CREATE_RESPONSE["prompt_cache_options?"],
+        "*.prompt_cache_options": requests.CREATE_RESPONSE["prompt_cache_options?"],
         "*.web_search_options": ANY_OBJECT,
     },
 ).build("chat", "parameters")["create"]
@@ -258,7 +252,7 @@ def _check_assistant(message: Message, index: int) -> None:
 
 Body = Mapping[str, Any]
 
-_CREATE = RequestSchema(CREATE_COMPLETION, legacy=("functions", "function_call"))
+_CREATE = requests.RequestSchema(CREATE_COMPLETION, legacy=("functions", "function_call"))
 
 SHARED_PARAMETERS = (
     "model",
@@ -288,7 +282,7 @@ def parse_request(body: object) -> dict[str, Any]:
     check_order(checked["messages"])
     params = _convert_parameters(checked)
     params["input"] = list(iter_items(checked["messages"]))
-    check_tool_choice(params, ())
+    requests.check_tool_choice(params, ())
     return params
 
 
@@ -308,7 +302,7 @@ def _check_combinations(body: dict[str, Any]) -> None:
             if not is_ignoring_unknown():
                 raise REQUIRES_TOOLS(name=name)
             del body[name]  # it may be about tools that were ignored
-    if get_object(body, "response_format").get("type") == "json_object" and not any(
+    if requests.get_object(body, "response_format").get("type") == "json_object" and not any(
         "json" in text.lower() for message in body["messages"] for text in _iter_texts(message)
     ):
         raise JSON_NOT_MENTIONED()

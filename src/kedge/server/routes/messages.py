@@ -14,16 +14,9 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kedge.server import models
 from kedge.server.http import get_service, read_json, respond_json, validate
-from kedge.server.models import (
-    ItemClosed,
-    ItemDelta,
-    ItemOpened,
-    ModelUsage,
-    OutputEvent,
-    OutputTruncated,
-    PracticeModel,
-)
+from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
@@ -190,19 +183,19 @@ class MessageRun(Generation):
         return list(map(encode_event, self._iter_events(piece)))
 
     def _iter_events(self, piece: OutputEvent) -> Iterator[MessageEvent]:
-        if isinstance(piece, ItemOpened):
+        if isinstance(piece, models.ItemOpened):
             self._kind = piece.kind if piece.kind != "reasoning" or self._include_thinking else ""
             if self._kind:
                 self._index += 1
                 block = _build_block_start(self._kind, self._writer.items[-1])
                 yield self._block_event("content_block_start", content_block=block)
-        elif self._kind and isinstance(piece, ItemDelta):
+        elif self._kind and isinstance(piece, models.ItemDelta):
             if piece.text and (self._show_thinking or self._kind != "reasoning"):
                 kind, member = DELTA_TYPES[self._kind]
                 yield self._block_event(
                     "content_block_delta", delta={"type": kind, member: piece.text}
                 )
-        elif self._kind and isinstance(piece, ItemClosed | OutputTruncated):
+        elif self._kind and isinstance(piece, models.ItemClosed | models.OutputTruncated):
             if self._kind == "reasoning":
                 signature = self._writer.items[-1]["encrypted_content"]
                 delta = {"type": "signature_delta", "signature": signature}
@@ -298,7 +291,7 @@ async def create(request: Request) -> Any:
     if requests.is_thinking_enabled(body):
         service.cipher.require("thinking")
     draft = await prepare_stateless(service, parsed)
-    if isinstance(draft.model, PracticeModel):  # other models may not have reasoned at all
+    if isinstance(draft.model, models.PracticeModel):  # other models may not have reasoned at all
         requests.check_thinking_blocks(body)
     if marked:
         draft = apply_breakpoints(service, body, draft, segments, marked)
