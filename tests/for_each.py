@@ -12,7 +12,7 @@ def for_each(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a test as ``pytest.mark.parametrize`` does; an error has a note with the values that caused it.
 
-    A test with fixtures is parametrized instead, so that each of its values has new ones.
+    A test whose values need new fixtures is parametrized instead.
     """
     keys = (names,) if isinstance(names, str) else tuple(names)
     table = [

@@ -190,17 +190,6 @@ async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fa
     assert "5" in last_text(turn)
 
 
-async def test_response_without_an_id_is_not_an_anchor(server: TestServer) -> None:
-    """The answer is in the Turn, nothing is chained on it, and the next request sends everything."""
-    async with open_engine(server) as engine:
-        server.faults.set("omit_response_id", times=1)
-        turn = await send_lines(engine, "One")
-        assert get_state(turn).anchors == ()
-        turn = await send_lines(engine, "What did I say first?", turn=turn)
-    assert "One" in last_text(turn)
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
-
-
 async def test_rejected_encrypted_reasoning_is_left_out(server: TestServer) -> None:
     """In stateless mode, a server that rejects encrypted reasoning gets the Turn without it."""
     async with open_engine(server, mode="stateless") as engine:

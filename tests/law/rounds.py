@@ -201,6 +201,7 @@ async def run_conversation(result: Round) -> None:
         try:
             async with fuzzer:
                 await fuzzer.run(actions)
+                assert not await fuzzer.store.verify()
         except AssertionError as error:
             result.add(f"{error}", incoherent=1)
         result.add(compared=fuzzer.checked_count)

@@ -65,13 +65,3 @@ def test_reasoning_is_sent_again_only_with_its_context() -> None:
     tallies = [run_script(script, seed) for seed in range(3)]
     assert sum(tally.reasoning for tally in tallies) > 0
     assert sum(tally.stale_reasoning for tally in tallies) == 0
-
-
-@pytest.mark.parametrize("transport", ["websocket", "websocket, unstored"])
-def test_same_campaign_over_websockets_is_coherent(transport: str) -> None:
-    """Requests are coherent where only a connection stores context, and connections are interrupted."""
-    rng = random.Random(2026)
-    tally = run_script(choose_actions(rng, 150), 7, transport)
-    assert tally.incoherent == 0, tally.first_incoherent
-    assert tally.requests > 20
-    assert tally.sent_bytes < tally.full_bytes
