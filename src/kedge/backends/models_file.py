@@ -18,12 +18,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
-from kedge.errors import CannotConnect, InvalidSetting
+from kedge.errors import CannotConnect, InvalidSetting, find_similar
 from kedge.practice import Script
 from kedge.providers import connect
 from kedge.server.models import Model, PracticeModel
@@ -171,8 +170,8 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
                 f"{where}: {key} does not belong in a file; set an environment variable to the key and "
                 'name it: key_env = "MY_KEY"'
             )
-        close = get_close_matches(key, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+        similar = find_similar(key, known)
+        hint = f"did you mean {similar}?" if similar else f"known keys: {', '.join(known)}"
         raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
 
 

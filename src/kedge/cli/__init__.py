@@ -99,11 +99,10 @@ class LazyGroup(click.Group):
         """Find the command, or suggest the most similar one."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from difflib import get_close_matches
+            from kedge.errors import find_similar
 
-            known = SYNONYMS.get(name)
-            close = [known] if known else get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists the commands"
+            similar = SYNONYMS.get(name) or find_similar(name, COMMANDS)
+            hint = f"did you mean {similar}?" if similar else "'kedge --help' lists the commands"
             ctx.fail(f"there is no command {name!r}; {hint}")
         ctx.invoked_subcommand = name
         return super().resolve_command(ctx, args)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from kedge.engines import Engine
-from kedge.errors import CannotConnect, InvalidSetting, describe_type
+from kedge.errors import CannotConnect, InvalidSetting, describe_type, find_similar
 from kedge.providers.clients import ConnectSettings
 from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
 
@@ -44,14 +44,12 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
     available = PROVIDERS if name in PROVIDERS else providers()
     if name not in available:
-        from difflib import get_close_matches
-
         form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
         hint = f"{form}there are: {', '.join(sorted(available))}"
         if model_string := _suggest_model(name, available):
             hint = f"did you mean {model_string!r}? {hint}"
-        elif close := get_close_matches(name, available, 1):
-            hint = f"did you mean {close[0]!r}?"
+        elif similar := find_similar(name, available):
+            hint = f"did you mean {similar!r}?"
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
 

@@ -12,7 +12,6 @@ labels of union branches to the locations of its errors; a path here contains on
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
@@ -25,7 +24,7 @@ from kedge.engines.json_schema import (
     schema_generator,
     to_strict_schema,
 )
-from kedge.errors import InvalidArguments, InvalidTool
+from kedge.errors import InvalidArguments, InvalidTool, find_similar
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
 from kedge.turns import FrozenMap, ToolCallBlock
 from kedge.turns.frozen_json import EMPTY, thaw
@@ -345,10 +344,9 @@ def _describe_missing(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
 
 def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
     names = list(known)
-    guess = get_close_matches(str(path[-1]), names, n=1)
-    hint = (
-        f"did you mean {guess[0]}?" if guess else f"the arguments are: {', '.join(names) or 'none'}"
-    )
+    similar = find_similar(str(path[-1]), names)
+    listed = f"the arguments are: {', '.join(names) or 'none'}"
+    hint = f"did you mean {similar}?" if similar else listed
     return f"{_format_path(path)}: unknown argument; {hint}"
 
 

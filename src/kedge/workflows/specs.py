@@ -10,14 +10,13 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import msgspec
 
-from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.errors import InvalidWorkflow, KedgeError, find_similar
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
@@ -210,8 +209,8 @@ def load_function(path: str, folder: str | None = None) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        close = get_close_matches(name, names, 1)
-        advice = f"; did you mean {close[0]!r}?" if close else ""
+        similar = find_similar(name, names)
+        advice = f"; did you mean {similar!r}?" if similar else ""
         raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}{advice}")
     return function
 
