@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from kedge.engines.json_schema import iter_subschemas
+from kedge.engines.json_schema import list_subschemas
 from kedge.engines.output_schema import (
     OutputSchema,
     SchemaMismatch,
@@ -77,7 +77,7 @@ def text_format(output: Any) -> dict[str, Any]:
 def iter_schemas(schema: dict[str, Any]) -> Any:
     """Yield a schema and all schemas inside of it."""
     yield schema
-    for inner in iter_subschemas(schema):
+    for inner in list_subschemas(schema):
         yield from iter_schemas(inner)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from kedge.engines.json_schema import (
     DROPPED_KEYWORDS,
     UNSUPPORTED_KEYWORDS,
-    iter_subschemas,
+    list_subschemas,
     to_strict_schema,
 )
 from kedge.errors import InvalidArguments, InvalidTool
@@ -63,7 +63,7 @@ def make_strict_schema(function: Callable[..., Any]) -> FunctionSchema:
 
 def iter_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield schema
-    for inner in iter_subschemas(schema):
+    for inner in list_subschemas(schema):
         yield from iter_schemas(inner)
 
 

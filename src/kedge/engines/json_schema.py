@@ -65,14 +65,16 @@ MAX_CONVERTED_SCHEMAS = 10_000
 ErrorFactory = Callable[[str, str], Exception]
 
 
-def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
-    """Yield the direct subschemas of a schema, except for ``true`` and ``false``."""
-    found: list[JSONSchema | bool | None] = [schema.get(key) for key in SINGLE_SCHEMA_KEYS]
-    for key in LIST_SCHEMA_KEYS:
-        found += schema.get(key, ())
-    for key in MAP_SCHEMA_KEYS:
-        found += schema.get(key, {}).values()
-    yield from (each for each in found if isinstance(each, dict))
+def list_subschemas(schema: JSONSchema) -> list[JSONSchema]:
+    """Return the direct subschemas of a schema, except for ``true`` and ``false``."""
+    found: list[JSONSchema] = []
+
+    def collect(each: JSONSchema) -> JSONSchema:
+        found.append(each)
+        return each
+
+    map_subschemas(schema, collect)
+    return found
 
 
 def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSchema]) -> JSONSchema:
@@ -100,7 +102,7 @@ def drop_unserializable_defaults(schema: JSONSchema) -> None:
         json.dumps(schema.get("default"), allow_nan=False)
     except ValueError:
         del schema["default"]
-    for inner in iter_subschemas(schema):
+    for inner in list_subschemas(schema):
         drop_unserializable_defaults(inner)
 
 

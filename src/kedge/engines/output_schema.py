@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from kedge.engines.json_schema import (
     DEFINITIONS_PATH,
     drop_unserializable_defaults,
-    iter_subschemas,
+    list_subschemas,
     map_subschemas,
     replace_iterables,
     schema_generator,
@@ -292,7 +292,7 @@ def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, An
 def _is_closed(schema: dict[str, Any]) -> bool:
     """Return whether every member is required at all levels: then the strict form accepts the same values."""
     here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
-    return here and all(map(_is_closed, iter_subschemas(schema)))
+    return here and all(map(_is_closed, list_subschemas(schema)))
 
 
 def _strip_fence(text: str) -> str:

@@ -9,7 +9,6 @@ corrections have the origin ``output``, for programs that do not show them.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from itertools import count as count_from
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -155,27 +154,26 @@ async def run_until_valid(
     schema = cast("OutputSchema[Any]", request.output)
     prompted, prompted_models = request.prompt_for_output(schema), inner.prompted_models
     model = request.model or inner.model
-    for attempt in count_from(1):
-        sent, rejected = turn, True
-        while rejected:
-            rejected, has_answer = False, False
-            try:
-                sending = prompted if model in prompted_models else request
-                async with aclosing(engine.events(sent, sending)) as events:
-                    async for event in events:
-                        has_answer = has_answer or isinstance(event, AnswerFinished)
-                        if isinstance(event, TurnFinished):
-                            turn = event.turn
-                        else:
-                            yield event
-            except RequestRefused as error:
-                is_new = request.heal and model not in prompted_models and is_format_rejected(error)
-                if has_answer or not is_new:  # a run with tools would run again
-                    raise
-                rejected = True
-                prompted_models.add(model)
-                record_healing("format", "")
-                yield Healed("format", status=error.status)
+    attempt = 1
+    while True:
+        sent, has_answer = turn, False
+        sending = prompted if model in prompted_models else request
+        try:
+            async with aclosing(engine.events(sent, sending)) as events:
+                async for event in events:
+                    has_answer = has_answer or isinstance(event, AnswerFinished)
+                    if isinstance(event, TurnFinished):
+                        turn = event.turn
+                    else:
+                        yield event
+        except RequestRefused as error:
+            is_new = request.heal and model not in prompted_models and is_format_rejected(error)
+            if has_answer or not is_new:  # a run with tools would run again
+                raise
+            prompted_models.add(model)
+            record_healing("format", "")
+            yield Healed("format", status=error.status)
+            continue
         if find_running(turn) or any(
             problem.kind == "unanswered" for problem in find_problems(turn)
         ):
@@ -195,7 +193,7 @@ async def run_until_valid(
             if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
             yield OutputRejected(attempt, mismatch.problems, text)
-            turn = turn.append(build_correction(schema, mismatch))
+            turn, attempt = turn.append(build_correction(schema, mismatch)), attempt + 1
         else:
             count("outputs_total", outcome="accepted")
             yield OutputAccepted(value)

@@ -197,7 +197,8 @@ class Answer:
         self._assembler = Assembler(native_api=decoder.NATIVE_API)
         self._reply: RawResponse | None = None
         self._reader: ResponseReader | None = None
-        self._cut: StreamCut | None = None
+        self.cut: StreamCut | None = None
+        """The error that ended its connection, if any."""
         self._failure: Exception | None = None
 
     async def receive(self) -> list[Event]:
@@ -205,29 +206,21 @@ class Answer:
         if self._failure is not None:
             raise self._failure
         try:
-            return self._pass(await self._read())
+            if self._reply is None or self._reader is None:
+                self._reply = await self._engine.post(self._session, self._decoder)
+                self._reader = self._reply.make_reader(self._decoder)
+            reply, reader = self._reply, self._reader
+            chunk = await (reply.drain() if reader.ended else reply.next_chunk())
+            self.is_open = bool(chunk)
+            return self._pass(reader.feed(chunk) if chunk else reader.close())
         except StreamCut as error:  # relevant only if the answer had not ended
-            self._cut, self.is_open = error, False
+            self.cut, self.is_open = error, False
             return self._pass(self._reader.close(is_cut=True)) if self._reader else []
         except EngineError as error:
             error.provider = error.provider or self._engine.name
             error.request_id = error.request_id or (self._reply.request_id if self._reply else "")
             record_error(error)
             raise self._engine.translate_error(self._session, error) from error.__cause__
-
-    async def _read(self) -> list[StreamEvent]:
-        reply, reader = self._reply, self._reader
-        if reply is None or reader is None:
-            self._reply = reply = await self._engine.post(self._session, self._decoder)
-            self._reader = reader = ResponseReader(
-                self._decoder,
-                reply.errors.redact,
-                is_stream=reply.is_stream,
-                max_bytes=reply.max_bytes,
-            )
-        chunk = await (reply.drain() if reader.ended else reply.next_chunk())
-        self.is_open = bool(chunk)
-        return reader.feed(chunk) if chunk else reader.close()
 
     def _pass(self, events: list[StreamEvent]) -> list[Event]:
         """Check and assemble events; return those that are not held back, up to one that ends the request."""
@@ -255,12 +248,6 @@ class Answer:
         """Return the events between those of a stream and its end, when the answer is settled."""
         rest = self._assembler.unstreamed_text() if self._session.request.streaming else ()
         return [*self._session.notices, *rest]
-
-    def check(self, outcome: Outcome, finished: Turn) -> None:
-        """Raise unless the answer, which is recorded in a Turn, can be used."""
-        if self._session.failure is not None:
-            raise self._session.failure
-        raise_for_outcome(outcome, self._engine.name, finished, self._cut)
 
     async def aclose(self) -> None:
         """Release the connection."""
@@ -334,7 +321,9 @@ class RequestEngine(Engine):
                 finished = await self._settle(session, outcome)
                 for event in answer.list_notices():
                     yield event
-                answer.check(outcome, finished)
+                if session.failure is not None:
+                    raise session.failure
+                raise_for_outcome(outcome, self.name, finished, answer.cut)
                 yield AnswerFinished(outcome, finished, session.plan)
                 yield TurnFinished(finished)
                 break

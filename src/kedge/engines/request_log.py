@@ -99,19 +99,14 @@ class RecordBuilder:
                     self._open = self._start(event.plan)
                 self._end(self.complete(event.outcome, event.turn))
             case AttemptFailed():
-                self._fail(
-                    _classify_error(event.error),
-                    f"{event.error.__name__}; the request was sent again",
-                    event.usage,
-                    event.response_id,
-                )
+                problem = f"{event.error.__name__}; the request was sent again"
+                self._fail(_classify_error(event.error), problem, event)
             case Healed(reason):
                 status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
-                self._fail(status, HEALING_TEXTS[reason], event.usage, event.response_id)
+                self._fail(status, HEALING_TEXTS[reason], event)
                 self._healed = reason
             case ResponseStarted() if self._open:
-                in_background = event.background
-                status = "running" if in_background else self._open.status
+                status = "running" if event.background else self._open.status
                 self._open = replace(
                     self._open, provider_response_id=event.response_id, status=status
                 )
@@ -127,7 +122,7 @@ class RecordBuilder:
         message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
         is_running = self._in_background and error.turn and find_running(error.turn)
         status = "running" if is_running else _classify_error(type(error))
-        self._fail(status, message, error.usage, error.response_id)
+        self._fail(status, message, error)
 
     def stop(self) -> None:
         """Complete the record of a request whose answer is not read to its end; in the background it continues."""
@@ -139,7 +134,6 @@ class RecordBuilder:
 
     def complete(self, outcome: Outcome, turn: Turn) -> RequestRecord:
         """Return the record of the current request with its answer, which is at the end of this Turn."""
-        record = cast("RequestRecord", self._open)
         members: dict[str, Any] = {
             "provider_response_id": outcome.response_id,
             "model": outcome.model or self.model,
@@ -150,7 +144,7 @@ class RecordBuilder:
             members.update({name: getattr(anchor, name) for name in ANCHOR_MEMBERS})
             if anchor.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
-        return self._finish(replace(record, **members), outcome.usage)
+        return self._finish(outcome.usage, **members)
 
     def _continue(self, plan: RequestPlan, response_id: str) -> RequestRecord:
         """Return the record of a request that was sent earlier; without what was sent if that is not known."""
@@ -202,31 +196,30 @@ class RecordBuilder:
         self,
         status: ResponseStatus,
         error: str,
-        usage: Usage | None = None,
-        response_id: str = "",
+        source: AttemptFailed | Healed | EngineError | None = None,
     ) -> None:
         if self._open is not None:
-            response_id = response_id or self._open.provider_response_id
-            record = replace(
-                self._open, status=status, error=error, provider_response_id=response_id
-            )
-            self._end(self._finish(record, usage))
+            named, usage = (source.response_id, source.usage) if source else ("", None)
+            response_id = named or self._open.provider_response_id
+            members = {"status": status, "error": error, "provider_response_id": response_id}
+            self._end(self._finish(usage, **members))
 
     def _end(self, record: RequestRecord) -> None:
         self.records.append(record)
         self._open = None
 
-    def _finish(self, record: RequestRecord, usage: Usage | None) -> RequestRecord:
-        """Return the record with its duration, its tokens and their cost."""
+    def _finish(self, usage: Usage | None, **members: Any) -> RequestRecord:
+        """Return the record of the current request with its duration, its tokens and their cost, and with members."""
+        record = cast("RequestRecord", self._open)
         seconds = record.seconds + time.perf_counter() - self._started_at
+        record = replace(record, seconds=seconds, **members)
         if usage is None:
-            return replace(record, seconds=seconds)
+            return record
         from kedge.prices import current_prices  # which takes time to import
 
         listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)
         record = replace(
             record,
-            seconds=seconds,
             input_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,

@@ -9,7 +9,7 @@ finished response becomes an anchor.
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
@@ -41,7 +41,7 @@ from kedge.engines.responses_endpoints import (
     stream_response,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
-from kedge.engines.transport import RawResponse, Transport
+from kedge.engines.transport import AnyClient, RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
@@ -72,9 +72,6 @@ from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 from kedge.turns.frozen_json import get_wrapped
-
-if TYPE_CHECKING:
-    from kedge.engines.transport import AnyClient
 
 log = get_logger(__name__)
 
@@ -119,7 +116,7 @@ class ResponsesEngine(RequestEngine):
         self,
         model: str,
         *,
-        make_client: "Callable[[], AnyClient]",
+        make_client: Callable[[], AnyClient],
         scope: str,
         provider: str = "responses",
         mode: Mode = "chained",

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
-from kedge.engines.transport import RawResponse, read_start, resolve_limit
+from kedge.engines.transport import RawResponse, Sdk, read_start, resolve_limit
 from kedge.errors import EngineError
 from kedge.security.urls import parse_base_url
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kedge.engines.http_client import Timeouts
 
-Sdk = Literal["openai", "anthropic"]
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
 """The base class of each client's errors."""
 _TELEMETRY_HEADERS = (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_options import convert_tool, hash_call_id
-from kedge.engines.transport import RawResponse, Transport, encode_body
+from kedge.engines.transport import AnyClient, RawResponse, Sdk, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.events.decoder import StreamDecoder
@@ -42,10 +42,6 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
-
-if TYPE_CHECKING:
-    from kedge.engines.sdk_client import Sdk
-    from kedge.engines.transport import AnyClient
 
 MODE_CHANGE_REASON = "stateless_api"
 """The reason why a request is stateless although another mode was requested."""
@@ -69,7 +65,7 @@ class StatelessEngine(RequestEngine):
 
     is_stateful = False
     path: ClassVar[str]
-    sdk: ClassVar["Sdk"] = "openai"
+    sdk: ClassVar[Sdk] = "openai"
     map_tool: ClassVar[Callable[[Mapping[str, Any]], Mapping[str, Any]]]
     """Converts the definition of a tool from the Responses API."""
     can_replay_reasoning: ClassVar[bool] = False
@@ -79,7 +75,7 @@ class StatelessEngine(RequestEngine):
         self,
         model: str,
         *,
-        make_client: "Callable[[], AnyClient]",
+        make_client: Callable[[], AnyClient],
         provider: str,
         mode: Mode = "stateless",
         advice: Advice | None = None,

@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from anyio import CancelScope, current_time
 from msgspec.structs import replace
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from kedge.engines.http_client import HttpClient
-    from kedge.engines.sdk_client import Sdk, SdkClient
+    from kedge.engines.sdk_client import SdkClient
     from kedge.events.decoder import StreamDecoder
 
-    Client: TypeAlias = HttpClient | SdkClient
-    AnyClient: TypeAlias = Client | AsyncOpenAI | AsyncAnthropic
+Sdk = Literal["openai", "anthropic"]
+Client: TypeAlias = "HttpClient | SdkClient"
+AnyClient: TypeAlias = "Client | AsyncOpenAI | AsyncAnthropic"
 
 
 MAX_RESPONSE_BYTES = 128 * 1024 * 1024
@@ -190,6 +191,11 @@ class RawResponse:
     def is_stream(self) -> bool:
         """Whether the body is a stream of events."""
         return is_event_stream(self.headers, requested=self.streaming)
+
+    def make_reader(self, decoder: "StreamDecoder") -> "ResponseReader":
+        """Return a reader of the body."""
+        redact, limit = self.errors.redact, self.max_bytes
+        return ResponseReader(decoder, redact, is_stream=self.is_stream, max_bytes=limit)
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes of the body; empty at its end.
@@ -352,7 +358,7 @@ class Transport:
     """Whether responses are always streamed."""
 
     def __init__(
-        self, make_client: "Callable[[], AnyClient]", provider: str, sdk: "Sdk" = "openai"
+        self, make_client: Callable[[], AnyClient], provider: str, sdk: Sdk = "openai"
     ) -> None:
         self._clients: PerLoop[Client] = PerLoop(
             lambda: _adapt_client(make_client(), provider, sdk), lambda client: client.close()
@@ -366,7 +372,7 @@ class Transport:
         await self._clients.aclose()
 
     @property
-    def client(self) -> "Client":
+    def client(self) -> Client:
         """The client of the running loop."""
         return self._clients.get()
 
@@ -413,7 +419,7 @@ class Transport:
         return found
 
 
-def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
+def _adapt_client(client: AnyClient, provider: str, sdk: Sdk) -> Client:
     if hasattr(client, "read_errors"):  # one of Kedge's own, whose modules take time to import
         return cast("Client", client)
     from kedge.engines.sdk_client import SdkClient

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
@@ -23,15 +23,11 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
+from kedge.engines.transport import AnyClient, Sdk
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
-
-if TYPE_CHECKING:
-    from kedge.engines.sdk_client import Sdk
-    from kedge.engines.transport import AnyClient
-
 
 DEFAULT_MAX_TOKENS = 16_384
 """The default output limit: this API requires one. All models since Claude 4 allow it."""
@@ -228,13 +224,13 @@ class AnthropicEngine(StatelessEngine):
     decoder_type = AnthropicDecoder
     path = "/v1/messages"
     map_tool = staticmethod(map_tool)
-    sdk: ClassVar["Sdk"] = "anthropic"
+    sdk: ClassVar[Sdk] = "anthropic"
 
     def __init__(
         self,
         model: str,
         *,
-        make_client: "Callable[[], AnyClient]",
+        make_client: Callable[[], AnyClient],
         scope: str,
         provider: str = "anthropic",
         sampling: bool = False,

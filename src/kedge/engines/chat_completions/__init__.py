@@ -1,7 +1,7 @@
 """ChatCompletionsEngine: an engine for any server of the Chat Completions API, hosted or local."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedge.engines.chat_completions.render import messages_from_blocks, render_messages
 from kedge.engines.param_rules import (
@@ -19,12 +19,10 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS
 from kedge.engines.stateless import StatelessEngine
+from kedge.engines.transport import AnyClient
 from kedge.errors import EngineError, UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
-
-if TYPE_CHECKING:
-    from kedge.engines.transport import AnyClient
 
 __all__ = ["ChatCompletionsEngine", "messages_from_blocks"]
 
@@ -161,7 +159,7 @@ class ChatCompletionsEngine(StatelessEngine):
         self,
         model: str,
         *,
-        make_client: "Callable[[], AnyClient]",
+        make_client: Callable[[], AnyClient],
         scope: str,
         provider: str = "chat",
         max_tokens: str = DEFAULT_LIMIT_PARAM,

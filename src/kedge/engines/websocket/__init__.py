@@ -10,7 +10,7 @@ import json
 from asyncio import timeout
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from msgspec import structs
 from websockets.asyncio.client import ClientConnection
@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
 from kedge.engines.http_client import wait_to_retry
-from kedge.engines.transport import RawResponse, Transport
+from kedge.engines.transport import AnyClient, RawResponse, Transport
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,
     ConnectionPool,
@@ -33,9 +33,6 @@ from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord, get_state
 from kedge.planning.anchors import check_positive_int
 from kedge.turns import Turn
-
-if TYPE_CHECKING:
-    from kedge.engines.transport import AnyClient
 
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
 """The maximum number of connections, and of concurrent responses on each of them."""
@@ -72,7 +69,7 @@ class SocketTransport(Transport):
 
     def __init__(
         self,
-        make_client: "Callable[[], AnyClient]",
+        make_client: Callable[[], AnyClient],
         provider: str,
         *,
         connections: int = DEFAULT_CONNECTIONS,

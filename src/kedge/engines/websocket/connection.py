@@ -10,7 +10,6 @@ not stored is used for another conversation only if there is no other lane.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,17 +90,14 @@ class Lane:
         """Whether the server starts a response with its object, as it should."""
         self._previous_id = ""
         self._parent_id = ""
-        self._inbox: deque[SocketMessage] = deque()
+        self._inbox = asyncio.Queue[SocketMessage | LaneFailed]()
         self._buffered_bytes = 0
-        self._wakeup = asyncio.Event()
-        self._failure = ""
 
     def begin(self, parent_id: str) -> None:
         """Start a request that continues the response ``parent_id``, or none if it is empty."""
         self.busy, self.abandoned, self.finished, self._overflowed = True, False, False, False
-        self._parent_id, self._failure, self._started = parent_id, "", False
-        self._inbox.clear()
-        self._buffered_bytes = 0
+        self._parent_id, self._started = parent_id, False
+        self._inbox, self._buffered_bytes = asyncio.Queue[SocketMessage | LaneFailed](), 0
 
     def receive(self, message: SocketMessage) -> None:
         """Process a message from the server."""
@@ -109,26 +105,21 @@ class Lane:
             return
         self._update_state(message)
         if not self.abandoned and not self._overflowed:
-            self._inbox.append(message)
+            self._inbox.put_nowait(message)
             self._buffered_bytes += len(message.data)
             if self._buffered_bytes > MAX_BUFFERED_BYTES:
                 self.fail("the reader of an answer fell too far behind")
                 self._overflowed = True
-            self._wakeup.set()
 
     def fail(self, reason: str) -> None:
         """Signal that no more messages will arrive."""
-        self._failure = reason
-        self._wakeup.set()
+        self._inbox.put_nowait(LaneFailed(reason))
 
     async def next_message(self) -> SocketMessage:
         """Return the next message; raise ``LaneFailed`` if there will be none."""
-        while not self._inbox:
-            if self._failure:
-                raise LaneFailed(self._failure)
-            self._wakeup.clear()
-            await self._wakeup.wait()
-        message = self._inbox.popleft()
+        message = await self._inbox.get()
+        if isinstance(message, LaneFailed):
+            raise message
         self._buffered_bytes -= len(message.data)
         return message
 
