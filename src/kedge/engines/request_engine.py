@@ -141,7 +141,7 @@ class Session:
     failure: HealableError | None = None
 
     def build_settings(self, plan: RequestPlan) -> dict[str, Any]:
-        """Return the members of a body that change how many tokens a server counts for its input."""
+        """Return the members of a body that change how many tokens a server counts, except for the input."""
         settings: dict[str, Any] = {"model": self.model}
         if plan.instructions is not None:
             settings["instructions"] = plan.instructions

@@ -41,7 +41,7 @@ from kedge.engines.responses_endpoints import (
     stream_response,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
-from kedge.engines.transport import AnyClient, RawResponse, Transport
+from kedge.engines.transport import AnyClient, RawResponse, Transport, encode_body
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
@@ -313,29 +313,23 @@ class ResponsesEngine(RequestEngine):
 
     def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
         session.object_id = conversation_id
-        plan, request = session.plan, session.request
-        body: dict[str, Any] = {
-            "model": session.model,
-            "input": build_input(plan),
-            "stream": request.streaming,
-        }
-        if plan.instructions is not None:
-            body["instructions"] = plan.instructions
+        plan = session.plan
+        body = session.build_settings(plan)
+        body["input"] = build_input(plan)
+        if not self.transport.always_streams:
+            body["stream"] = session.request.streaming
         if conversation_id:
             body["conversation"] = conversation_id
         elif plan.anchor:
             body["previous_response_id"] = plan.previous_response_id
-        if request.tools:
-            body["tools"] = list(request.tools)
         if session.mode == "stateless":
-            body["store"] = False
-        body |= session.members
+            body.setdefault("store", False)
         if plan.cache and plan.cache.key:
             body.setdefault("prompt_cache_key", plan.cache.key)
         if session.include:
             body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
         session.body = body
-        session.content = self.transport.serialize(session.body)
+        session.content = encode_body(body)
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request, or fetch the response that answers the Turn already."""

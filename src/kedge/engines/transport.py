@@ -355,7 +355,7 @@ class Transport:
     """
 
     always_streams: ClassVar[bool] = False
-    """Whether responses are always streamed."""
+    """Whether responses are always streamed, so that requests do not say it."""
 
     def __init__(
         self, make_client: Callable[[], AnyClient], provider: str, sdk: Sdk = "openai"
@@ -375,10 +375,6 @@ class Transport:
     def client(self) -> Client:
         """The client of the running loop."""
         return self._clients.get()
-
-    def serialize(self, body: dict[str, Any]) -> bytes:
-        """Return the bytes of a request body."""
-        return encode_body(body)
 
     def live_anchors(self, turn: Turn) -> tuple[AnchorRecord, ...]:
         """Return the unstored records of a Turn that a live connection remembers: over HTTP there are none."""

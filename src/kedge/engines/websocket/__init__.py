@@ -88,10 +88,6 @@ class SocketTransport(Transport):
         await self._pools.aclose()
         await super().aclose()
 
-    def serialize(self, body: dict[str, Any]) -> bytes:
-        """Return the bytes of a request without ``stream``, because a socket always streams."""
-        return super().serialize({name: body[name] for name in body if name != "stream"})
-
     def live_anchors(self, turn: Turn) -> tuple[AnchorRecord, ...]:
         """Return the unstored records of a Turn that an open connection remembers, as if they were stored."""
         pool = self._pools.get_existing()
