@@ -526,6 +526,13 @@ class RequestEngine(Engine):
             counted=counted,
         )
 
+    def _read_token_count(self, answer: Mapping[str, Any]) -> int:
+        """Return the number of tokens that the server counted for a request."""
+        tokens = answer.get("input_tokens")
+        if not isinstance(tokens, int):
+            raise ServerFailed("the server did not return a token count", provider=self.name)
+        return tokens
+
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error to raise for a failed request: the given one, or one that can be healed."""
         return error

@@ -13,7 +13,6 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
-from kedge.engines import responses_endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.heal_rules import (
     OBJECT_LOCKED,
@@ -42,7 +41,7 @@ from kedge.engines.responses_endpoints import (
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
 from kedge.engines.transport import AnyClient, RawResponse, Transport, encode_body
-from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
+from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
 from kedge.events.fields import read_usage
@@ -70,7 +69,7 @@ from kedge.planning.anchors import check_positive_int, has_hidden_context, valid
 from kedge.planning.digests import prefix_digest
 from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
-from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
+from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped
 
 log = get_logger(__name__)
@@ -184,15 +183,36 @@ class ResponsesEngine(RequestEngine):
         request = Request.of(**options)
         tools = {"tools": list(request.tools)} if request.tools else {}
         model = request.model or self.model
-        return await responses_endpoints.count_tokens(
-            self.transport, self._plan_out_of_band(turn), model=model, **tools
-        )
+        answer = await self._post_apart("/responses/input_tokens", turn, model=model, **tools)
+        return self._read_token_count(answer)
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
         """Request a compaction of this Turn; return the replacement blocks and the usage."""
-        return await responses_endpoints.compact(
-            self.transport, self._plan_out_of_band(turn), model=self.model
-        )
+        answer = await self._post_apart("/responses/compact", turn, model=self.model)
+        output = answer.get("output")
+        if not isinstance(output, list) or not output:
+            raise ServerFailed("the server returned no compacted items", provider=self.name)
+        blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
+        return blocks, read_usage(answer) or Usage()
+
+    async def _post_apart(self, path: str, turn: Turn, **params: Any) -> dict[str, Any]:
+        """Send a Turn to an endpoint apart from the conversation: on its anchor, if it has one, or else in full."""
+        session = self._open(turn, Request())
+        session.is_live = False
+        session.mode = "chained" if session.mode == "chained" else "stateless"
+        while True:
+            plan = self._make_plan(session)
+            body = {"input": build_input(plan), **params}
+            if plan.instructions is not None:
+                body["instructions"] = plan.instructions
+            if plan.anchor:
+                body["previous_response_id"] = plan.previous_response_id
+            try:
+                return await self.transport.request_json("post", path, json=body)
+            except RequestRefused as error:
+                if plan.anchor is None or error.status not in (400, 404):
+                    raise
+            session.full = True
 
     async def cancel(self, turn: Turn) -> Turn:
         """Stop the response that the server generates in the background; see ``Engine.cancel``."""
@@ -604,16 +624,6 @@ class ResponsesEngine(RequestEngine):
         # Responses that only a connection remembers are not known to requests outside of it.
         live = self.transport.live_anchors(session.turn) if session.is_live else ()
         return self._plan_mode(session, "chained", (*session.request.candidates, *live))
-
-    def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
-        """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""
-        session = self._open(turn, Request())
-        session.is_live = False
-        session.mode = "chained" if session.mode == "chained" else "stateless"
-        on_anchor = self._make_plan(session)
-        session.full = True
-        in_full = self._make_plan(session)
-        return (on_anchor, in_full) if on_anchor.anchor else (in_full,)
 
     async def _audit_periodically(self, session: Session) -> None:
         anchor = session.plan.anchor

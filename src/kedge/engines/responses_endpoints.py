@@ -1,4 +1,4 @@
-"""Further endpoints of the Responses API: token counts, compaction, identity, and responses in the background.
+"""Further endpoints of the Responses API: the identity of a server, and responses in the background.
 
 A response that a server generates in the background continues when its connection ends. It is paid for once, so it is
 fetched by its id and never requested again: as a stream from the event after the last one received, or else as an
@@ -7,44 +7,18 @@ object once it has ended.
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any, cast
 
 from anyio import sleep
 
-from kedge.engines.request_options import build_input
 from kedge.engines.transport import RawResponse, Transport, make_response
-from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut
-from kedge.events import Usage, fields
+from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.events.responses import RUNNING, ResponsesDecoder
-from kedge.planning import RequestPlan
 from kedge.security.urls import quote_segment
-from kedge.turns import Block, block_from_item
 
 POLL_SECONDS = (0.2, 5.0)
 """The first and the longest pause between two requests for a response that has not ended."""
 MAX_CONTINUATIONS = 4
 """How often in a row a stream is continued without a new event."""
-
-
-async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **params: Any) -> int:
-    """Return the token count of the first plan that the server accepts."""
-    answer = await _post(transport, "/responses/input_tokens", plans, params)
-    tokens = answer.get("input_tokens")
-    if not isinstance(tokens, int):
-        raise ServerFailed("the server did not return a token count", provider=transport.provider)
-    return tokens
-
-
-async def compact(
-    transport: Transport, plans: tuple[RequestPlan, ...], **params: Any
-) -> tuple[list[Block], Usage]:
-    """Request the compacted items of the first plan that the server accepts."""
-    answer = await _post(transport, "/responses/compact", plans, params)
-    output = answer.get("output")
-    if not isinstance(output, list) or not output:
-        raise ServerFailed("the server returned no compacted items", provider=transport.provider)
-    blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
-    return blocks, fields.read_usage(answer) or Usage()
 
 
 async def identify_server(transport: Transport) -> None:
@@ -53,24 +27,6 @@ async def identify_server(transport: Transport) -> None:
         await transport.request_json("get", "/models")
     except EngineError:
         transport.identity = transport.identity or ""
-
-
-async def _post(
-    transport: Transport, path: str, plans: tuple[RequestPlan, ...], params: dict[str, Any]
-) -> dict[str, Any]:
-    for plan in plans:
-        body = {"input": build_input(plan), **params}
-        if plan.instructions is not None:
-            body["instructions"] = plan.instructions
-        if plan.anchor:
-            body["previous_response_id"] = plan.previous_response_id
-        try:
-            return await transport.request_json("post", path, json=body)
-        except RequestRefused as error:
-            if plan is not plans[-1] and error.status in (400, 404):
-                continue
-            raise
-    raise AssertionError("there is always a plan")
 
 
 async def fetch_response(transport: Transport, response_id: str, *, wait: bool) -> RawResponse:

@@ -24,7 +24,7 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.transport import AnyClient, Sdk
-from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
+from kedge.errors import EngineError, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
@@ -257,10 +257,7 @@ class AnthropicEngine(StatelessEngine):
             # The API counts only requests that it could answer, so a short user message is added.
             body["messages"].append({"role": "user", "content": "."})
         answer = await self.transport.request_json("post", f"{self.path}/count_tokens", json=body)
-        tokens = answer.get("input_tokens")
-        if not isinstance(tokens, int):
-            raise ServerFailed("the server did not return a token count", provider=self.name)
-        return tokens
+        return self._read_token_count(answer)
 
     def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
         return render_messages(plan, self.name)
