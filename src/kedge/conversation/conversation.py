@@ -49,7 +49,7 @@ from kedge.engines import (
     unwrap,
 )
 from kedge.engines.output_schema import SchemaMismatch
-from kedge.engines.reply import answer_text, build_correction, read_output
+from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.responses import delete_unused_objects
@@ -830,7 +830,7 @@ class Conversation(LazyConversation):
         try:
             reply = await self._adopt_answer(point.node, schema)
         except SchemaMismatch as mismatch:
-            correction = build_correction(cast("OutputSchema[Any]", schema), mismatch)
+            correction = cast("OutputSchema[Any]", schema).build_correction(mismatch)
             return await self._build_resume_task(point.node, key, [correction])
         if key:
             await self.store.settle(self.row, key, point.node.id)

@@ -28,6 +28,7 @@ from kedge.engines.json_schema import (
     to_strict_schema,
 )
 from kedge.errors import InvalidSetting
+from kedge.turns import UserBlock, user
 from kedge.turns.frozen_json import FrozenMap, thaw
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ WRAPPER_MEMBER = "value"
 _TYPE_KEYWORDS = {"type", "anyOf", "oneOf", "enum", "const"}
 _DOCUMENT_KEYWORDS = {"$defs", "$id", "$schema"}
 """Keywords of a schema document that are not part of a subschema."""
+CORRECTION_ORIGIN = "output"
+"""The ``origin`` of a message that requests another answer."""
 CORRECTION_PROMPT = """\
 That does not have the form asked for:
 {problems}
@@ -116,7 +119,7 @@ class OutputSchema(Generic[OutputT_co]):
             return None
         return self._unwrap(value, None)
 
-    def build_correction(self, mismatch: SchemaMismatch) -> str:
+    def build_correction(self, mismatch: SchemaMismatch) -> UserBlock:
         """Return the message that requests another answer.
 
         It repeats the schema, for servers that do not pass it to the model.
@@ -126,7 +129,8 @@ class OutputSchema(Generic[OutputT_co]):
         """
         message = CORRECTION_PROMPT.format(problems=mismatch)
         schema = json.dumps(thaw(self.schema), ensure_ascii=False)
-        return f"{message} It is JSON that matches this schema:\n{schema}"
+        text = f"{message} It is JSON that matches this schema:\n{schema}"
+        return user(text, origin=CORRECTION_ORIGIN)
 
     def build_instructions(self) -> str:
         """Return system text that requests the answer, for servers without a parameter for it."""

@@ -36,7 +36,6 @@ from kedge.turns import (
     ToolCallBlock,
     Turn,
     UserBlock,
-    user,
 )
 from kedge.turns.turn import find_answer_blocks
 
@@ -52,8 +51,6 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
 
 DEFAULT_OUTPUT_RETRIES = 2
 """The number of times that an answer without the requested type is requested again."""
-CORRECTION_ORIGIN = "output"
-"""The ``origin`` of a message that requests another answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ async def run_until_valid(
             if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
             yield OutputRejected(attempt, mismatch.problems, text)
-            turn, attempt = turn.append(build_correction(schema, mismatch)), attempt + 1
+            turn, attempt = turn.append(schema.build_correction(mismatch)), attempt + 1
         else:
             count("outputs_total", outcome="accepted")
             yield OutputAccepted(value)
@@ -222,11 +219,6 @@ def read_output(schema: OutputSchema[Any], turn: Turn, sent: Turn | None = None)
         with suppress(SchemaMismatch):
             return schema.parse(texts[-1])
     return schema.parse("\n\n".join(texts))
-
-
-def build_correction(schema: OutputSchema[Any], mismatch: SchemaMismatch) -> UserBlock:
-    """Return the message that requests another answer."""
-    return user(schema.build_correction(mismatch), origin=CORRECTION_ORIGIN)
 
 
 def answer_text(turn: Turn, sent: Turn | None = None) -> str:

@@ -292,7 +292,7 @@ class ResponsesEngine(RequestEngine):
         plan = await self._plan_with_probe(session)
         claim = "owned"
         if plan.conversation_id and not plan.problems:
-            claim = await self.objects.claim(plan)
+            claim = await self.objects.claim(plan.conversation_id, plan.anchor_id)
         is_shown = claim == "owned" and check.way == "direct" and session.streaming
         if is_shown and await self.objects.is_changed(plan, self._clock()):
             claim = "taken"

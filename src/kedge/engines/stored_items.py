@@ -89,16 +89,12 @@ class ConversationObjects:
             raise
         if not isinstance(created.get("id"), str):
             raise ServerFailed("the server returned a conversation object without an id")
-        await self._claim(created["id"], "")
+        await self.claim(created["id"], "")
         return created["id"]
 
     def is_taken(self, plan: RequestPlan) -> bool:
         """Return whether another line of history continues the object of a plan."""
         return self.claims.find(self._scope, plan.conversation_id, plan.anchor_id) == "taken"
-
-    async def claim(self, plan: RequestPlan) -> Claim:
-        """Claim the object of a plan, in this process and in the store."""
-        return await self._claim(plan.conversation_id, plan.anchor_id)
 
     async def is_changed(self, plan: RequestPlan, now: float) -> bool:
         """Return whether others have added to the claimed object of a plan during a pause in the conversation.
@@ -110,7 +106,8 @@ class ConversationObjects:
             return False
         return await self.check_end(plan, plan.conversation_id, complete=False) is False
 
-    async def _claim(self, object_id: str, last: str) -> Claim:
+    async def claim(self, object_id: str, last: str) -> Claim:
+        """Claim an object that ends with the response ``last``, in this process and in the store."""
         claims, store = self.claims, self._get_store()
         claim = claims.claim(self._scope, object_id, last)
         if claim == "taken" or not isinstance(store, ObjectStore):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kedge.engines.reply import CORRECTION_ORIGIN
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock

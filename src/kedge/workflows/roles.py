@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.navigation import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
-from kedge.engines.reply import CORRECTION_ORIGIN
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import (
     HeadConflict,
     InvalidSetting,
