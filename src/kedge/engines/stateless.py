@@ -197,6 +197,7 @@ def _has_reasoning(plan: RequestPlan) -> bool:
 
 
 Message = dict[str, Any]
+Inputs = Sequence[UserBlock | SystemBlock]
 
 
 class MessageRenderer(ABC):
@@ -245,9 +246,7 @@ class MessageRenderer(ABC):
         """Return the messages of consecutive output: text, calls, reasoning, and opaque items of its provider."""
 
     @abstractmethod
-    def _render_user(
-        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
-    ) -> list[Message]:
+    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
         """Return the messages of the input between two outputs."""
 
     def _reject(self, block: Block, remedy: str, detail: str = "") -> UnsupportedBlock:

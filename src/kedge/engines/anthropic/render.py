@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from kedge.engines.stateless import Message, MessageRenderer
+from kedge.engines.stateless import Inputs, Message, MessageRenderer
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
@@ -45,6 +45,7 @@ Content = dict[str, Any]
 CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
 """The call ids that the API accepts. Each may be used only once; other ids are replaced."""
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+FILE_TYPES = ("application/pdf",)
 NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "text")
 """Parts of the user's content that may be passed in the form of this API."""
 
@@ -74,9 +75,7 @@ class _AnthropicRenderer(MessageRenderer):
                     pass
         return [{"role": "assistant", "content": content}] if content else []
 
-    def _render_user(
-        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
-    ) -> list[Message]:
+    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
         content = [self._render_result(block) for block in results]
         for block in inputs:
             if isinstance(block, UserBlock):
@@ -149,45 +148,35 @@ class _AnthropicRenderer(MessageRenderer):
             case TextPart():
                 return {"type": "text", "text": part.text}
             case ImagePart():
-                return {"type": "image", "source": self._render_image_source(part, block)}
+                return {"type": "image", "source": self._render_source(part, block)}
             case FilePart():
                 title = {"title": part.filename} if part.filename else {}
-                source = self._render_file_source(part, block)
+                source = self._render_source(part, block)
                 return {"type": "document", "source": source, **title}
             case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
                 raise self._reject_part(block, "it contains a part of another API")
 
-    def _render_image_source(self, part: ImagePart, block: Block) -> Content:
+    def _render_source(self, part: ImagePart | FilePart, block: Block) -> Content:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
-        if not part.url.startswith("data:"):
+        is_image = isinstance(part, ImagePart)
+        if part.url and not (is_image and part.url.startswith("data:")):
             return {"type": "url", "url": part.url}
-        media_type, data = split_data_url(part.url)
-        if media_type not in IMAGE_TYPES:
-            raise self._reject_part(
-                block, f"it contains an image of type {media_type or 'unknown'}"
-            )
-        return {"type": "base64", "media_type": media_type, "data": data}
-
-    def _render_file_source(self, part: FilePart, block: Block) -> Content:
-        if part.file_id:
-            return {"type": "file", "file_id": part.file_id}
-        if part.url:
-            return {"type": "url", "url": part.url}
-        media_type, data = split_data_url(part.data)
-        if media_type == "application/pdf":
+        media_type, data = split_data_url(part.url if isinstance(part, ImagePart) else part.data)
+        if media_type in (IMAGE_TYPES if is_image else FILE_TYPES):
             return {"type": "base64", "media_type": media_type, "data": data}
-        if media_type.startswith("text/"):
-            try:
-                text = base64.b64decode("".join(data.split()), validate=True).decode()
-            except ValueError:  # not base64, or not UTF-8
-                raise self._reject_part(
-                    block, "it contains a text file that cannot be decoded"
-                ) from None
-            return {"type": "text", "media_type": "text/plain", "data": text}
-        raise self._reject_part(block, f"it contains a file of type {media_type or 'unknown'}")
+        if is_image or not media_type.startswith("text/"):
+            what = "an image" if is_image else "a file"
+            detail = f"it contains {what} of type {media_type or 'unknown'}"
+            raise self._reject_part(block, detail)
+        try:
+            text = base64.b64decode("".join(data.split()), validate=True).decode()
+        except ValueError:  # not base64, or not UTF-8
+            detail = "it contains a text file that cannot be decoded"
+            raise self._reject_part(block, detail) from None
+        return {"type": "text", "media_type": "text/plain", "data": text}
 
     def _reject_part(self, block: Block, detail: str) -> UnsupportedBlock:
         return self._reject(block, "remove that part", detail)

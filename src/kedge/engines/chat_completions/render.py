@@ -10,7 +10,7 @@ OpenRouter. What came from a server is sent back to it as it came, and to no oth
 
 from collections.abc import Iterable, Sequence
 
-from kedge.engines.stateless import Message, MessageRenderer
+from kedge.engines.stateless import Inputs, Message, MessageRenderer
 from kedge.planning import RequestPlan, plan_request
 from kedge.turns import (
     AssistantBlock,
@@ -69,9 +69,7 @@ class _ChatRenderer(MessageRenderer):
     own: frozenset[str]
     """The responses of this server."""
 
-    def _render_user(
-        self, results: Sequence[ToolResultBlock], inputs: Sequence[UserBlock | SystemBlock]
-    ) -> list[Message]:
+    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
         return [*map(self._render_result, results), *map(self._render_input, inputs)]
 
     def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
