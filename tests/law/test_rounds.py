@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from for_each import for_each
-from kedge.engines import transport
+from kedge.engines import responses
 from kedge.events.run import RequestSent
 from law import rounds, shards
 from law.fuzz import KINDS
@@ -50,13 +50,13 @@ def test_a_request_without_its_first_item_is_found(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round counts requests whose context is not that of the Turn."""
-    encode = transport.encode_body
+    encode = responses.encode_body
 
     def drop_first(body: dict[str, Any]) -> bytes:
         items = body.get("input", ())
         return encode({**body, "input": items[1:]} if len(items) > 1 else body)
 
-    monkeypatch.setattr(transport, "encode_body", drop_first)
+    monkeypatch.setattr(responses, "encode_body", drop_first)
     assert run_round(IN_MEMORY, door).counts["incoherent"] > 0
 
 
