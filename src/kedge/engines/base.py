@@ -36,13 +36,10 @@ if TYPE_CHECKING:
 def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
     """Return the engine in a tool loop, a middleware of a higher layer that is imported by its name."""
     middleware = import_module("kedge.middleware")
-    approver = _find_approver(engine)
-    return middleware.with_middleware(engine, middleware.tools(*functions, approve=approver))
-
-
-def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
-    """Return the approver of a stack: it decides about the tools of a single run, too."""
-    return next((each.approver for each in iter_stack(engine) if each.approver is not None), None)
+    # The approver of the stack decides about the tools of a single run, too.
+    approvers = (each.approver for each in iter_stack(engine) if each.approver is not None)
+    tools = middleware.tools(*functions, approve=next(approvers, None))
+    return middleware.with_middleware(engine, tools)
 
 
 Events = AsyncGenerator[Event, None]

@@ -144,12 +144,8 @@ def record_lost_context(response_id: str) -> None:
 
 def record_calls(calls: ItemTable) -> None:
     """Count the calls of a finished response by how their ids were determined."""
-    for name, number in (
-        ("extracted", calls.extracted),
-        ("fallen_back", calls.fallen_back),
-        ("failed", calls.failed),
-    ):
-        if number:
+    for name in ("extracted", "fallen_back", "failed"):
+        if number := getattr(calls, name):
             count("tool_call_ids_total", number, outcome=name)
     if calls.inferred:
         count("tool_call_names_inferred_total", calls.inferred)

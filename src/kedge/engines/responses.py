@@ -391,9 +391,7 @@ class ResponsesEngine(RequestEngine):
             return failure
         if self._may_reject_include(session, error):
             return HealableError("include", error)
-        if is_refused:
-            return error
-        if session.plan.anchor and is_server_error(error.status):
+        if not is_refused and session.plan.anchor and is_server_error(error.status):
             session.check.record_error()
         return error
 
