@@ -322,20 +322,20 @@ class ConnectionPool:
                     if lane.latest_id == parent_id:
                         fork = _find_free_lane(connection) if lane.busy else lane
                         return fork and (connection, fork)
-        for connection in live:
-            lane = _find_free_lane(connection)
-            if lane is not None and not lane.latest_id:
-                return connection, lane
-        if len(self._connections) + self._opening_count < self._max_connections:
-            return None
-        for connection in live:
-            lane = _find_free_lane(connection)
-            if lane is not None:
-                return connection, lane
+        for may_forget in (False, True):
+            for connection in live:
+                lane = _find_free_lane(connection)
+                if lane is not None and (may_forget or not lane.latest_id):
+                    return connection, lane
+            if self._can_open():
+                break
         return None
 
+    def _can_open(self) -> bool:
+        return len(self._connections) + self._opening_count < self._max_connections
+
     async def _open_connection(self) -> Lease | None:
-        if len(self._connections) + self._opening_count >= self._max_connections:
+        if not self._can_open():
             return None
         self._opening_count += 1
         try:
