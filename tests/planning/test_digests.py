@@ -206,8 +206,8 @@ def test_digests_are_pinned() -> None:
 def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning a Turn that grew by one block hashes one block."""
     blocks: list[Block] = []
-    write = ledgers.canonical_json
-    monkeypatch.setattr(ledgers, "canonical_json", lambda b: (blocks.append(b), write(b))[1])
+    write = ledgers.measure_canonical
+    monkeypatch.setattr(ledgers, "measure_canonical", lambda b: (blocks.append(b), write(b))[1])
     turn = Turn([user("a"), assistant("b"), user("c")])
     index = get_prefix_index(turn)
     assert len(blocks) == 3
@@ -226,15 +226,15 @@ def test_interrupted_extension_leaves_no_partial_state(monkeypatch: pytest.Monke
     turn = Turn([user("a"), assistant("b")])
     get_prefix_index(turn)
     longer = turn.append(reasoning("hm"), tool_call("f", "{}", call_id="c1"), user("d"))
-    write = ledgers.canonical_json
+    write = ledgers.measure_canonical
 
-    def interrupted(block: Block) -> bytes | None:
+    def interrupted(block: Block) -> tuple[bytes | None, int]:
         if block is longer[-1]:
             raise KeyboardInterrupt
         return write(block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledgers, "canonical_json", interrupted)
+        patch.setattr(ledgers, "measure_canonical", interrupted)
         with pytest.raises(KeyboardInterrupt):
             get_prefix_index(longer)
     for each in (turn, longer, turn.append(user("e"))):

@@ -9,8 +9,8 @@ canonical form.
 The size of a block in the input of a request is derived from its canonical form as well.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -119,20 +119,62 @@ def _canonical_content(block: Block) -> CanonicalForm | None:
 
 
 def canonical_json(block: Block) -> bytes | None:
-    """Return the canonical form as JSON bytes with sorted keys, the input of digests.
+    """Return the canonical form as JSON bytes with sorted keys, the input of digests; None for reasoning."""
+    return measure_canonical(block)[0]
+
+
+def measure_canonical(block: Block) -> tuple[bytes | None, int]:
+    """Return the canonical form as JSON bytes, and the size of the block in the input of a request.
 
     It is called once for every block of a Turn, so the common shapes have separate encoders, which return the
-    same bytes.
+    same bytes, and their items are longer than these by a constant.
+
+    Returns:
+        The form, or None for reasoning; and the bytes of the item with a comma, 0 if it has no form there.
     """
-    if _find_shape(block) is not None:
-        return _ENCODERS[type(block)](block)
-    form = canonical(block)
-    return None if form is None else encode_sorted(form)
+    kind = type(block)
+    encode = _ENCODERS.get(kind) if block.extra is EMPTY else None
+    encoded = encode(block) if encode else None
+    if encoded is None:
+        form = canonical(block)
+        return (None, 0) if form is None else (encode_sorted(form), _measure_slowly(block))
+    is_message = kind is UserBlock or kind is AssistantBlock
+    shape = kind if is_message else (kind, cast("ToolCallBlock", block).custom)
+    overhead = _overheads.get(shape)
+    if overhead is None:
+        overhead = _overheads[shape] = _measure_slowly(block) - len(encoded)
+    return encoded, len(encoded) + overhead
 
 
-def _encode_message(block: Any) -> bytes:
-    form = b'{"kind":"%b","parts":[{"text":%b,"type":"text"}]}'
-    return form % (block.kind.encode(), encode_string(block.parts[0].text))
+_overheads: dict[object, int] = {}
+"""The difference of item and canonical form for each type of block, and for custom tools."""
+
+
+def _measure_slowly(block: Block) -> int:
+    if isinstance(block, OpaqueBlock) and block.type == "reasoning":  # never sent
+        return 0
+    try:
+        return len(encode_escaped(item_from_block(block))) + 1
+    except (UnsupportedBlock, ValueError, TypeError):
+        return 0
+
+
+def _encode_user(block: UserBlock) -> bytes | None:
+    text = _encode_text(block)
+    return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % text if text else None
+
+
+def _encode_assistant(block: AssistantBlock) -> bytes | None:
+    text = _encode_text(block)
+    return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % text if text else None
+
+
+def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> bytes | None:
+    """Return the text as JSON if it is all that the block contains, else None."""
+    parts = block.parts
+    if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
+        return None
+    return encode_string(part.text)
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
@@ -144,15 +186,16 @@ def _encode_tool_call(block: ToolCallBlock) -> bytes:
     )
 
 
-def _encode_tool_result(block: Any) -> bytes:
+def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
+    text = _encode_text(block)
     form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
     custom = b'"custom":true,' if block.custom else b""
-    return form % (encode_string(block.call_id), custom, encode_string(block.parts[0].text))
+    return form % (encode_string(block.call_id), custom, text) if text else None
 
 
-_ENCODERS: dict[type[Block], Callable[[Any], bytes]] = {
-    UserBlock: _encode_message,
-    AssistantBlock: _encode_message,
+_ENCODERS: dict[type[Block], Callable[[Any], bytes | None]] = {
+    UserBlock: _encode_user,
+    AssistantBlock: _encode_assistant,
     ToolCallBlock: _encode_tool_call,
     ToolResultBlock: _encode_tool_result,
 }
@@ -184,42 +227,3 @@ def _custom_member(block: ToolCallBlock | ToolResultBlock) -> CanonicalForm:
 
 def _drop_empty(members: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in members.items() if value}
-
-
-def measure_item(block: Block, form: bytes) -> int:
-    """Return the bytes of a block in the input of a request, with a comma; 0 if it has no form there.
-
-    Args:
-        block: The block.
-        form: Its canonical form: the item of a usual block is longer by a constant.
-    """
-    shape = _find_shape(block)
-    if shape is None:
-        return _measure_slowly(block)
-    if shape not in _overheads:
-        _overheads[shape] = _measure_slowly(block) - len(form)
-    return len(form) + _overheads[shape]
-
-
-_overheads: dict[tuple[type[Block], bool], int] = {}
-
-
-def _find_shape(block: Block) -> tuple[type[Block], bool] | None:
-    """Return the type of a block whose item differs from its canonical form by constant text; None for others."""
-    kind = type(block)
-    if block.extra is not EMPTY or kind not in _ENCODERS:
-        return None
-    if kind is not ToolCallBlock:
-        parts: Sequence[object] = getattr(block, "parts")  # noqa: B009 - all others have parts
-        if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
-            return None
-    return kind, getattr(block, "custom", False)
-
-
-def _measure_slowly(block: Block) -> int:
-    if isinstance(block, OpaqueBlock) and block.type == "reasoning":  # never sent
-        return 0
-    try:
-        return len(encode_escaped(item_from_block(block))) + 1
-    except (UnsupportedBlock, ValueError, TypeError):
-        return 0

@@ -29,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from kedge.planning.canonical import canonical_json, measure_item
+from kedge.planning.canonical import measure_canonical
 from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 from kedge.turns.blocks import cache_digest, get_cached_digest
 from kedge.turns.turn import cache_index, get_cached_index
@@ -228,12 +228,11 @@ class PrefixIndex:
         for position, block in enumerate(blocks, length):
             cached = get_cached_digest(block)
             if cached is None:
-                form = canonical_json(block)
+                form, size = measure_canonical(block)
                 if form is None:
                     cache_digest(block, b"")
                     self.skipped.append(position)
                     continue
-                size = measure_item(block, form)
                 digest = _sha256(form).digest()
                 cache_digest(block, digest + _pack(size))
             elif cached:  # empty for reasoning
