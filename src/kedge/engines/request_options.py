@@ -1,4 +1,4 @@
-"""The options of a request, its parameters, the definitions of its tools, and the body that is built from them.
+"""The options of a request, its parameters, the definitions of its tools, and the items of its input.
 
 A misspelled option that is sent to the server changes an answer without notice, and an option such as
 ``previous_response_id`` makes the server continue from a context that the Turn does not have. Both are

@@ -178,7 +178,7 @@ class MemoryCheck(msgspec.Struct):
         """
         plan = self.plan
         if plan is None or not plan.conversation_id:
-            return names_other_response(response, plan.previous_response_id if plan else "")
+            return names_other_response(response, plan.anchor_id if plan else "")
         named = response.conversation_id
         is_named = named is not None or self.evidence.names_conversations
         return is_named and named != plan.conversation_id
