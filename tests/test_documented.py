@@ -60,7 +60,7 @@ from kedge.server.storage import database as server_database
 from kedge.store import import_export, open_store, response_sums, search, token_registry
 from kedge.store import open as store_open
 from kedge.store.search_query import TEXT_INDEXES
-from kedge.tools import Tool, call_runner
+from kedge.tools import MAX_RETRY_WAIT, Tool
 from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security, shapes
 from kedge.workflows.results import WorkflowEvent
@@ -402,7 +402,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "tools.md": [
         f"first retry ({default(Tool, 'retry_wait')}), doubled each time",
-        f"each time, at most {call_runner.MAX_RETRY_WAIT:.0f} |",
+        f"each time, at most {MAX_RETRY_WAIT:.0f} |",
     ],
     "turns.md": [
         f"`max_bytes` ({attachments.MAX_FILE_BYTES >> 20} MiB)",

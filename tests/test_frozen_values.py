@@ -16,7 +16,7 @@ SETTERS = {
     "planning/anchors.py": "sorts the anchors",
     "server/faults/effects.py": "freezes the options of a fault",
     "server/schema/validators.py": "derives tables from the declaration of a validator",
-    "tools/call_runner.py": "freezes the arguments of an approver",
+    "tools/__init__.py": "freezes the arguments of an approver",
     "tools/tool.py": "derives the schema and the definition of a tool",
     "turns/blocks.py": "checks the fields of blocks, and caches their digests",
     "turns/frozen_json.py": "sets the members of a map, and caches its depth",

@@ -87,7 +87,7 @@ BANNED_PHRASES = (
 WORDING_EXCEPTIONS: dict[str, str] = {
     "docs/practice.md": "sentences of the practice model",
     "src/kedge/practice/": "sentences of the practice model",
-    "src/kedge/tools/call_runner.py": "a public parameter is named tell",
+    "src/kedge/tools/__init__.py": "a public parameter is named tell",
     "src/kedge/web/templates/conversation.html": "a CSS class of the page",
     "src/kedge/workflows/debate.py": "prompts of stored workflows, which must not change",
 }

@@ -129,7 +129,7 @@ FORCED_FIELDS = {
     "planning/anchors.py": CHECKED_ONCE,
     "server/faults/effects.py": CHECKED_ONCE,
     "server/schema/validators.py": DERIVED,
-    "tools/call_runner.py": CHECKED_ONCE,
+    "tools/__init__.py": CHECKED_ONCE,
     "tools/tool.py": DERIVED,
     "turns/blocks.py": CHECKED_ONCE,
     "turns/frozen_json.py": MEMOIZED,

@@ -16,7 +16,7 @@ FIRST_TURN = Turn([user("One"), assistant("Yes")])
 
 def test_response_is_found_by_its_context() -> None:
     """Any Turn that starts with the context of a response finds it, and the longest context comes first."""
-    anchors = AnchorCache()
+    anchors = AnchorCache(10)
     anchors.record(record_anchor(FIRST_TURN, "r1"))
     longer = FIRST_TURN.append(user("Two"), assistant("Well"))
     anchors.record(record_anchor(longer, "r2"))
@@ -28,7 +28,7 @@ def test_response_is_found_by_its_context() -> None:
 
 def test_a_response_is_found_by_its_user_only() -> None:
     """The same content sent by another user finds no response."""
-    anchors = AnchorCache()
+    anchors = AnchorCache(10)
     anchors.record(record_anchor(FIRST_TURN, "r1"), "alice")
     assert anchors.find_candidates(FIRST_TURN) == ()
     assert anchors.find_candidates(FIRST_TURN, "bob") == ()
@@ -37,7 +37,7 @@ def test_a_response_is_found_by_its_user_only() -> None:
 
 def test_lost_or_unstored_responses_are_no_candidates() -> None:
     """Responses that the engine reports as lost or not stored are not candidates."""
-    anchors = AnchorCache()
+    anchors = AnchorCache(10)
     anchors.record(record_anchor(FIRST_TURN, "r1", stored=False))
     assert len(anchors) == 0
     anchors.record(record_anchor(FIRST_TURN, "r1"))
@@ -47,7 +47,7 @@ def test_lost_or_unstored_responses_are_no_candidates() -> None:
 
 def test_cache_size_is_bounded() -> None:
     """A full cache evicts its oldest responses first."""
-    anchors = AnchorCache(max_size=2)
+    anchors = AnchorCache(2)
     for number in range(5):
         anchors.record(record_anchor(Turn([user(f"{number}"), assistant("Yes")]), f"r{number}"))
     assert len(anchors) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from kedge import Conversation
-from kedge.conversation.recorded_model import find_recorded_model
+from kedge.conversation.lookup import find_recorded_model
 from kedge.planning import Mode
 from kedge.store import Store
 from kedge.testing import TestServer

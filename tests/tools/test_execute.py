@@ -286,7 +286,7 @@ async def test_a_return_value_without_text_is_a_failure() -> None:
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running and waiting times are measured separately; ``repr`` has neither arguments nor output."""
     now = [0.0]
-    monkeypatch.setattr("kedge.tools.call_runner.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("kedge.tools.time.perf_counter", lambda: now[0])
 
     def secret(word: str) -> str:
         now[0] += 2.0

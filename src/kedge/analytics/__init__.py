@@ -49,7 +49,7 @@ from kedge.analytics.results import (
     Selection,
     Tokens,
 )
-from kedge.database.transactions import Row, Tx
+from kedge.database.transactions import Row, Tx, marks
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
@@ -272,35 +272,26 @@ def _collect_conversations(
 ) -> tuple[ConversationStats, ...]:
     where = build_condition(tx, selection)
     rows = tx.rows(
-        f"SELECT r.conversation FROM responses r WHERE {where.sql} "  # noqa: S608
-        "GROUP BY r.conversation ORDER BY COUNT(*) DESC, r.conversation DESC LIMIT ?",
+        "SELECT r.conversation, c.id, c.title FROM responses r "  # noqa: S608
+        f"JOIN conversations c ON c.number = r.conversation WHERE {where.sql} "
+        "GROUP BY r.conversation, c.id, c.title "
+        "ORDER BY COUNT(*) DESC, r.conversation DESC LIMIT ?",
         (*where.values, limit),
     )
-    if not rows:
-        return ()
-    numbers = [number for (number,) in rows]
-    listed, selected = SqlCondition("namespace = ?", (tx.namespace,)), where
-    if len(rows) <= MAX_NAMED_ROWS:
-        marks = ", ".join("?" * len(rows))
-        listed = listed.and_(f"number IN ({marks})", *numbers)
-        selected = where.and_(f"r.conversation IN ({marks})", *numbers)
-    names = {
-        number: (name, title)
-        for number, name, title in tx.rows(
-            f"SELECT number, id, title FROM conversations WHERE {listed.sql}",  # noqa: S608
-            listed.values,
-        )
-    }
-    groups = group_by(tx, selected, "r.conversation")
-    costs = find_costs(tx, selected, groups, "r.conversation", prices)
+    numbers = [row[0] for row in rows]
+    if 0 < len(rows) <= MAX_NAMED_ROWS:
+        where = where.and_(f"r.conversation IN ({marks(numbers)})", *numbers)
+    groups = group_by(tx, where, "r.conversation") if rows else {}
+    costs = find_costs(tx, where, groups, "r.conversation", prices)
     return tuple(
         ConversationStats(
-            *names[number],
+            name,
+            title,
             **sum_outcomes(groups[number]),
             **sum_sends(groups[number]),
             cost=combine_costs(costs[number]),
         )
-        for number in numbers
+        for number, name, title in rows
     )
 
 

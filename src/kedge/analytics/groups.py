@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.analytics.results import Latency, Selection
-from kedge.database.transactions import Tx
+from kedge.database.transactions import Tx, join_filters
 from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.store import response_sums
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -45,8 +45,8 @@ class SqlCondition:
 
     def add_filters(self, filters: Mapping[str, object]) -> "SqlCondition":
         """Return a condition that also requires the filters, by their SQL, whose value is not None."""
-        given = {sql: value for sql, value in filters.items() if value is not None}
-        return SqlCondition(" AND ".join((self.sql, *given)), (*self.values, *given.values()))
+        sql, values = join_filters(self.sql, filters)
+        return SqlCondition(sql, (*self.values, *values))
 
 
 def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
@@ -57,18 +57,15 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
         "r.model = ?": selection.model or None,
         "r.provider = ?": selection.provider or None,
     }
-    own = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
-    condition = own.add_filters(filters)
-    if selection.conversation:
-        number = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
-        values = (selection.conversation, tx.namespace)
-        condition = condition.and_(f"r.conversation = {number}", *values)
-        condition = condition.and_(
-            "r.node IN (SELECT n.id FROM nodes n JOIN conversations c ON c.tree = n.tree "
-            "WHERE c.id = ? AND c.namespace = ?)",
-            *values,
-        )
-    return condition
+    own = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,)).add_filters(filters)
+    if not selection.conversation:
+        return own
+    among = "FROM conversations c WHERE c.id = ? AND c.namespace = ?"
+    return own.and_(
+        f"r.conversation = (SELECT c.number {among}) AND r.node IN "  # noqa: S608
+        f"(SELECT n.id FROM nodes n WHERE n.tree = (SELECT c.tree {among}))",
+        *((selection.conversation, tx.namespace) * 2),
+    )
 
 
 def build_time_condition(selection: Selection, column: str) -> SqlCondition:

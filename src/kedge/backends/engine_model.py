@@ -60,23 +60,17 @@ MAX_PREFIXES = 64
 """The number of the longest prefixes of a Turn that are looked up."""
 
 
-class AnchorCache:
-    """Anchor records of one scope by namespace and digest; the least recently used are evicted."""
-
-    def __init__(self, max_size: int = MAX_ANCHORS) -> None:
-        self._records = BoundedDict[tuple[str, str], AnchorRecord](max_size)
-
-    def __len__(self) -> int:
-        return len(self._records)
+class AnchorCache(BoundedDict[tuple[str, str], AnchorRecord]):
+    """Anchor records of one scope by namespace and digest; those that were recorded first are evicted."""
 
     def record(self, turn: Turn, namespace: str = "") -> None:
         """Record the stored responses of a Turn, and remove those that are lost."""
         for record in get_state(turn).anchors:
             key = (namespace, record.digest)
             if record.status == "lost":
-                self._records.pop(key, None)
+                self.pop(key, None)
             elif record.stored:
-                self._records[key] = record
+                self[key] = record
 
     def find_candidates(self, turn: Turn, namespace: str = "") -> tuple[AnchorRecord, ...]:
         """Return the recorded responses that cover a prefix of this Turn, the longest first."""
@@ -85,7 +79,7 @@ class AnchorCache:
             (namespace, prefixes.digest(count))
             for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
         )
-        return tuple(self._records[key] for key in keys if key in self._records)
+        return tuple(self[key] for key in keys if key in self)
 
 
 DEFAULT_WINDOW = 128_000
@@ -167,7 +161,7 @@ class EngineModel:
             self._forwarded += ACCOUNT_PARAMS
         if isinstance(inner, ResponsesEngine | ChatCompletionsEngine):
             self._forwarded += CACHE_PARAMS
-        self._anchors = AnchorCache()
+        self._anchors = AnchorCache(MAX_ANCHORS)
 
     async def answer(self, prompt: Prompt) -> AsyncGenerator[OutputEvent]:
         """Send a prompt to the engine and yield its output as it arrives.

@@ -49,17 +49,15 @@ class DbosRunner:
 
     Args:
         workers: Number of processes.
-        database_url: The DBOS database; by default next to the store's.
 
     Raises:
         InvalidSetting: There are no workers.
     """
 
-    def __init__(self, workers: int = 2, *, database_url: str = "") -> None:
+    def __init__(self, workers: int = 2) -> None:
         if workers < 1:
             raise InvalidBatch("a batch needs at least one worker")
         self.workers = workers
-        self.database_url = database_url
         self.pids: list[int] = []
         """The running worker processes."""
 
@@ -67,7 +65,7 @@ class DbosRunner:
         self, lines: Sequence[BatchLine], work: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
-        url = self.database_url or default_database_url(work.store_url)
+        url = default_database_url(work.store_url)
         client = await in_thread(prepare_client, url, work, self.workers)
         try:
             async with AsyncExitStack() as stack:

@@ -187,7 +187,7 @@ async def archive_command(store: "Store", conversation: str, restore: bool) -> R
 
 
 async def _move_head(store: "Store", name: str, *, back: bool) -> Result:
-    from kedge.conversation.navigation import find_redo_target, find_undo_target
+    from kedge.conversation.lookup import find_redo_target, find_undo_target
 
     row = await find_conversation(store, name)
     find = find_undo_target if back else find_redo_target

@@ -285,7 +285,7 @@ async def _delete_objects(
     store: "Store", unused: "Sequence[UnusedObject]"
 ) -> "dict[UnusedObject, str]":
     """Delete the unused objects of one server; return why they were not deleted."""
-    from kedge.conversation.recorded_model import SERVER_SCOPE, name_model
+    from kedge.conversation.lookup import SERVER_SCOPE, name_model
     from kedge.engines import ResponsesEngine
     from kedge.providers import connect
 

@@ -132,7 +132,7 @@ model_option = click.option(
 
 def model_data(model: str) -> dict[str, str]:
     """Return the data that records a model string; a string with a password is not recorded."""
-    from kedge.conversation.recorded_model import MODEL_KEY
+    from kedge.conversation.lookup import MODEL_KEY
 
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
@@ -155,7 +155,7 @@ async def resolve_model(
         may_ask: Whether the user is asked to confirm an address from the store, which must be
             confirmed before it is used.
     """
-    from kedge.conversation.recorded_model import find_recorded_model
+    from kedge.conversation.lookup import find_recorded_model
 
     if requested or row is None:
         return configured_model(requested)

@@ -1,7 +1,7 @@
 """Durable conversations: an engine with its middleware, and a position in a store."""
 
-from kedge.conversation.anchor_index import find_anchors, with_stored_anchors
 from kedge.conversation.conversation import Conversation, ConversationSettings
+from kedge.conversation.lookup import find_anchors, with_stored_anchors
 from kedge.conversation.run import ConversationStream, Reply
 from kedge.engines.request_log import CostFunction
 

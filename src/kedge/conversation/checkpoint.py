@@ -27,7 +27,7 @@ from kedge.store.nodes import ResponseStored
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.text.json_text import escape_surrogates
 from kedge.turns import Turn
-from kedge.turns.frozen_json import EMPTY, FrozenMap
+from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.turn import count_common_blocks, has_prefix
 
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
@@ -57,6 +57,7 @@ class Checkpoint:
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
         prefix_length = count_common_blocks(self.turn, turn)
+        data = {name: value for name, value in turn.data.items() if name != STATE_KEY}
         try:
             self.node = await self.store.append(
                 self.row,
@@ -66,7 +67,7 @@ class Checkpoint:
                 kept=prefix_length,
                 response=response,
                 memory=get_state(turn),
-                data=extract_data(turn),
+                data=FrozenMap(data),
                 accounts=telemetry,
                 head=head,
                 asked_for=question_key,
@@ -106,13 +107,6 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
         return turn
     limited = map(lambda each, at: replace(each, expires_at=at), state.anchors, expiries)
     return set_state(turn, replace(state, anchors=tuple(limited)))
-
-
-def extract_data(turn: Turn) -> FrozenMap:
-    """Return the data of a Turn without the planner's state."""
-    if not turn.data or (len(turn.data) == 1 and STATE_KEY in turn.data):
-        return EMPTY
-    return FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
 
 
 @dataclass(slots=True)

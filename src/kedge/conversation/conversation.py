@@ -16,17 +16,19 @@ from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
-from kedge.conversation.anchor_index import add_candidates, needs_lookup, with_stored_anchors
 from kedge.conversation.checkpoint import Checkpoint
 from kedge.conversation.lazy_conversation import Expected, LazyConversation
-from kedge.conversation.navigation import (
+from kedge.conversation.lookup import (
     ResumePoint,
+    add_candidates,
     find_last_question,
     find_position,
     find_redo_target,
     find_resume_point,
     find_undo_target,
+    needs_lookup,
     truncate_to_question,
+    with_stored_anchors,
 )
 from kedge.conversation.run import (
     DEFAULT_LEASE,
@@ -501,7 +503,7 @@ class Conversation(LazyConversation):
         await self.require_row()
         node, length = await self._find_position(self.head if at is None else at)
         row = await self.store.fork(self.row, node.id, title or self.title)
-        forked = self._clone(row, node, None)
+        forked = self._clone(row, node)
         if self._turn is not None:
             forked._turn = (await self._load_turn(node.id, row))[1]  # noqa: SLF001
         if length < node.length:
@@ -749,18 +751,8 @@ class Conversation(LazyConversation):
                     yield event
 
     def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
-        run = ConversationRun(
-            self.engine,
-            build_task,
-            options,
-            price=self.price,
-            on_finish=self._finish_at,
-        )
-        return run.events()
-
-    def _finish_at(self, node: Node, turn: Turn) -> Turn:
-        self._set_position(node, turn)
-        return self.turn
+        position = self._set_position
+        return ConversationRun(self.engine, build_task, options, self.price, position).events()
 
     async def _build_task(
         self, blocks: Sequence[Block], at: int | str | None, keep: int | None, key: str
@@ -791,7 +783,7 @@ class Conversation(LazyConversation):
         async def build_claimed_task() -> TurnTask | Reply[Any]:
             if claim.answer:
                 await self._follow_head()
-                return await self._load_valid_reply(claim.answer, schema)
+                return await self._load_reply(claim.answer, schema)
             point = await self._find_claimed_turn(claim.question) if claim.question else None
             return await (self._resume_at(point, key, schema) if point else build_task())
 
@@ -829,7 +821,8 @@ class Conversation(LazyConversation):
             return await self._build_resume_task(point.node, key)
         try:
             reply = await self._adopt_answer(point.node, schema)
-        except SchemaMismatch as mismatch:
+        except OutputInvalid as invalid:
+            mismatch = SchemaMismatch(invalid.problems)
             correction = cast("OutputSchema[Any]", schema).build_correction(mismatch)
             return await self._build_resume_task(point.node, key, [correction])
         if key:
@@ -886,21 +879,19 @@ class Conversation(LazyConversation):
         return reply
 
     async def _load_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the reply that is stored at a node, with its typed value if it has one."""
-        loaded = await self.store.load(self.row, node)
-        turn = loaded.turn(self.id)
-        value = read_output(schema, turn) if schema else None
+        """Return the reply that is stored at a node, with its typed value if it has one.
+
+        Raises:
+            OutputInvalid: It does not match; a validator of its type may also reject what it accepted before.
+        """
+        turn = (await self.store.load(self.row, node)).turn(self.id)
+        try:
+            value = read_output(schema, turn) if schema else None
+        except SchemaMismatch as mismatch:
+            raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
         newest = await self.store.newest_response(self.row, node)
         requests = (newest,) if newest and newest.node == node else ()
         return Reply(answer_text(turn), turn, node, self.id, requests, stored=True, output=value)
-
-    async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the stored reply of a key; a validator of its type may reject what it accepted before."""
-        try:
-            return await self._load_reply(node, schema)
-        except SchemaMismatch as mismatch:
-            turn = (await self.store.load(self.row, node)).turn(self.id)
-            raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
 
     async def _change_turn(self, change: Callable[[Turn], Turn], kind: NodeKind = "edited") -> Node:
         """Store a change of the Turn as a new node, and move the head to it."""
@@ -944,12 +935,12 @@ class Conversation(LazyConversation):
             return self._node, turn
         return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
 
-    def _clone(self, row: ConversationRow, node: Node, turn: Turn | None) -> Self:
+    def _clone(self, row: ConversationRow, node: Node) -> Self:
         """Return another conversation with the same engine and store."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._new, other._row = row, self._apply_settings(row)
-        other._turn, other._node, other._undone, other._is_new = turn, node, (), True
+        other._turn, other._node, other._undone, other._is_new = None, node, (), True
         other._opening = SharedLock()
         for each in self._owned:
             each.add_user()

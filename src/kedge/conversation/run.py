@@ -21,8 +21,13 @@ import anyio
 from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
-from kedge.conversation.checkpoint import Checkpoint, RunRecorder, has_same_blocks
-from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream
+from kedge.conversation.checkpoint import (
+    Checkpoint,
+    RunRecorder,
+    has_same_blocks,
+    limit_retention,
+)
+from kedge.engines import Engine, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
 from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
@@ -96,13 +101,7 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         ```
     """
 
-    def __init__(
-        self,
-        open_source: Callable[[], ReplyEvents],
-        schema: OutputSchema[Any] | None = None,
-    ) -> None:
-        super().__init__(open_source, schema)
-        self._reply: Reply[Any] | None = None
+    _reply: Reply[Any] | None = None
 
     @property
     def reply(self) -> Reply[OutputT]:
@@ -152,7 +151,7 @@ class ConversationRun:
     build_task: TaskBuilder
     options: dict[str, Any]
     price: CostFunction | None
-    on_finish: Callable[[Node, Turn], Turn]
+    on_finish: Callable[[Node, Turn], None]
     pending_answer: tuple[Turn, RequestRecord] | None = None
     """The last finished answer with its record, until it is stored."""
     partial_text: list[str] | None = None
@@ -343,7 +342,9 @@ class ConversationRun:
         node = self.checkpoint.node
         if key:
             await self._persist(lambda: self.store.settle(self.checkpoint.row, key, node.id), turn)
-        return self._build_reply(stream, self.on_finish(node, self.checkpoint.turn))
+        turn = limit_retention(self.checkpoint.turn, self.checkpoint.row.retention)
+        self.on_finish(node, turn)
+        return self._build_reply(stream, turn)
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return stream.build_reply(

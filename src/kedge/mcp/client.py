@@ -140,7 +140,7 @@ class McpConnection(ToolSource):
         self.notes = ConnectionNotes(self._wake.set)
         self._wake.clear()
         self._is_wanted = False
-        with anyio.CancelScope(deadline=self._deadline(self.options.connect_timeout)) as scope:
+        with anyio.move_on_after(self.options.connect_timeout) as scope:
             self._scope = scope
             async with Client(
                 self.address.open(self.notes, self.options.timeout),
@@ -155,7 +155,7 @@ class McpConnection(ToolSource):
                 finally:
                     self._client = None
                     self._settled.clear()
-                    scope.deadline = self._deadline(CLOSE_SECONDS)
+                    scope.deadline = anyio.current_time() + CLOSE_SECONDS
         is_late = scope.cancelled_caught and not self._stopping
         late = f"no answer within {self.options.connect_timeout:g} s" if is_late else ""
         self._failure = "; ".join(filter(None, (late, self.notes.describe()))) or ENDED
@@ -173,9 +173,6 @@ class McpConnection(ToolSource):
             # Concurrent calls are about to be rejected as well; without an answer they could not be sent again.
             with anyio.move_on_after(CLOSE_SECONDS):
                 await self._idle.wait()
-
-    def _deadline(self, seconds: float) -> float:
-        return anyio.current_time() + seconds
 
     def _describe_failure(self, errors: BaseExceptionGroup[Exception]) -> str:
         """Return a description of a failed connection, in one line."""

@@ -21,8 +21,7 @@ from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan, find_problems
-from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun
-from kedge.tools.call_runner import iter_runs
+from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun, iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)

@@ -12,6 +12,7 @@ the conversation.
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -203,30 +204,17 @@ def _bytes_to_part(content: bytes) -> Part:
 
 
 def _to_json(value: Any) -> str:
-    from pydantic_core import PydanticSerializationError
+    from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-    try:
-        return _encode(value)
-    except (PydanticSerializationError, ValueError, RecursionError):
-        pass  # it contains itself, or text that UTF-8 cannot encode, such as the name of a file
-    try:
-        return _encode(_repair_texts(value))
-    except (PydanticSerializationError, ValueError, RecursionError):
-        return repair_surrogates(str(value))
-
-
-def _encode(value: Any) -> str:
-    from pydantic_core import to_json
-
-    return to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64").decode()
-
-
-def _repair_texts(value: Any) -> Any:
-    """Return JSON values in which every text can be encoded, also that of dataclasses and models."""
-    from pydantic_core import to_jsonable_python
-
-    plain = to_jsonable_python(repair_surrogates(value), fallback=str, bytes_mode="base64")
-    return repair_surrogates(plain)
+    options: dict[str, Any] = {"fallback": str, "bytes_mode": "base64"}
+    errors = (PydanticSerializationError, ValueError, RecursionError)
+    with suppress(*errors):
+        return to_json(value, inf_nan_mode="strings", **options).decode()
+    # It contains itself, or text that UTF-8 cannot encode, also in dataclasses and models, such as the name of a file.
+    with suppress(*errors):
+        plain = repair_surrogates(to_jsonable_python(repair_surrogates(value), **options))
+        return to_json(plain, inf_nan_mode="strings", **options).decode()
+    return repair_surrogates(str(value))
 
 
 def _attachment_size(part: ImagePart | FilePart) -> int:

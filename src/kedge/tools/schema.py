@@ -138,15 +138,13 @@ def build_function_schema(
     properties: JSONSchema = plain.get("properties", {})
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
-    if not strict:
+    if not strict:  # in strict mode every argument is required, so null means "use the default"
         # A model that reads "default": null may pass null, also for a parameter like `x: int = None`.
         nullable = frozenset(name for name in nullable if _defaults_to_null(properties[name]))
-        for name in nullable:
-            properties[name] = {**_make_nullable(properties[name]), "default": None}
-        return FunctionSchema(FrozenMap(plain), adapter, signature, nullable)
-    # In strict mode every argument is required, so null means "use the default".
-    properties |= {name: _make_nullable(properties[name]) for name in nullable}
-    plain = to_strict_schema(plain, lambda path, problem: InvalidTool(tool, f"{path}: {problem}"))
+    for name in nullable:
+        properties[name] = {**_make_nullable(properties[name]), "default": None}
+    if strict:
+        plain = to_strict_schema(plain, lambda path, text: InvalidTool(tool, f"{path}: {text}"))
     return FunctionSchema(FrozenMap(plain), adapter, signature, nullable)
 
 

@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 import kedge
 from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.conversation import Conversation
-from kedge.conversation.anchor_index import add_candidates
-from kedge.conversation.recorded_model import MODEL_KEY
+from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from kedge.conversation.recorded_model import find_recorded_model
+from kedge.conversation.lookup import find_recorded_model
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
 from kedge.errors import CannotConnect, InvalidSetting, UnconfirmedReference

@@ -20,7 +20,7 @@ from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import fold_text
 from kedge.text.json_text import encode_indented
-from kedge.tools.call_runner import OUTCOME_KEY
+from kedge.tools import OUTCOME_KEY
 from kedge.turns import (
     AssistantBlock,
     Block,

@@ -4,14 +4,13 @@ Only text is exchanged: each side has a separate conversation, engine and provid
 response of another server. The prompts are part of stored idempotency keys and must not change.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-import anyio
-
-from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
 from kedge.store import Store
 from kedge.text.display import first_line
@@ -30,9 +29,9 @@ from kedge.workflows.roles import (
     JUDGE_ROLE,
     ModelJudge,
     Role,
+    WorkflowRun,
     call_judge,
     load_schema,
-    open_workflow,
 )
 
 OPENING_PROMPT = """\
@@ -99,7 +98,7 @@ async def debate(
         "sides": [{"name": side.name, "brief": side.brief} for side in sides],
         **(spec or {}),
     }
-    async with open_workflow("debate", workflow, stored_spec, on_event, settings) as run:
+    async with WorkflowRun("debate", workflow, stored_spec, on_event, settings) as run:
         roles: list[Role] = []
         subject = first_line(question, TITLE_LENGTH)
         for side in sides:
@@ -165,28 +164,19 @@ class _Debate:
         self, number: int, arguments: Sequence[DebateArgument]
     ) -> list[DebateArgument]:
         """Request the arguments of all sides concurrently, without those of the same round."""
-        answers: dict[int, DebateArgument] = {}
-        failed: dict[int, KedgeError] = {}
-
-        async def speak(index: int) -> None:
-            role = self.roles[index]
-            try:
-                reply = await role.ask(number, self._build_question(index, arguments))
-            except (
-                KedgeError
-            ) as error:  # the other requests finish, because they are billed already
-                failed[index] = error
-                return
-            answers[index] = DebateArgument(
-                number, role.role, reply.text, reply.node, role.conversation.id, reply.stored
-            )
-
-        async with anyio.create_task_group() as group:
-            for index in range(len(self.roles)):
-                group.start_soon(speak, index)
-        if failed:
-            raise failed[min(failed)]
-        return [answers[index] for index in range(len(self.roles))]
+        asked = [
+            role.ask(number, self._build_question(i, arguments))
+            for i, role in enumerate(self.roles)
+        ]
+        # All requests finish, also if one fails, because they are billed already.
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[DebateArgument] = []
+        for role, reply in zip(self.roles, replies, strict=True):
+            if isinstance(reply, BaseException):
+                raise reply
+            place = reply.node, role.conversation.id, reply.stored
+            found.append(DebateArgument(number, role.role, reply.text, *place))
+        return found
 
     def _build_question(self, index: int, arguments: Sequence[DebateArgument]) -> str:
         side = self.sides[index]

@@ -22,7 +22,7 @@ from kedge.workflows.results import (
     WorkflowCallback,
     ignore_event,
 )
-from kedge.workflows.roles import ModelJudge, Role, call_judge, load_schema, open_workflow
+from kedge.workflows.roles import ModelJudge, Role, WorkflowRun, call_judge, load_schema
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
@@ -105,7 +105,7 @@ async def refine(
     if rounds < 1:
         raise InvalidWorkflow("a refinement needs at least one round")
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
-    async with open_workflow("refine", workflow, stored_spec, on_event, settings) as run:
+    async with WorkflowRun("refine", workflow, stored_spec, on_event, settings) as run:
         subject = first_line(task, TITLE_LENGTH)
         author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, subject)
         judge_role = await run.open_judge(judge, author.conversation.store, subject)

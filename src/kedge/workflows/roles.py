@@ -7,13 +7,13 @@ per workflow, because several workflows may use a caller's conversation one afte
 """
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
-from kedge.conversation.navigation import find_redo_target
+from kedge.conversation.lookup import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import (
@@ -244,37 +244,31 @@ async def call_judge(judge: Callable[..., Any], subject: object) -> object:
     return await judgment if inspect.isawaitable(judgment) else judgment
 
 
-@asynccontextmanager
-async def open_workflow(
-    kind: WorkflowKind,
-    workflow: str,
-    spec: Mapping[str, Any],
-    on_event: WorkflowCallback,
-    settings: Mapping[str, Any],
-) -> AsyncGenerator["WorkflowRun"]:
-    """Start a workflow, or resume the one with this id; see ``WorkflowRun``."""
-    async with AsyncExitStack() as stack:
-        yield WorkflowRun(workflow or new_workflow_id(), kind, spec, on_event, settings, stack)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkflowRun:
-    """A running workflow, which opens its roles.
+    """A running workflow, which opens its roles; ``async with`` closes the engines that are connected here.
 
     Attributes:
-        workflow: Its id.
+        kind: The kind of the workflow.
+        workflow: Its id; a new one if it is empty.
         spec: Data to store with its first role, the lead.
         on_event: A function that is called with every event.
         settings: Settings of the conversations of its roles.
-        stack: Closes the engines that are connected here; those of the caller stay open.
     """
 
-    workflow: str
     kind: WorkflowKind
+    workflow: str
     spec: Mapping[str, Any]
     on_event: WorkflowCallback
     settings: Mapping[str, Any]
-    stack: AsyncExitStack
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def __aenter__(self) -> Self:
+        self.workflow = self.workflow or new_workflow_id()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
 
     async def open_role(
         self, role: str, store: Store, engine: Engine | str, title: str = "", *, lead: bool = False

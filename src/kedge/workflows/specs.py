@@ -9,7 +9,7 @@ import importlib.util
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -38,16 +38,12 @@ WorkflowSpec = dict[str, Any]
 WorkflowResult = RefineResult | DebateResult | StepsResult
 
 _JUDGE_KEYS = ("function", "schema", "rubric", "model")
-_KEYS: Mapping[WorkflowKind, tuple[str, ...]] = {
-    "refine": ("model", "task", "rounds", "judge", "folder"),
-    "debate": ("question", "rounds", "sides", "judge", "model", "folder"),
-    "steps": ("model", "inputs", "steps", "folder"),
+_KEYS: Mapping[WorkflowKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "refine": (("task", "judge"), ("model", "rounds", "folder")),
+    "debate": (("question", "sides", "judge"), ("model", "rounds", "folder")),
+    "steps": (("steps",), ("model", "inputs", "folder")),
 }
-_REQUIRED: Mapping[WorkflowKind, tuple[str, ...]] = {
-    "refine": ("task", "judge"),
-    "debate": ("question", "sides", "judge"),
-    "steps": ("steps",),
-}
+"""The members that a specification must have, and those that it may have."""
 _MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("rounds", "attempts"), (int, "a whole number")),
     **dict.fromkeys(("judge", "inputs"), (dict, "a table")),
@@ -84,60 +80,39 @@ async def run_spec(
     tools: Tools = (),
 ) -> WorkflowResult:
     """Run a workflow from its specification, which never contains tools because it may be from a store."""
-    _check_table(spec, kind, _KEYS[kind], ())
-    for key in _REQUIRED[kind]:
+    required, optional = _KEYS[kind]
+    _check_table(spec, kind, (*required, *optional), ())
+    for key in required:
         if not spec.get(key):
             raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
-    common = {"workflow": workflow, "on_event": on_event, "spec": {"file": spec}, "tools": tools}
-    return await _RUNNERS[kind](spec, store, common)
-
-
-async def _run_refine(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     model = spec.get("model", "practice")
-    judge = _build_judge(spec, model)
-    rounds = spec.get("rounds", 4)
-    return await refine(
-        spec["task"], judge=judge, store=store, engine=model, rounds=rounds, **common
-    )
+    common: dict[str, Any] = {"store": store, "workflow": workflow, "on_event": on_event}
+    common |= {"spec": {"file": spec}, "tools": tools}
+    if kind == "steps":
+        inputs = spec.get("inputs", {})
+        return await steps(list(_iter_steps(spec)), inputs=inputs, engine=model, **common)
+    common |= {"judge": _build_judge(kind, spec, model)}
+    common |= {"rounds": spec["rounds"]} if "rounds" in spec else {}
+    if kind == "refine":
+        return await refine(spec["task"], engine=model, **common)
+    return await debate(spec["question"], list(_iter_sides(spec, model)), **common)
 
 
-async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
-    model = spec.get("model", "practice")
-    sides: list[Side] = []
+def _iter_sides(spec: WorkflowSpec, model: str) -> Iterator[Side]:
     for index, entry in enumerate(cast("list[object]", spec["sides"])):
         side = _check_table(entry, f"sides[{index}]", ("name", "model", "brief"), ("name",))
-        sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
-    if spec["judge"].get("schema"):
-        raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
-    judge = _build_judge(spec, model)
-    rounds = spec.get("rounds", 3)
-    return await debate(spec["question"], sides, judge=judge, store=store, rounds=rounds, **common)
+        yield Side(side["name"], side.get("model") or model, side.get("brief", ""))
 
 
-async def _run_steps(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
-    pipeline: list[Step] = []
+def _iter_steps(spec: WorkflowSpec) -> Iterator[Step]:
     for index, entry in enumerate(cast("list[object]", spec["steps"])):
         keys = ("name", "prompt", "schema", "attempts")
         step = _check_table(entry, f"steps[{index}]", keys, ("name", "prompt"))
         form = _load_schema(step["schema"], spec) if "schema" in step else None
-        pipeline.append(Step(step["name"], step["prompt"], form, step.get("attempts", 3)))
-    return await steps(
-        pipeline,
-        inputs=spec.get("inputs", {}),
-        store=store,
-        engine=spec.get("model", "practice"),
-        **common,
-    )
+        yield Step(step["name"], step["prompt"], form, step.get("attempts", 3))
 
 
-_RUNNERS: Mapping[WorkflowKind, Callable[[WorkflowSpec, Store, dict[str, Any]], Any]] = {
-    "refine": _run_refine,
-    "debate": _run_debate,
-    "steps": _run_steps,
-}
-
-
-def _build_judge(spec: WorkflowSpec, model: str) -> Any:
+def _build_judge(kind: WorkflowKind, spec: WorkflowSpec, model: str) -> Any:
     table = _check_table(spec["judge"], "judge", _JUDGE_KEYS, ())
     kinds = [key for key in ("function", "schema", "rubric") if table.get(key)]
     if len(kinds) != 1:
@@ -146,6 +121,8 @@ def _build_judge(spec: WorkflowSpec, model: str) -> Any:
         case "function":
             function = load_function(table["function"], spec.get("folder", ""))
             return _report_failures(function, table["function"])
+        case "schema" if kind == "debate":
+            raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
         case "schema":
             return _load_schema(table["schema"], spec)
         case _:

@@ -23,7 +23,7 @@ from kedge.workflows.results import (
     WorkflowCallback,
     ignore_event,
 )
-from kedge.workflows.roles import Role, load_schema, open_workflow
+from kedge.workflows.roles import Role, WorkflowRun, load_schema
 
 STEPS_ROLE = "steps"
 
@@ -63,7 +63,7 @@ async def steps(
     values = dict(inputs or {})
     _validate_pipeline(pipeline, values)
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
-    async with open_workflow("steps", workflow, stored_spec, on_event, settings) as run:
+    async with WorkflowRun("steps", workflow, stored_spec, on_event, settings) as run:
         title = " → ".join(step.name for step in pipeline)
         role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
         role.report_start(len(pipeline))
@@ -125,25 +125,17 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{
 _BRACES = {"{{": "{", "}}": "}"}
 
 
-def find_names(template: str, location: str) -> set[str]:
-    """Return the names that a template uses."""
-    names: set[str] = set()
+def check_names(template: str, known: Collection[str], location: str) -> None:
+    """Raise ``InvalidWorkflow`` if a template has a single brace, or uses an unknown name."""
     for match in _PLACEHOLDER.finditer(template):
         if match["stray"]:
             raise InvalidWorkflow(
                 f"{location}: the prompt has a single {match['stray']!r}; write it twice for a literal brace"
             )
-        if match["path"]:
-            names.add(match["path"].partition(".")[0])
-    return names
-
-
-def check_names(template: str, known: Collection[str], location: str) -> None:
-    """Raise ``InvalidWorkflow`` if a template uses an unknown name."""
-    unknown = sorted(find_names(template, location) - set(known))
-    if unknown:
-        names = ", ".join(sorted(known)) or "nothing yet"
-        raise InvalidWorkflow(f"{location}: the prompt uses {unknown[0]!r}; there is {names}")
+        name = (match["path"] or "").partition(".")[0]
+        if name and name not in known:
+            names = ", ".join(sorted(known)) or "nothing yet"
+            raise InvalidWorkflow(f"{location}: the prompt uses {name!r}; there is {names}")
 
 
 def fill_template(template: str, values: Mapping[str, Any], location: str) -> str:
