@@ -48,7 +48,7 @@ ODD_FUNCTIONS: dict[str, str] = {
     "kedge.server.storage.context.__reversed__": "Python's name of the method",
     "kedge.server.uvicorn_server.connection_made": "asyncio's name of the method",
     "kedge.store.store.pending": "public; the nodes that are pending",
-    "kedge.turns.constructors.reasoning": "a root name: the constructor of a reasoning block",
+    "kedge.turns.blocks.reasoning": "a root name: the constructor of a reasoning block",
 }
 
 ODD_CONSTANTS: dict[str, str] = {

@@ -65,7 +65,7 @@ from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import share_store
 from kedge.store.records import NodeKind, new_row
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
-from kedge.turns.constructors import build_replacement
+from kedge.turns.blocks import build_replacement
 from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ from kedge.turns.blocks import (
     ToolResultBlock,
     UnknownBlock,
     UserBlock,
-)
-from kedge.turns.chat_messages import blocks_from_messages
-from kedge.turns.constructors import (
     assistant,
     opaque,
     reasoning,
@@ -24,13 +21,13 @@ from kedge.turns.constructors import (
     tool_result,
     user,
 )
-from kedge.turns.diff import TurnDiff, diff
+from kedge.turns.chat_messages import blocks_from_messages
 from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.turns.ids import new_id
 from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 from kedge.turns.responses_items import block_from_item, item_from_block
-from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
+from kedge.turns.turn import Turn, TurnDiff, diff, new_blocks_not_in, snapshot_block_ids
 
 __all__ = [
     "NATIVE_API",
