@@ -4,9 +4,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from for_each import for_each
 from kedge.practice import (

@@ -11,16 +11,16 @@ returns a text, the calls to make, or None if it has no answer and the next rule
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from msgspec import Struct
 
 from kedge.errors import SchemaTooComplex
 
 Item = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PracticeRequest:
+class PracticeRequest(Struct, frozen=True):
     """One request to the practice model.
 
     Args:
@@ -41,14 +41,13 @@ class PracticeRequest:
     parallel_tool_calls: bool = True
     text_format: Mapping[str, Any] | None = None
     reasoning: Mapping[str, Any] | None = None
-    read_reasoning: Callable[[Item], str] = field(default=lambda _: "", compare=False, repr=False)
+    read_reasoning: Callable[[Item], str] = lambda _: ""
 
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPart:
+class OutputPart(Struct, frozen=True):
     """One item of an answer.
 
     Args:
@@ -62,8 +61,7 @@ class OutputPart:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PracticeOutput:
+class PracticeOutput(Struct, frozen=True):
     """An answer.
 
     Args:
@@ -308,8 +306,7 @@ class Utterance(NamedTuple):
         return self.invalid == "always" or (self.invalid == "first" and not self.is_corrected)
 
 
-@dataclass(frozen=True, slots=True)
-class TextResult:
+class TextResult(Struct, frozen=True):
     """A text answer; ``value`` is the fact in it, which a JSON answer contains instead of the text."""
 
     text: str
@@ -320,8 +317,7 @@ class TextResult:
 RuleHandler = Callable[[Utterance, "re.Match[str]"], TextResult | tuple[OutputPart, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class PhraseRule:
+class PhraseRule(Struct, frozen=True):
     """One phrase: its topic, its pattern, its handler, and whether it may be inside a sentence."""
 
     description: str

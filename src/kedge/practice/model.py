@@ -15,11 +15,11 @@ on the context only.
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.errors import InvalidScript
 from kedge.practice import context, text_rules, tool_rules
@@ -246,8 +246,7 @@ def _contains(text: str, wanted: str) -> bool:
     return wanted.casefold() in text.casefold()
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(msgspec.Struct, frozen=True):
     """Fixed answers, tried in order; the practice model answers if none applies.
 
     Example:

@@ -19,11 +19,12 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from itertools import islice
 from typing import Any, NamedTuple, TypeGuard, cast
 from uuid import UUID
+
+from msgspec import Struct
 
 from kedge.practice.context import MAX_OUTPUT_BYTES, MAX_STEPS, SampleBudget
 from kedge.practice.sentence_values import BOOLEAN_WORDS, NO_VALUE, SentenceValues
@@ -202,8 +203,7 @@ def weigh_value(value: object) -> int:
     return 1 + (len(value) // CHARACTERS_PER_STEP if isinstance(value, str) else 0)
 
 
-@dataclass(slots=True)
-class _Sampler:
+class _Sampler(Struct):
     """A generator of the value of one schema, within a budget."""
 
     root: JsonSchema

@@ -8,8 +8,9 @@ which remain to be made, so the model stores nothing.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
+
+from msgspec import Struct
 
 from kedge.practice import context
 from kedge.practice.context import Item, OutputPart, PracticeRequest, TextResult, Utterance
@@ -48,8 +49,7 @@ REQUEST_WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(Struct, frozen=True):
     """A call that a sentence requests: the tool, the text about it, and its step."""
 
     tool: Item

@@ -12,8 +12,9 @@ import os
 import threading
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from kedge.config import store_file
 from kedge.errors import CannotServe, StoreError
@@ -35,8 +36,7 @@ def _log_problem(problem: str) -> None:
     _logger.warning(problem)
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(Struct, frozen=True):
     """The address of the store, and the function that reports if it cannot be used."""
 
     address: str = IN_MEMORY

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kedge.engines import Engine
@@ -71,8 +71,7 @@ def _build_anthropic_engine(
     return make_engine(AnthropicEngine, provider, model, base_url, api_key, settings)
 
 
-@dataclass(frozen=True, slots=True)
-class HostedProvider:
+class HostedProvider(Struct, frozen=True):
     """A hosted API."""
 
     name: str

@@ -16,8 +16,9 @@ before they are normalized: an id in them is one that the client sent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from kedge.server import errors
 from kedge.server.object_forms import Item
@@ -67,8 +68,7 @@ class ItemLookup(Protocol):
 MERGE_COUNT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class IdSet:
+class IdSet(Struct, frozen=True):
     """An immutable set of ids whose versions share storage.
 
     The ids are in several sets, small ones last. Whenever eight of about the same size have
@@ -90,8 +90,7 @@ class IdSet:
         return IdSet(sets)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(Struct, frozen=True):
     """A call that has no output yet."""
 
     type: str

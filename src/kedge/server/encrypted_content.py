@@ -13,9 +13,10 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
+
+from msgspec import Struct
 
 from kedge.errors import describe_extra
 from kedge.security.encryption import FernetCipher, can_encrypt
@@ -24,8 +25,7 @@ from kedge.server.object_forms import Item, count_items
 from kedge.text.json_text import decode, encode
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPayload:
+class ReasoningPayload(Struct, frozen=True):
     """One reasoning item: its text, the model's own data, and whether the client saw the text."""
 
     text: str
@@ -101,8 +101,7 @@ MAX_QUOTE_CHARS = 200
 RETAINED_ROLES = frozenset({"user", "system", "developer"})
 
 
-@dataclass(frozen=True, slots=True)
-class CompactedContext:
+class CompactedContext(Struct, frozen=True):
     """The replacement of a context: the retained items, and a note of the omitted ones.
 
     ``summary`` is the model's summary of the omitted items.

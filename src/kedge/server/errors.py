@@ -9,8 +9,9 @@ group and are listed in ``docs/server.md``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kedge.text.json_text import escape_surrogates
 
@@ -69,8 +70,7 @@ def find_error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorTemplate:
+class ErrorTemplate(Struct, frozen=True):
     """One kind of error; ``message`` and ``param`` are format strings."""
 
     message: str

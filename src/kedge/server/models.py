@@ -6,10 +6,10 @@ closed. A model behind a provider's API implements the same interface as the pra
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from anyio import sleep
+from msgspec import Struct
 
 from kedge.errors import SchemaTooComplex
 from kedge.practice import OutputPart, PracticeOutput, PracticeRequest, Script, answer
@@ -18,8 +18,7 @@ from kedge.server.errors import SCHEMA_TOO_COMPLEX
 from kedge.server.object_forms import count_text
 
 
-@dataclass(frozen=True, slots=True)
-class ItemOpened:
+class ItemOpened(Struct, frozen=True):
     """The beginning of an output item. A call has a ``name`` and, if the model chose one, a ``call_id``."""
 
     kind: ItemKind
@@ -27,8 +26,7 @@ class ItemOpened:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemDelta:
+class ItemDelta(Struct, frozen=True):
     """Text that is appended to the open item.
 
     ``logprobs`` are the log probabilities of its tokens, in the form of the Responses API.
@@ -38,8 +36,7 @@ class ItemDelta:
     logprobs: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ItemClosed:
+class ItemClosed(Struct, frozen=True):
     """The end of the open item, which is complete.
 
     Args:
@@ -54,15 +51,13 @@ class ItemClosed:
     annotations: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTruncated:
+class OutputTruncated(Struct, frozen=True):
     """The early end of an answer; an open item remains incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
+class ModelUsage(Struct, frozen=True):
     """The token counts of the complete answer, if the model reports them.
 
     ``cached`` and ``cache_write`` (tokens written to an explicit cache) are part of ``input``, ``reasoning``
@@ -81,8 +76,7 @@ class ModelUsage:
         return self.input + self.output
 
 
-@dataclass(frozen=True, slots=True)
-class ItemAdded:
+class ItemAdded(Struct, frozen=True):
     """A complete item, as the model wrote it, of a type that only the Responses API has."""
 
     item: Mapping[str, Any]
@@ -91,8 +85,7 @@ class ItemAdded:
 OutputEvent = ItemOpened | ItemDelta | ItemClosed | OutputTruncated | ModelUsage | ItemAdded
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """One request to a model.
 
     Args:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from msgspec import Struct
+
 from kedge.server import object_forms
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.models import (
@@ -28,8 +30,7 @@ StreamEvent = dict[str, Any]
 OutputItem = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFormat:
+class ItemFormat(Struct, frozen=True):
     """The format of one kind of output item, and its events.
 
     ``build_part`` returns the content part (or summary part) with the text, for kinds that have one;

@@ -4,8 +4,9 @@ The checks run in the documented order (``docs/server.md``). Nothing is written 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from kedge.database.responses import slice_from_compaction
 from kedge.practice import PracticeRequest

@@ -13,7 +13,6 @@ it starts with exactly the same segments. Hosted APIs compare tokens; this serve
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from json import dumps
@@ -55,8 +54,7 @@ Prefix = tuple[bytes, int]
 """The digest of a prefix of a prompt, and its length in tokens, or 0 if the length is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
+class Breakpoint(msgspec.Struct, frozen=True):
     """A requested cache breakpoint: the index of its block, the tokens up to it, and its lifetime."""
 
     index: int
@@ -138,8 +136,7 @@ class PromptCache:
             self._entries[digest] = _Entry(tokens, lifetime, now + lifetime, renewed_at)
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """A cached prefix: its expiry, and the last time that the shorter prefixes of its prompt were renewed."""
 
     tokens: int

@@ -12,9 +12,9 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
+from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
@@ -158,8 +158,7 @@ CREATE_TYPE = "response.create"
 GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011, 1003
 
 
-@dataclass(slots=True)
-class QueuedRequest:
+class QueuedRequest(Struct):
     """A queued request."""
 
     stream_id: str | None

@@ -10,11 +10,12 @@ docs/faults.md.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct
 from starlette.responses import Response
 
 from kedge.errors import InvalidFault
@@ -22,8 +23,7 @@ from kedge.server.faults import effects
 from kedge.server.faults.effects import Body, Fault, FaultedRequest, StreamStep
 
 
-@dataclass(frozen=True, slots=True)
-class FaultArgument:
+class FaultArgument(Struct, frozen=True):
     """The value of a fault or of an option: its placeholder in the docs, what it must be, parser, bounds, default."""
 
     placeholder: str
@@ -34,8 +34,7 @@ class FaultArgument:
     default: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class FaultKind:
+class FaultKind(Struct, frozen=True):
     """One kind of fault: its description, its value, its options and its effect.
 
     The effect may be a response instead of that of the server (``override``), a change of a response or of each event
@@ -45,7 +44,7 @@ class FaultKind:
 
     description: str
     value: FaultArgument | None = None
-    options: Mapping[str, FaultArgument] = field(default_factory=dict[str, FaultArgument])
+    options: Mapping[str, FaultArgument] = {}
     override: Callable[[Fault, FaultedRequest], Response | None] | None = None
     edit: Callable[[Fault, FaultedRequest, Body], None] | None = None
     step: Callable[[Fault], StreamStep] | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
+from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -204,8 +205,7 @@ RESPONSES_PATH = "/v1/responses"
 """The endpoint that stores responses."""
 
 
-@dataclass(slots=True)
-class FaultedRequest:
+class FaultedRequest(Struct):
     """A request that faults may change: its bytes, its JSON, and the faults applied so far.
 
     ``withheld_call_ids`` are the call ids that responses omitted, by the ids of their items.
@@ -216,7 +216,7 @@ class FaultedRequest:
     body: Body
     consume: Callable[[Fault], None]
     withheld_call_ids: dict[str, str]
-    applied_faults: set[str] = field(default_factory=set[str])
+    applied_faults: set[str] = set()
 
     @property
     def is_stateful(self) -> bool:

@@ -1,8 +1,9 @@
 """Convert a request to ``/v1/messages`` to items and parameters of the Responses API."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from kedge.server.encrypted_content import parse_reasoning_payload
 from kedge.server.object_forms import Item
@@ -21,15 +22,12 @@ ALLOWED_BLOCKS: Mapping[str, tuple[str, ...]] = {
 """The types of blocks that each role may use."""
 
 
-@dataclass(slots=True)
-class MergedMessage:
+class MergedMessage(Struct):
     """Consecutive messages of one role: their blocks, each with its message and block index."""
 
     role: str
     index: int
-    blocks: list[tuple[int, int, ContentBlock]] = field(
-        default_factory=list[tuple[int, int, ContentBlock]]
-    )
+    blocks: list[tuple[int, int, ContentBlock]] = []
 
 
 def normalize_content(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:

@@ -7,10 +7,11 @@ only.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,8 +38,7 @@ MAX_BREAKPOINTS = 4
 LIFETIMES: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     """One tool, system block or content block; a content block has the number of its message."""
 
     content: Mapping[str, Any]

@@ -1,9 +1,10 @@
 """The endpoints of ``/v1/responses``."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,8 +32,7 @@ EVENT_NUMBER = Integer(minimum=0, maximum=2**53 - 1)
 """The number of an event: at most the largest integer that every JSON parser reads exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(Struct, frozen=True):
     """The node of a response, and the response as JSON."""
 
     node: int

@@ -5,9 +5,10 @@ the packages do not declare are ``Rules``: the order in which members are checke
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from kedge.server.schema.validators import (
     AnyJson,
@@ -49,8 +50,7 @@ _TYPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = decode(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """What the packages do not declare about the members of their types.
 
     A path is the name of a table, followed by the names of members and the tags of unions: ``shell_call.action``.
@@ -64,9 +64,9 @@ class Rules:
         expected: The expected value of a member of several types for an error message, by path.
     """
 
-    order: Mapping[str, str] = field(default_factory=dict[str, str])
-    types: Mapping[str, Validator | Members] = field(default_factory=Members)
-    expected: Mapping[str, str] = field(default_factory=dict[str, str])
+    order: Mapping[str, str] = {}
+    types: Mapping[str, Validator | Members] = {}
+    expected: Mapping[str, str] = {}
 
     def build(self, api: str, section: str) -> Tables:
         """Build the tables of a section of an API."""

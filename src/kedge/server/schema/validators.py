@@ -14,6 +14,8 @@ from re import Pattern
 from re import compile as pattern
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
+from msgspec import Struct
+
 from kedge.server import errors
 
 JsonPath = tuple[Any, str | int] | None
@@ -175,8 +177,7 @@ MAX_INTEGER = 2**63 - 1
 ID_PATTERN = pattern("[A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(Struct, frozen=True):
     """A string, optionally with bounds on its length, of which the least is 1, and a pattern."""
 
     min_length: Literal[0, 1] = 0
@@ -197,8 +198,7 @@ class String:
             raise path_error(errors.STRING_PATTERN_MISMATCH, path, pattern=self.pattern.pattern)
 
 
-@dataclass(frozen=True, slots=True)
-class Identifier(String):
+class Identifier(String, frozen=True):
     """An identifier of letters, digits, underscores and dashes, optionally with a prefix."""
 
     min_length: Literal[0, 1] = 1
@@ -223,8 +223,7 @@ def format_rejected_number(value: float) -> str:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """A finite number within bounds."""
 
     minimum: float = -math.inf
@@ -245,8 +244,7 @@ class Number:
             raise path_error(template, path, value=format_rejected_number(value), **bounds)
 
 
-@dataclass(frozen=True, slots=True)
-class Integer(Number):
+class Integer(Number, frozen=True):
     """An integer within bounds; ``true`` and ``1.0`` are rejected."""
 
     minimum: float = -MAX_INTEGER
@@ -257,8 +255,7 @@ class Integer(Number):
     too_large: errors.ErrorTemplate = errors.INTEGER_TOO_LARGE
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(Struct, frozen=True):
     """``true`` or ``false``."""
 
     expected: str = "a boolean"
@@ -296,8 +293,7 @@ class StringEnum:
             raise invalid_value_error(value, self.values, path)
 
 
-@dataclass(frozen=True, slots=True)
-class Null:
+class Null(Struct, frozen=True):
     """Null; any other value is an unknown member."""
 
     expected: str = "null"
@@ -307,8 +303,7 @@ class Null:
         raise path_error(errors.UNKNOWN_PARAMETER, path)
 
 
-@dataclass(frozen=True, slots=True)
-class AnyJson:
+class AnyJson(Struct, frozen=True):
     """Any JSON value or object that can be stored: finite, valid Unicode, bounded nesting."""
 
     only_objects: bool = False
@@ -452,8 +447,7 @@ def as_validator(value: Validator | Members) -> Validator:
     return Object(value) if isinstance(value, dict) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(Struct, frozen=True):
     """An object with keys chosen by the client and values of one kind."""
 
     value: Validator
@@ -567,8 +561,7 @@ class TypeUnion:
         validator.check(value, path)
 
 
-@dataclass(frozen=True, slots=True)
-class NonNull:
+class NonNull(Struct, frozen=True):
     """A value that must not be null; the live API has a special message for two parameters."""
 
     inner: Validator
