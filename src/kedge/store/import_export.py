@@ -9,10 +9,9 @@ contain several conversations. An import is checked like a stored tree: digests 
 and references must point backwards.
 """
 
-import base64
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any, cast, get_args
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -21,11 +20,20 @@ from kedge.database.transactions import Tx
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import check_row, select_conversation
-from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
+from kedge.store.nodes import (
+    create_conversation,
+    find_used_nodes,
+    insert_node,
+    select_node,
+    select_tree,
+)
 from kedge.store.records import (
     ConversationRow,
+    Incident,
     Node,
     NodeKind,
+    StoredExchange,
+    ToolRow,
     new_row,
     validate_data,
     validate_text,
@@ -41,20 +49,39 @@ from kedge.turns.json_codec import encode_block, upgrade_block
 FORMAT, VERSION = "kedge.conversation", 2
 Json = dict[str, Any]
 
-_HEADER_FIELDS = (
-    "id",
-    "title",
-    "tags",
-    "archived",
-    "mode",
-    "retention",
-    "data",
-    "created_at",
-    "updated_at",
-)
-_CLAIM_COLUMNS = ("key", "about", "asked", "answer")
+_LOCAL_FIELDS = ("tree", "number", "delete_at")
+"""The members of a conversation that mean nothing in another store."""
 _ADDED_KINDS = frozenset(get_args(NodeKind)) - {"root"}
 _RESPONSE_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(RequestRecord)}
+
+
+class _Claim(msgspec.Struct):
+    key: str
+    about: bytes
+    asked: int | None
+    answer: int | None
+
+
+class _NodeLine(msgspec.Struct):
+    node: int
+    kind: str
+    kept: int
+    blocks: list[int]
+    created_at: float
+    parent: int | None = None
+    memory: Json | None = None
+    response: RequestRecord | None = None
+    incidents: tuple[Incident, ...] = ()
+    tool_runs: tuple[ToolRow, ...] = ()
+    exchanges: tuple[StoredExchange, ...] = ()
+
+
+class ExportedConversation(NamedTuple):
+    """The lines of one conversation: its header, its encoded blocks and its nodes."""
+
+    header: Json
+    blocks: list[str]
+    nodes: list[_NodeLine]
 
 
 @check_row
@@ -65,7 +92,10 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
     """
     tx.allow_long_statements()
     row = select_conversation(tx, conversation.id)
-    nodes = _select_nodes(tx, row)
+    tree = select_tree(tx, row.tree)
+    added = [node.id for node in tree if node.conversation == row.number]
+    used = find_used_nodes(tree, [row.head, *added])
+    nodes = [node for node in tree if node.id in used]
     numbers = {node.id: number for number, node in enumerate(nodes)}
     blocks: dict[int, int] = {}
     bodies: list[str] = []
@@ -82,28 +112,16 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
         further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
         response = rows.get(node.id)
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
-    head: Json = {name: getattr(row, name) for name in _HEADER_FIELDS}
-    head |= {"head": numbers[row.head], "data": thaw(row.data)}
-    if row.ttl is not None:
-        head["ttl"] = row.ttl
-    head["forked_from"], head["forked_at"] = row.forked_from, numbers.get(row.forked_at)
-    head["claims"] = _export_claims(tx, row, numbers)
+    fields = [each for each in ConversationRow.__struct_fields__ if each not in _LOCAL_FIELDS]
+    head: Json = {name: getattr(row, name) for name in fields} | {
+        "head": numbers[row.head],
+        "data": thaw(row.data),
+        "forked_at": numbers.get(row.forked_at),
+        "claims": _export_claims(tx, row, numbers),
+    }
     first = {"format": FORMAT, "version": VERSION, "conversation": head}
     lines = [encode(first), *(f'{{"block":{body}}}' for body in bodies), *lines]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
-    """Return the conversation's nodes and their ancestors, in the order of their creation."""
-    tree = {node.id: node for node in select_tree(tx, row.tree)}
-    selected = {row.head: tree[row.head]}
-    todo = [row.head, *(node.id for node in tree.values() if node.conversation == row.number)]
-    while todo:
-        node = tree[todo.pop()]
-        selected[node.id] = node
-        if node.parent and node.parent not in selected:
-            todo.append(node.parent)
-    return [selected[name] for name in sorted(selected)]
 
 
 def _select_blocks(tx: Tx, node: Node) -> list[tuple[int, str]]:
@@ -148,64 +166,63 @@ def _export_telemetry(
     found: dict[int, list[Json]] = {}
     for node, *values in rows:
         if node in numbers:
-            form = {name: _encode_value(value) for name, value in zip(members, values, strict=True)}
-            found.setdefault(node, []).append(form)
+            form = dict(zip(members, values, strict=True))
+            found.setdefault(node, []).append(msgspec.to_builtins(form))
     return found
 
 
 def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> list[Json]:
-    rows = tx.rows(
-        f"SELECT {', '.join(_CLAIM_COLUMNS)} FROM claims WHERE conversation = ? ORDER BY key",
-        (row.number,),
-    )
+    query = "SELECT key, about, asked, answer FROM claims WHERE conversation = ? ORDER BY key"
     return [
-        {
-            "key": key,
-            "about": _encode_value(request_hash),
-            "asked": numbers.get(question),
-            "answer": numbers.get(answer),
-        }
-        for key, request_hash, question, answer in rows
+        msgspec.to_builtins(_Claim(key, about, numbers.get(asked), numbers.get(answer)))
+        for key, about, asked, answer in tx.rows(query, (row.number,))
     ]
-
-
-def _encode_value(value: Any) -> Any:
-    """Return a value as JSON; bytes become text."""
-    return base64.b64encode(bytes(value)).decode() if isinstance(value, bytes) else value
 
 
 NOT_AN_EXPORT = "not a JSON object; import a file that 'kedge export' wrote"
 
 
-def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
-    """Create the conversations of exported lines and return their ids; an id in use is replaced."""
+def parse_lines(lines: Iterable[str]) -> list[ExportedConversation]:
+    """Return the conversations of exported lines.
+
+    Raises:
+        InvalidJSON: The lines are not a valid export.
+    """
+    found: list[ExportedConversation] = []
+    for number, (header, blocks, nodes) in enumerate(_iter_conversations(lines)):
+        with _name_conversation(number):
+            parsed = [msgspec.convert(_upgrade_node(each), _NodeLine) for each in nodes]
+            found.append(ExportedConversation(header, blocks, parsed))
+    return found
+
+
+def list_scopes(exported: Iterable[ExportedConversation]) -> list[str]:
+    """Return the scopes of responses and incidents."""
+    nodes = [node for each in exported for node in each.nodes]
+    records = [each for node in nodes for each in (node.response, *node.incidents) if each]
+    return sorted({each.scope for each in records})
+
+
+def import_conversations(tx: Tx, exported: Sequence[ExportedConversation]) -> list[ConversationRow]:
+    """Create conversations and return their rows; an id in use is replaced."""
     tx.allow_long_statements()
     ids: dict[int, str] = {}
     # In the order of their ids, so that simultaneous imports wait for each other without a deadlock.
-    exported = sorted(
-        enumerate(_iter_conversations(lines)), key=lambda each: str(each[1][0].get("id"))
-    )
-    for number, conversation in exported:
-        try:
-            ids[number] = _import_conversation(tx, *conversation)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            reason = error if isinstance(error, ValueError) else type(error).__name__
-            problem = f"conversation {number} is not valid ({reason}); nothing was imported"
-            raise InvalidJSON("$", problem) from None
-    return [ids[number] for number in sorted(ids)]
+    for number, each in sorted(enumerate(exported), key=lambda each: str(each[1].header.get("id"))):
+        with _name_conversation(number):
+            ids[number] = _import_conversation(tx, *each)
+    return [select_conversation(tx, ids[number]) for number in sorted(ids)]
 
 
-def list_scopes(lines: Iterable[str]) -> set[str]:
-    """Return the scopes of the responses and incidents in exported lines; invalid lines are skipped."""
-    scopes: set[str] = set()
-    for line in lines:
-        if not line.startswith('{"node"') or '"scope"' not in line:
-            continue
-        with suppress(InvalidJSON, TypeError, AttributeError):
-            form = _parse_line(line, 0)
-            found: list[Json] = [form.get("response", {}), *form.get("incidents", ())]
-            scopes |= {each["scope"] for each in found if isinstance(each.get("scope"), str)}
-    return scopes
+@contextmanager
+def _name_conversation(number: int) -> Generator[None]:
+    """Name the conversation in the errors of this block."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = error if isinstance(error, ValueError) else type(error).__name__
+        problem = f"conversation {number} is not valid ({reason}); nothing was imported"
+        raise InvalidJSON("$", problem) from None
 
 
 def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
@@ -254,9 +271,9 @@ def _check_header(form: Json, number: int) -> Json:
     return cast("Json", form["conversation"])
 
 
-def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
+def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_NodeLine]) -> str:
     name = validate_text(header["id"], "id")
-    if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
+    if not name or not nodes or nodes[0].kind != "root" or nodes[0].blocks:
         raise ValueError("it needs an id, and an empty root as its first node")
     new = new_row(
         header["title"],
@@ -267,16 +284,16 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
         data=header["data"] or {},
         id=name,
     )
-    times = _check_time(header["created_at"]), _check_time(nodes[0]["created_at"])
+    times = _check_time(header["created_at"]), _check_time(nodes[0].created_at)
     try:
         row = create_conversation(tx, new, *times)
     except InvalidSetting:  # the id is in use, perhaps only since another import has committed
         row = create_conversation(tx, replace(new, id=new_id("conv")), *times)
     created: list[Node] = [select_node(tx, row.head, row.tree)]
-    for form in nodes[1:]:
-        created.append(_import_node(tx, form, row, created, blocks))
-    for form, node in zip(nodes, created, strict=True):
-        _import_telemetry(tx, form, row, node)
+    for line in nodes[1:]:
+        created.append(_import_node(tx, line, row, created, blocks))
+    for line, node in zip(nodes, created, strict=True):
+        _import_telemetry(tx, line, row, node)
     _finish_import(tx, header, row, created)
     for damage in check_tree(tx, row.tree):
         raise ValueError(f"{damage}; it was changed after it was exported")
@@ -284,22 +301,22 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
 
 
 def _import_node(
-    tx: Tx, form: Json, row: ConversationRow, created: list[Node], blocks: list[str]
+    tx: Tx, line: _NodeLine, row: ConversationRow, created: list[Node], blocks: list[str]
 ) -> Node:
     """Add the next node; it may refer only to nodes and blocks that came before it."""
-    if form["node"] != len(created) or form["kind"] not in _ADDED_KINDS:
-        raise ValueError(f"node {form['node']!r} is of an unknown kind or out of order")
-    parent = created[_check_index(form["parent"], len(created))]
+    if line.node != len(created) or line.kind not in _ADDED_KINDS:
+        raise ValueError(f"node {line.node!r} is of an unknown kind or out of order")
+    parent = created[_check_index(line.parent, len(created))]
     node, _ = insert_node(
         tx,
         parent,
-        [blocks[_check_index(index, len(blocks))] for index in form["blocks"]],
+        [blocks[_check_index(index, len(blocks))] for index in line.blocks],
         conversation=row,
-        kind=form["kind"],
-        now=_check_time(form["created_at"]),
-        kept=_check_index(form["kept"], parent.length + 1),
-        memory=encode(_check_memory(form["memory"])) if "memory" in form else None,
-        response=_decode_response(form["response"]) if "response" in form else None,
+        kind=cast("NodeKind", line.kind),
+        now=_check_time(line.created_at),
+        kept=_check_index(line.kept, parent.length + 1),
+        memory=None if line.memory is None else encode(_check_memory(line.memory)),
+        response=line.response,
     )
     return node
 
@@ -328,44 +345,36 @@ def _check_time(value: object) -> float:
     return float(value)
 
 
-def _decode_response(form: Json) -> RequestRecord:
-    if "request_bytes" in form:  # version 1
-        form["sent_bytes"] = form.pop("request_bytes")
-    if unknown := form.keys() - set(RESPONSE_COLUMNS):
+def _upgrade_node(form: Json) -> Json:
+    """Check the response of a node, and rename its member of version 1."""
+    response = form.get("response", {})
+    if "request_bytes" in response:
+        response["sent_bytes"] = response.pop("request_bytes")
+    if unknown := response.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
-    if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in form.values()):
+    if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in response.values()):
         raise ValueError("a response has a number above 64 bits")
-    return msgspec.convert(form, RequestRecord)
+    return form
 
 
-def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> None:
-    for table, members in TABLES.items():
-        for each in form.get(table, ()):
-            values = [_decode_value(name, each[name]) for name in members]
-            insert_record(tx, table, row.number, node.id, values)
-
-
-def _decode_value(name: str, value: Any) -> Any:
-    if name == "created_at":
-        return _check_time(value)
-    return base64.b64decode(value) if name in ("request", "reply") else value
+def _import_telemetry(tx: Tx, line: _NodeLine, row: ConversationRow, node: Node) -> None:
+    for table in TABLES:
+        for each in getattr(line, table):
+            _check_time(each.created_at)
+            insert_record(tx, table, row.number, node.id, each)
 
 
 def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:
-    for claim in header["claims"]:
-        question, answer = (
-            _resolve_node(nodes, claim["asked"]),
-            _resolve_node(nodes, claim["answer"]),
-        )
+    for claim in msgspec.convert(header["claims"], list[_Claim]):
         tx.run(
             "INSERT INTO claims (conversation, key, about, owner, lease_until, asked, answer) "
             "VALUES (?, ?, ?, '', 0, ?, ?)",
             (
                 row.number,
-                validate_text(claim["key"], "key"),
-                base64.b64decode(claim["about"]),
-                question,
-                answer,
+                validate_text(claim.key, "key"),
+                claim.about,
+                _resolve_node(nodes, claim.asked),
+                _resolve_node(nodes, claim.answer),
             ),
         )
     origin, at = validate_text(header.get("forked_from") or "", "id"), header.get("forked_at")

@@ -15,7 +15,7 @@ from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
 from kedge.store.conversations import check_row, require_conversation
-from kedge.store.records import ConversationRow, StoredExchange, Telemetry
+from kedge.store.records import ConversationRow, Incident, StoredExchange, Telemetry, ToolRow
 from kedge.text.json_text import decode
 
 DIGEST_PREFIX = "sha256:"
@@ -273,9 +273,12 @@ _CONVERTERS = {RESPONSE_COLUMNS.index(name): convert for name, convert in _COLUM
 
 
 TABLES: dict[str, tuple[str, ...]] = {
-    "incidents": ("kind", "reason", "scope", "created_at"),
-    "tool_runs": ("name", "outcome", "seconds", "created_at"),
-    "exchanges": ("request", "reply", "status", "created_at"),
+    table: kind.__struct_fields__[:-2]  # the node and the conversation are known
+    for table, kind in {
+        "incidents": Incident,
+        "tool_runs": ToolRow,
+        "exchanges": StoredExchange,
+    }.items()
 }
 """The tables of records that belong to a node, with the members of each record."""
 _SELECT_EXCHANGES = (
@@ -297,17 +300,17 @@ def insert_telemetry(tx: Tx, telemetry: Telemetry, conversation: int, node: int)
     ]
     for table, found in zip(TABLES, (telemetry.incidents, telemetry.tools, exchanges), strict=True):
         for each in found:
-            values = [getattr(each, name) for name in TABLES[table]]
-            insert_record(tx, table, conversation, node, values)
+            insert_record(tx, table, conversation, node, each)
 
 
-def insert_record(tx: Tx, table: str, conversation: int, node: int, values: Sequence[Any]) -> None:
-    """Insert a record of a node, from the values of the members in `TABLES`."""
+def insert_record(
+    tx: Tx, table: str, conversation: int, node: int, record: Incident | ToolRow | StoredExchange
+) -> None:
+    """Insert a record of a node into one of the `TABLES`."""
     members = TABLES[table]
-    stored = [
-        intern_scope(tx, value) if name == "scope" else value
-        for name, value in zip(members, values, strict=True)
-    ]
+    stored = [getattr(record, name) for name in members]
+    if isinstance(record, Incident):
+        stored[members.index("scope")] = intern_scope(tx, record.scope)
     tx.run(
         f"INSERT INTO {table} (conversation, node, {', '.join(members)}) VALUES (?, ?, {marks(members)})",
         (conversation, node, *stored),

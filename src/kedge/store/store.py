@@ -33,7 +33,6 @@ from kedge.store import (
 )
 from kedge.store import responses as response_table
 from kedge.store.conversations import (
-    select_conversation,
     select_head,
     validate_members,
 )
@@ -508,14 +507,11 @@ class Store(AsyncResource):
         # Not splitlines: JSON may contain characters that it treats as line ends.
         exported = lines.split("\n") if isinstance(lines, str) else list(lines)
 
-        def work(tx: Tx) -> list[ConversationRow]:
-            ids = import_export.import_lines(tx, exported)
-            return [select_conversation(tx, name) for name in ids]
-
+        parsed = await self.database.read(lambda _: import_export.parse_lines(exported))
         # A scope that is stored with the import could not be used by others until its end.
-        for scope in sorted(import_export.list_scopes(exported)):
+        for scope in import_export.list_scopes(parsed):
             await self._intern_scope(scope)
-        rows = await self.database.write(work)
+        rows = await self.database.write(lambda tx: import_export.import_conversations(tx, parsed))
         with suppress(StoreBusy):  # then the next statistics add the responses to the sums
             await response_sums.add_pending(self.database)
         return rows
