@@ -4,7 +4,7 @@ from typing import Any
 
 import griffe
 
-BINDERS = {"kedge.store.methods.read", "kedge.store.methods.write"}
+BINDERS = {"kedge.store.store.read", "kedge.store.store.write"}
 
 
 class BoundMethods(griffe.Extension):

@@ -55,8 +55,8 @@ from kedge.server import background
 from kedge.server import prompt_cache as server_cache
 from kedge.server.schema import requests, validators
 from kedge.server.settings import Limits, Settings
-from kedge.server.storage import claims
 from kedge.server.storage import database as server_database
+from kedge.server.storage.postgres import MAX_ATTEMPTS
 from kedge.store import import_export, open_store, response_sums, search, token_registry
 from kedge.store import open as store_open
 from kedge.store.search_query import TEXT_INDEXES
@@ -387,7 +387,7 @@ NUMBERS: dict[str, list[str]] = {
         f"tokens, by default {tokens.DEFAULT_MIN_TOKENS:,} |",
         f"add up to {requests.MAX_ITEMS_PER_REQUEST} items",
         f"a lease of {Limits().lease_seconds:.0f} seconds",
-        f"After {WORDS[claims.MAX_ATTEMPTS]} attempts a response is failed",
+        f"After {WORDS[MAX_ATTEMPTS]} attempts a response is failed",
         f"cached in each replica, {Limits().cache_bytes >> 20} MB",
         f"every {background.STORE_SECONDS} seconds at most",
         f"every {background.MIN_POLL_SECONDS} to {background.MAX_POLL_SECONDS} seconds",

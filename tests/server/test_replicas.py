@@ -17,8 +17,7 @@ from kedge.server.prepare import ResponseDraft, prepare_claimed, prepare_respons
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
-from kedge.server.storage import claims
-from kedge.server.storage.postgres import PURGE_LOCK
+from kedge.server.storage.postgres import MAX_ATTEMPTS, PURGE_LOCK, ClaimedResponse
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
 from postgresql import PASSWORD, create_schema
@@ -301,7 +300,7 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
         one = Replica(stack, url)
         responses = [one.create("wait", background=True) for _ in range(3)]
         wait_until(lambda: len(one.model.started) == 3)
-    last = claims.MAX_ATTEMPTS
+    last = MAX_ATTEMPTS
     execute(
         url,
         "UPDATE kedge_server_nodes SET attempts = %s WHERE key = %s",
@@ -335,7 +334,7 @@ def test_claimed_response_is_continued_after_an_outage(
         wait_until(lambda: one.model.started)
     attempts: list[str] = []
 
-    def fail_once(service: Any, claimed: claims.ClaimedResponse) -> ResponseDraft:
+    def fail_once(service: Any, claimed: ClaimedResponse) -> ResponseDraft:
         attempts.append(f"resp_{claimed.key}")
         if len(attempts) == 1:
             raise StoreUnreachable("no answer")

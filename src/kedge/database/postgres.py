@@ -20,7 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from kedge.database.transactions import Database, Dialect, Row, Tx, Values, Workers
+from kedge.database.transactions import Database, Dialect, Tx, Values, Workers
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,
@@ -60,6 +60,8 @@ POSTGRESQL = Dialect(
     now=NOW,
     floor="FLOOR({})::bigint",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+    for_update="FOR UPDATE",
+    for_key_share="FOR KEY SHARE",
 )
 
 
@@ -115,23 +117,19 @@ class PostgresTransaction(Tx):
         row = self.query(f"{sql} RETURNING {key}", values).fetchone()
         return row[0] if row else 0
 
-    def query(self, sql: str, values: Values = (), *, alone: bool = False) -> "psycopg.Cursor[Any]":
+    def query(
+        self, sql: str, values: Values | dict[str, Any] = (), *, alone: bool = False
+    ) -> "psycopg.Cursor[Any]":
         """Run a statement of any kind; ``alone`` saves two round trips for the only one of a transaction.
 
         Returns:
             A cursor with the result, until the next statement of the transaction.
         """
-        if alone:
-            self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
+        if alone and not self.in_transaction:
+            self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH RECURSIVE"))
             return self.run_alone(convert_placeholders(sql), values)
-        return self._run(convert_placeholders(sql), values or None)
-
-    def run_named(self, sql: bytes, values: dict[str, Any], *, alone: bool) -> list[Row]:
-        """Return the rows of a statement with named values that writes, ``alone`` as in `query`."""
-        if not alone or self.in_transaction:
-            return self._run(sql, values).fetchall()
-        self.single_statement = True
-        return self.run_alone(sql, values).fetchall()
+        self.begin()
+        return self._cursor.execute(convert_placeholders(sql), values or None, binary=True)
 
     def begin(self, statement: bytes = b"BEGIN") -> None:
         """Begin a transaction with its limits unless one was begun; a single statement needs none."""
@@ -155,10 +153,6 @@ class PostgresTransaction(Tx):
         self._connection.allow_long_statements()
         self.begin()
         self._cursor.execute(self._connection.build_limits())
-
-    def _run(self, sql: Any, values: Any) -> "psycopg.Cursor[Any]":
-        self.begin()
-        return self._cursor.execute(sql, values, binary=True)
 
 
 @cache
@@ -261,16 +255,13 @@ class PostgresDatabase(Database):
                 with suppress(self._driver.Error):
                     connection.rollback()
             raise
-        if tx.in_transaction:
-            self._commit(connection)
-        return result
-
-    def _commit(self, connection: "psycopg.Connection[Any]") -> None:
         try:
-            connection.commit()
+            if tx.in_transaction:
+                connection.commit()
         except self._driver.OperationalError as error:
             # It may have been committed, so running it again could write it twice.
             raise _CommitUnknown from error
+        return result
 
     @contextmanager
     def _translate_errors(self) -> Generator[None]:

@@ -76,8 +76,7 @@ class Schema:
         Raises:
             WrongSchema: See `list_steps`.
         """
-        if tx.dialect.has_concurrent_writers:
-            tx.rows(_LOCK)
+        tx.lock(_LOCK)
         steps = self.list_steps(self.read_version(tx), name)
         for step in steps:
             step(tx)

@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 MEMORY = ":memory:"
 MAX_READERS = 4
-BEGIN_WRITE = "BEGIN IMMEDIATE"
 INLINE_WAIT_SECONDS = 0.05
 """The maximum time a transaction in the calling thread waits for another process that writes."""
 CHECKPOINT_PAGES = 4_000
@@ -137,7 +136,7 @@ class SQLiteDatabase(Database):
         if not self._has_inline:
             return self.write_sync(work)
         with OperationTimer("write"), self._write_lock, self._inline_lock:
-            return self._run_inline(lambda connection: run_writing(connection, work))
+            return self._run_inline(lambda connection: run_transaction(connection, work))
 
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
@@ -152,7 +151,7 @@ class SQLiteDatabase(Database):
         """Run queries in the calling thread, also before the schema is current."""
         with self._translate_errors():
             connection = self._get_connection()
-            result = run_transaction(connection, "BEGIN", lambda cursor: work(_SQLiteTx(cursor)))
+            result = run_transaction(connection, work, "BEGIN")
             return self._retry_empty_journal(connection, result)
 
     def run_write(self, work: Callable[[Tx], T]) -> T:
@@ -161,9 +160,9 @@ class SQLiteDatabase(Database):
             connection = self._get_connection()
             with self._write_lock:
                 try:
-                    result = run_writing(connection, work)
+                    result = run_transaction(connection, work)
                 except sqlite3.IntegrityError:
-                    result = run_writing(connection, work, is_retry=True)
+                    result = run_transaction(connection, work, is_retry=True)
             return self._retry_empty_journal(connection, result)
 
     def reclaim_files(self, vacuum: bool) -> None:
@@ -195,8 +194,12 @@ class SQLiteDatabase(Database):
     def _translate_errors(self) -> Generator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeEncodeError) as error:
-            raise _to_store_error(error, self.path) from error
+        except UnicodeEncodeError as error:
+            raise InvalidSetting("a value contains a lone surrogate; remove it") from error
+        except sqlite3.Error as error:
+            other = (StoreError, f"SQLite reports: {error}")
+            kind, message = _ERRORS.get(_primary_code(error), other)
+            raise kind(f"{self.path}: {message}") from error
 
     def _get_connection(self) -> sqlite3.Connection:
         connection = getattr(self._local, "connection", None)
@@ -289,28 +292,23 @@ def _close_all(connections: list[sqlite3.Connection]) -> None:
 
 
 def run_transaction(
-    connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Cursor], T]
+    connection: sqlite3.Connection,
+    work: Callable[[Tx], T],
+    begin: str = "BEGIN IMMEDIATE",
+    *,
+    is_retry: bool = False,
 ) -> T:
-    """Run the statements of a function as one transaction."""
+    """Run a function as one transaction, which may write by default."""
     cursor = connection.cursor()
     cursor.execute(begin)
     try:
-        result = work(cursor)
+        result = work(_SQLiteTx(cursor, is_retry=is_retry))
         cursor.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # with a full disk, SQLite has rolled back already
             cursor.execute("ROLLBACK")
         raise
     return result
-
-
-def run_writing(
-    connection: sqlite3.Connection, work: Callable[[Tx], T], *, is_retry: bool = False
-) -> T:
-    """Run a function as one transaction that writes."""
-    return run_transaction(
-        connection, BEGIN_WRITE, lambda cursor: work(_SQLiteTx(cursor, is_retry=is_retry))
-    )
 
 
 def empty_journal(connection: sqlite3.Connection) -> bool:
@@ -348,13 +346,3 @@ _READ_ONLY_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 def _primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _to_store_error(
-    error: sqlite3.Error | UnicodeEncodeError, path: str
-) -> StoreError | InvalidSetting:
-    """Return our error for an error of SQLite, or of the conversion of a value."""
-    if isinstance(error, UnicodeEncodeError):
-        return InvalidSetting("a value contains a lone surrogate; remove it")
-    kind, message = _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
-    return kind(f"{path}: {message}")

@@ -41,16 +41,10 @@ class Dialect:
     """An expression for the integer at or below a positive number."""
     list_tables: str
     """A query for the names of all tables."""
-
-    @property
-    def for_update(self) -> str:
-        """The end of a query that blocks changes of its rows until the end of the transaction."""
-        return "FOR UPDATE" if self.has_concurrent_writers else ""
-
-    @property
-    def for_key_share(self) -> str:
-        """The end of a query that blocks the deletion of its rows until the end of the transaction."""
-        return "FOR KEY SHARE" if self.has_concurrent_writers else ""
+    for_update: str = ""
+    """The end of a query that blocks changes of its rows until the end of the transaction."""
+    for_key_share: str = ""
+    """The end of a query that blocks the deletion of its rows until the end of the transaction."""
 
 
 class Tx(ABC):
@@ -83,6 +77,11 @@ class Tx(ABC):
     def run(self, sql: str, values: Values = ()) -> int:
         """Run a statement, and return the number of rows it changed."""
         return self.query(sql, values).rowcount
+
+    def lock(self, sql: str, values: Values = ()) -> None:
+        """Run a statement that waits for other transactions, if transactions that write run at the same time."""
+        if self.dialect.has_concurrent_writers:
+            self.query(sql, values)
 
     @abstractmethod
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
@@ -124,8 +123,6 @@ def join_filters(condition: str, filters: Mapping[str, Any]) -> tuple[str, list[
 
 
 _AnyFuture = asyncio.Future[Any] | Future[Any]
-_Report = Callable[[_AnyFuture, Any], None]
-"""Sets the result or the error of a future."""
 _Job = tuple[Callable[[Any], Any], object, _AnyFuture]
 """A function, its argument, and the future that gets the result."""
 _Jobs = SimpleQueue[_Job | None]
@@ -186,17 +183,17 @@ def _run_jobs(jobs: _Jobs, idle: list[int], lock: threading.Lock) -> None:
     """Run jobs until one is None; the thread has no reference to its `Workers`."""
     while (job := jobs.get()) is not None:
         runner, work, waiter = job
-        report, result = _set_result, None
+        result = failure = None
         try:
             if not waiter.cancelled():
                 result = runner(work)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
-            report, result = _set_error, error
+            failure = error
         # The caller may submit the next job as soon as it has the result, and this thread shall run it.
         with lock:
             idle[0] += 1
-        _deliver(waiter, report, result)
-        del job, runner, work, waiter, result  # or they would stay until the next job
+        _deliver(waiter, result, failure)
+        del job, runner, work, waiter, result, failure  # or they would stay until the next job
 
 
 def _stop_threads(jobs: _Jobs, threads: list[threading.Thread]) -> None:
@@ -207,23 +204,22 @@ def _stop_threads(jobs: _Jobs, threads: list[threading.Thread]) -> None:
             thread.join()
 
 
-def _deliver(waiter: _AnyFuture, report: _Report, result: Any) -> None:
-    """Set the result of a future in the thread where it is awaited."""
+def _deliver(waiter: _AnyFuture, result: Any, failure: BaseException | None) -> None:
+    """Set the result or the error of a future in the thread where it is awaited."""
     if isinstance(waiter, Future):
-        report(waiter, result)
+        _settle(waiter, result, failure)
         return
     with suppress(RuntimeError):  # the event loop was closed
-        waiter.get_loop().call_soon_threadsafe(report, waiter, result)
+        waiter.get_loop().call_soon_threadsafe(_settle, waiter, result, failure)
 
 
-def _set_result(waiter: _AnyFuture, result: Any) -> None:
-    if not waiter.done():
+def _settle(waiter: _AnyFuture, result: Any, failure: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if failure is None:
         waiter.set_result(result)
-
-
-def _set_error(waiter: _AnyFuture, error: Any) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)
+    else:
+        waiter.set_exception(failure)
 
 
 def closed_error() -> StoreError:

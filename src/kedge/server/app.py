@@ -36,7 +36,7 @@ from kedge.server.request_log import (
 from kedge.server.routes import chat_completions, conversations, messages, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
-from kedge.server.storage.claims import ReplicaClaims
+from kedge.server.storage.postgres import ReplicaClaims
 from kedge.server.websocket import ServerConnection
 
 log = logging.getLogger("kedge.server")

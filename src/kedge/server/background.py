@@ -6,7 +6,7 @@ The logs have a common size limit: logs of finished jobs are dropped first, then
 the log that grows.
 
 If several servers use one database, the events are also stored there, so that every server can replay
-the stream, and other servers continue the jobs of one that stops or crashes (``storage.claims``). Readers
+the stream, and other servers continue the jobs of one that stops or crashes (``storage.postgres``). Readers
 poll: a batch of events is stored at most every 0.1 seconds, and `docs/server.md` has the measurements.
 """
 
@@ -24,7 +24,7 @@ from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, FollowedLog, SSEEncoder
 from kedge.server.state import ServerState
-from kedge.server.storage.claims import ClaimedResponse, ReplicaClaims
+from kedge.server.storage.postgres import ClaimedResponse, ReplicaClaims
 from kedge.text.json_text import decode
 
 log = logging.getLogger("kedge.server")

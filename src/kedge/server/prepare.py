@@ -27,7 +27,7 @@ from kedge.server.storage.items import has_compaction
 from kedge.text.json_text import decode
 
 if TYPE_CHECKING:
-    from kedge.server.storage.claims import ClaimedResponse
+    from kedge.server.storage.postgres import ClaimedResponse
 
 Body = Mapping[str, Any]
 

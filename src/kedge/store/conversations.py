@@ -1,7 +1,7 @@
 """The `conversations` and `tags` tables: create, find, change and check conversations.
 
 A conversation's row number never changes and is never reused, but a caller may have the
-`ConversationRow` of a conversation that was deleted since. Every operation on a row therefore starts
+`ConversationRow` of a conversation that was deleted since. Every method of `Store` for a row therefore starts
 with `require_conversation`, in the same transaction: a row with this number and id must still exist.
 
 Every statement here names the namespace of its transaction. A tree belongs to one namespace, because a
@@ -10,8 +10,7 @@ same namespace.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.errors import InvalidSetting, NotInStore
@@ -28,10 +27,6 @@ from kedge.store.records import (
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_RowFunction = Callable[Concatenate[Tx, ConversationRow, P], T]
 
 _COLUMNS = (
     "c.id, c.title, c.number, c.archived, c.head, c.mode, c.retention, c.data, "
@@ -80,17 +75,12 @@ def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
     """Raise `NotInStore` if this conversation was deleted since its row was read."""
     where = "c.number = ? AND c.id = ? AND c.namespace = ?"
     query = f"SELECT 1 FROM conversations c WHERE {where} {lock}"
-    if not tx.rows(query, (row.number, row.id, tx.namespace)):
-        raise deleted_error(row)
-
-
-def deleted_error(row: ConversationRow) -> NotInStore:
-    """Return the error for the row of a conversation that was deleted, or was not created yet."""
+    if tx.rows(query, (row.number, row.id, tx.namespace)):
+        return
+    problem = "was deleted; open or create another one"
     if not row.number:
-        return NotInStore(
-            f"the conversation {row.id!r} is empty and not stored yet; send a message first"
-        )
-    return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
+        problem = "is empty and not stored yet; send a message first"
+    raise NotInStore(f"the conversation {row.id!r} {problem}")
 
 
 def lock_tree(tx: Tx, tree: int) -> None:
@@ -98,43 +88,23 @@ def lock_tree(tx: Tx, tree: int) -> None:
 
     Its root is locked before its conversations and other nodes, in all transactions, which avoids deadlocks.
     """
-    if tx.dialect.has_concurrent_writers:
-        tx.rows("SELECT id FROM nodes WHERE id = ? FOR UPDATE", (tree,))
+    tx.lock("SELECT id FROM nodes WHERE id = ? FOR UPDATE", (tree,))
 
 
 def lock_tree_shared(tx: Tx, tree: int) -> None:
     """Wait for a transaction that blocks changes of a tree, and block new ones."""
-    if tx.dialect.has_concurrent_writers:
-        tx.rows("SELECT id FROM nodes WHERE id = ? FOR KEY SHARE", (tree,))
+    tx.lock("SELECT id FROM nodes WHERE id = ? FOR KEY SHARE", (tree,))
 
 
 def lock_names(tx: Tx) -> None:
     """Wait for other transactions with this lock, which create the tables or a row that may exist once."""
-    if tx.dialect.has_concurrent_writers:
-        tx.run("SELECT pg_advisory_xact_lock(5461729823)")
+    tx.lock("SELECT pg_advisory_xact_lock(5461729823)")
 
 
-def check_row(work: _RowFunction[P, T]) -> _RowFunction[P, T]:
-    """Let a function raise `NotInStore` if its conversation was deleted since the row was read."""
-
-    @wraps(work)
-    def run(tx: Tx, conversation: ConversationRow, *args: P.args, **kwargs: P.kwargs) -> T:
-        require_conversation(tx, conversation)
-        return work(tx, conversation, *args, **kwargs)
-
-    return run
-
-
-def lock_row(work: _RowFunction[P, T]) -> _RowFunction[P, T]:
-    """Do the same for a function that writes, and prevent the deletion of its conversation meanwhile."""
-
-    @wraps(work)
-    def run(tx: Tx, conversation: ConversationRow, *args: P.args, **kwargs: P.kwargs) -> T:
-        lock_tree_shared(tx, conversation.tree)
-        require_conversation(tx, conversation, tx.dialect.for_key_share)
-        return work(tx, conversation, *args, **kwargs)
-
-    return run
+def lock_conversation(tx: Tx, row: ConversationRow) -> None:
+    """Do the same as `require_conversation`, and prevent the deletion of the conversation meanwhile."""
+    lock_tree_shared(tx, row.tree)
+    require_conversation(tx, row, tx.dialect.for_key_share)
 
 
 def _select(

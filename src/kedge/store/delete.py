@@ -99,7 +99,12 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     response_sums.apply_to_nodes(tx, [*unused, *moved], -1)
     for table in ("responses", *TABLES):
         _delete_rows(tx, table, "node", unused)
-    _delete_claims(tx, [number for number, _ in others], set(unused))
+    for chunk in split_chunks(unused):
+        tx.run(
+            "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
+            f"AND (asked IN ({marks(chunk)}) OR answer IN ({marks(chunk)}))",
+            (row.tree, *chunk, *chunk),
+        )
     _delete_rows(tx, "nodes", "id", unused)
     disown_objects(tx, (node.memory for node in tree if node.id not in used))
     if others:
@@ -128,15 +133,6 @@ def delete_practice_responses(tx: Tx) -> None:
     delete_responses(execute, [node for (node,) in execute(_SELECT_UNUSED_RESPONSES).fetchall()])
     for row in find_empty_conversations(execute):
         delete_practice_conversation(execute, *row)
-
-
-def _delete_claims(tx: Tx, conversations: Sequence[int], nodes: set[int]) -> None:
-    """Delete the claims of other conversations on the tree whose nodes are deleted."""
-    for number in conversations if nodes else ():
-        query = "SELECT key, asked, answer FROM claims WHERE conversation = ?"
-        for key, *linked in tx.rows(query, (number,)):
-            if not nodes.isdisjoint(linked):
-                tx.run("DELETE FROM claims WHERE conversation = ? AND key = ?", (number, key))
 
 
 def _assign_nodes(
@@ -231,4 +227,4 @@ def _repair_index(tx: Tx) -> None:
     for chunk in split_chunks([block for (block,) in found]):
         search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
-        tx.run("DELETE FROM indexed")
+        tx.run("UPDATE indexed SET node = 0")

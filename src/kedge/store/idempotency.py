@@ -8,12 +8,10 @@ differ by more than a lease.
 
 from kedge.database.transactions import Tx
 from kedge.errors import KeyReused
-from kedge.store.conversations import lock_row
 from kedge.store.nodes import select_node
 from kedge.store.records import Claim, ConversationRow, validate_text
 
 
-@lock_row
 def acquire_claim(
     tx: Tx,
     conversation: ConversationRow,
@@ -64,7 +62,6 @@ def acquire_claim(
     return Claim(key, bool(acquired), question or 0, answer or 0, until)
 
 
-@lock_row
 def renew_claim(
     tx: Tx, conversation: ConversationRow, key: str, *, owner: str, lease: float
 ) -> bool:
@@ -90,7 +87,6 @@ def record_question(tx: Tx, number: int, key: str, question: int) -> None:
     )
 
 
-@lock_row
 def record_answer(tx: Tx, conversation: ConversationRow, key: str, answer: int) -> None:
     """Record which node is the answer to the turn with this key, which completes it.
 

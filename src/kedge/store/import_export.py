@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from kedge.database.transactions import Tx
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
-from kedge.store.conversations import check_row, select_conversation
+from kedge.store.conversations import select_conversation
 from kedge.store.nodes import (
     create_conversation,
     find_used_nodes,
@@ -84,7 +84,6 @@ class ExportedConversation(NamedTuple):
     nodes: list[_NodeLine]
 
 
-@check_row
 def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
     """Return a conversation as lines of JSON: its tree with blocks, anchors and telemetry.
 
@@ -112,7 +111,8 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
         further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
         response = rows.get(node.id)
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
-    fields = [each for each in ConversationRow.__struct_fields__ if each not in _LOCAL_FIELDS]
+    local = _LOCAL_FIELDS if row.ttl is not None else (*_LOCAL_FIELDS, "ttl")
+    fields = [each for each in ConversationRow.__struct_fields__ if each not in local]
     head: Json = {name: getattr(row, name) for name in fields} | {
         "head": numbers[row.head],
         "data": thaw(row.data),
@@ -203,7 +203,7 @@ def list_scopes(exported: Iterable[ExportedConversation]) -> list[str]:
     return sorted({each.scope for each in records})
 
 
-def import_conversations(tx: Tx, exported: Sequence[ExportedConversation]) -> list[ConversationRow]:
+def import_lines(tx: Tx, exported: Sequence[ExportedConversation]) -> list[ConversationRow]:
     """Create conversations and return their rows; an id in use is replaced."""
     tx.allow_long_statements()
     ids: dict[int, str] = {}

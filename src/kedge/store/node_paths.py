@@ -11,7 +11,6 @@ from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.anchors import MODES
-from kedge.store.conversations import check_row
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,
@@ -96,7 +95,6 @@ WITH RECURSIVE line AS (
 """
 
 
-@check_row
 def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
     """Return the blocks and the anchors on the path to a node.
 
@@ -112,7 +110,6 @@ def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) ->
     return _load_path(tx, conversation, _select_at(tx, conversation, node))
 
 
-@check_row
 def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
     """Return the path to the head when the row was read, or only its node if the path is long.
 
@@ -148,7 +145,6 @@ def _load_records(tx: Tx, node: Node, known: int, retention: float | None) -> li
     return [anchor_from_row(row, tx.scopes.get(row[1], ""), retention) for row in rows]
 
 
-@check_row
 def find_newest_response(
     tx: Tx, conversation: ConversationRow, node: int | None = None
 ) -> RequestRecord | None:
@@ -167,7 +163,6 @@ def find_newest_response(
     return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
 
 
-@check_row
 def load_turn(
     tx: Tx,
     conversation: ConversationRow,
@@ -219,7 +214,6 @@ def _count_shared(tx: Tx, left: Node, right: Node) -> int:
     return shared
 
 
-@check_row
 def load_last_blocks(
     tx: Tx, conversation: ConversationRow, count: int, node: int | None = None
 ) -> tuple[Block, ...]:
@@ -249,7 +243,6 @@ def load_bodies(tx: Tx, node: Node) -> list[str]:
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
 
 
-@check_row
 def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
     """Return the questions of a conversation that have no answer, oldest first.
 
@@ -258,7 +251,6 @@ def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
     return [each.question for each in find_unanswered(tx, conversation)]
 
 
-@check_row
 def find_unanswered_after(
     tx: Tx, conversation: ConversationRow, node: int
 ) -> list[UnansweredQuestion]:
@@ -316,7 +308,6 @@ def _has_open_calls(tx: Tx, node: Node) -> bool:
     return bool(find_problems(Turn(decode_blocks(bodies))))
 
 
-@check_row
 def load_ancestry(
     tx: Tx, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
 ) -> list[Node]:
@@ -347,7 +338,6 @@ def find_common_ancestor(tx: Tx, conversation: ConversationRow, left: int, right
     return [one for one, other in zip(*paths, strict=False) if one == other][-1]
 
 
-@check_row
 def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Differences:
     """Return the blocks of each of two paths after their common prefix."""
     ends = [select_node(tx, node, conversation.tree) for node in (left, right)]

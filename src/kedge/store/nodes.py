@@ -6,7 +6,6 @@ there are. Everything else (an edit, a fork, a second answer) starts a new branc
 first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter
@@ -15,14 +14,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from kedge.database.postgres import PostgresTransaction
-from kedge.database.transactions import Tx
+from kedge.database.transactions import Row, Tx, marks
 from kedge.errors import HeadConflict, NotInStore, StoreError
 from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import (
-    check_row,
     insert_conversation,
     lock_names,
-    lock_row,
     lock_tree_shared,
     require_conversation,
     select_conversation,
@@ -31,7 +28,6 @@ from kedge.store.conversations import (
     set_tags,
     swap_head,
 )
-from kedge.store.postgres import add_node
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -44,29 +40,63 @@ from kedge.store.records import (
 )
 from kedge.store.responses import (
     INSERT_RESPONSE,
+    STORED_COLUMNS,
+    hash_row,
     insert_telemetry,
     intern_scope,
     response_values,
 )
 from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
+from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY
 from kedge.turns.json_codec import encode_block
 
-NODE_COLUMNS = (
-    "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
-    "n.created_at"
-)
+NODE_COLUMNS = ", ".join(f"n.{name}" for name in Node.__struct_fields__)
 """The columns of the fields of a `Node`, in their order."""
-_INSERT_NODE = (
-    "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
-    "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_NODE_VALUES = (*Node.__struct_fields__[1:], "checksum")
+_INSERT_NODE = f"INSERT INTO nodes ({', '.join(_NODE_VALUES)}) VALUES ({marks(_NODE_VALUES)})"
 _SELECT_LAST_BODIES = (
     "SELECT n.id, {} FROM nodes n JOIN links l ON l.branch = n.branch AND l.place = n.length - 1 "
     "JOIN blocks b ON b.id = l.block WHERE n.tree = ? AND n.length > n.kept"
 )
-CHECKSUM_BYTES = 8
+# Every statement is a round trip, so on PostgreSQL the node of an exchange is added by a single one. It fails (by a
+# division by zero) unless every block is new; the transaction is then run again step by step.
+_INSERT_AT_ONCE = """
+WITH alive AS (
+    SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree JOIN nodes root ON root.id = c.tree
+    WHERE c.number = %(conversation)s AND c.id = %(id)s AND c.namespace = %(namespace)s
+        AND p.id = %(parent)s AND p.length = %(kept)s
+    FOR KEY SHARE OF root, c, p
+), given AS (
+    SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
+    FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)
+), node AS (
+    INSERT INTO nodes
+        (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at, checksum)
+    SELECT %(tree)s, %(branch)s, %(parent)s, number, %(kind)s, %(kept)s, %(length)s, %(depth)s,
+        %(memory)s, %(created_at)s, %(checksum)s FROM alive
+    RETURNING id, branch, conversation, kept
+), made AS (
+    INSERT INTO blocks (hash, body)
+    SELECT given.hash, given.body FROM given, node
+    ON CONFLICT (hash) DO NOTHING RETURNING id, hash
+), linked AS (
+    INSERT INTO links (branch, place, block)
+    SELECT node.branch, node.kept + given.place - 1, made.id
+    FROM node, given JOIN made ON made.hash = given.hash
+), response AS (
+    INSERT INTO responses SELECT (jsonb_populate_record(
+        NULL::responses, %(response)s::jsonb || jsonb_build_object('node', node.id)
+    )).* FROM node WHERE %(answers)s
+), moved AS (
+    UPDATE conversations SET head = node.id, updated_at = %(created_at)s FROM node
+    WHERE number = node.conversation AND head = %(head)s RETURNING number
+)
+SELECT node.id, (SELECT COUNT(*) FROM moved),
+    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = %(count)s THEN 1 ELSE 0 END)
+FROM node
+"""
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
 _get_columns = attrgetter(*Node.__struct_fields__)
@@ -131,19 +161,16 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
     return [Node(*row) for row in rows]
 
 
-@check_row
 def list_nodes(tx: Tx, conversation: ConversationRow) -> list[Node]:
     """Return every node of the conversation's tree in order, including those of its forks."""
     return select_tree(tx, conversation.tree)
 
 
-@check_row
 def get_node(tx: Tx, conversation: ConversationRow, node: int) -> Node:
     """Return a node of the conversation's tree, or raise `NotInStore`."""
     return select_node(tx, node, conversation.tree)
 
 
-@check_row
 def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node:
     """Return the node at a position of the conversation's tree.
 
@@ -170,13 +197,11 @@ def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node
     return found
 
 
-@check_row
 def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) -> Node | None:
     """Return the node of the response with this provider's id, if there is one."""
     return _select_response_node(tx, conversation.tree, response_id)
 
 
-@check_row
 def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node]:
     """Return the nodes that continue from a node, of all conversations on the tree, in order.
 
@@ -186,7 +211,6 @@ def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node
     return select_children(tx, select_node(tx, node, conversation.tree))
 
 
-@check_row
 def find_newest_below(tx: Tx, conversation: ConversationRow, node: int) -> Node:
     """Return the newest node that follows from a question: itself, tool results, or an answer."""
     return find_newest_descendant(tx, select_node(tx, node, conversation.tree))
@@ -268,7 +292,7 @@ def create_conversation(
     number = insert_conversation(tx, new, now)
     created_at = now if root_created_at is None else root_created_at
     columns = (0, number, "root", 0, 0, 0, None, created_at)
-    root = tx.insert(_INSERT_NODE, (0, 0, *columns, _hash_columns(*columns)))
+    root = tx.insert(_INSERT_NODE, (0, 0, *columns, hash_row(columns)))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, new.tags)
@@ -333,31 +357,31 @@ def create_all(tx: Tx, chats: Sequence[Sequence[Block]]) -> list[ConversationRow
     return [insert_row(tx, new_row(), blocks) for blocks in chats]
 
 
-@lock_row
-def fork_conversation(tx: Tx, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
+def fork_conversation(
+    tx: Tx, conversation: ConversationRow, at: int, title: str = ""
+) -> ConversationRow:
     """Create a conversation that continues from a node of another, and shares the blocks up to it.
 
     Args:
         tx: The transaction.
-        origin: The conversation to fork.
+        conversation: The conversation to fork.
         at: The node that becomes the head of the fork.
         title: The title of the fork.
 
     Raises:
         NotInStore: The conversation or the node does not exist.
     """
-    select_node(tx, at, origin.tree)
-    new = replace(origin, id=new_id("conv"), title=validate_text(title, "title"))
+    select_node(tx, at, conversation.tree)
+    new = replace(conversation, id=new_id("conv"), title=validate_text(title, "title"))
     number = insert_conversation(tx, new, tx.clock())
     tx.run(
         "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
-        (origin.tree, at, origin.id, at, number),
+        (conversation.tree, at, conversation.id, at, number),
     )
-    set_tags(tx, number, origin.tags)
+    set_tags(tx, number, conversation.tags)
     return select_conversation(tx, new.id)
 
 
-@lock_row
 def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -> None:
     """Move the head to a node.
 
@@ -376,7 +400,6 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
         raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
 
 
-@lock_row
 def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
     """Record incidents, tool runs and exchanges of a node.
 
@@ -429,13 +452,13 @@ def insert_node(
     kept = length if kept is None else kept
     number = conversation.number
     columns = (parent.id, number, kind, kept, kept + len(bodies), parent.depth + 1, memory, now)
-    values = (parent.tree, branch, *columns, _hash_columns(*columns))
+    values = (parent.tree, branch, *columns, hash_row(columns))
     blocks = [(hash_block(body), body) for body in bodies]
     if response and not scope:
         scope = intern_scope(tx, response.scope)
     row = response_values(response, scope) if response else None
     if branch and isinstance(tx, PostgresTransaction) and not tx.is_retry:
-        added, moved = add_node(
+        added, moved = _insert_at_once(
             tx, conversation.id, values, blocks, row, head, single_statement=single_statement
         )
         if added:
@@ -455,6 +478,54 @@ def insert_node(
         tx.run(INSERT_RESPONSE, (node_id, number, *row))
     moved = head is not None and swap_head(tx, number, head, node_id, now)
     return Node(node_id, parent.tree, branch, *columns), moved
+
+
+def _insert_at_once(
+    tx: PostgresTransaction,
+    conversation_id: str,
+    node: Row,
+    blocks: Sequence[tuple[bytes, str]],
+    response: Row | None,
+    head: int | None,
+    *,
+    single_statement: bool,
+) -> tuple[int, bool]:
+    """Add a node that continues its parent's branch, and move the head.
+
+    Args:
+        tx: The transaction; it is run again, without this shortcut, if a block is stored already.
+        conversation_id: The id of the conversation that adds it, which must still exist.
+        node: The values of its row, starting with the tree.
+        blocks: The hashes and texts of its blocks.
+        response: The values of `STORED_COLUMNS` of the node's response, if there is one.
+        head: The node at which the head must be to be moved; None to leave it.
+        single_statement: Whether the transaction does nothing else.
+
+    Returns:
+        The number of the node and whether the head moved. A number of 0 means that nothing was added, because
+        the conversation or the parent was deleted.
+    """
+    values: dict[str, Any] = dict(zip(_NODE_VALUES, node, strict=True))
+    given: dict[str, Any] = {
+        "id": conversation_id,
+        "namespace": tx.namespace,
+        "blocks": encode([[name.hex(), body] for name, body in blocks]),
+        "count": len(blocks),
+        "response": _encode_response(response, values["conversation"]) if response else "{}",
+        "answers": response is not None,
+        "head": -1 if head is None else head,
+    }
+    found = tx.query(_INSERT_AT_ONCE, values | given, alone=single_statement).fetchall()
+    return (found[0][0], bool(found[0][1])) if found else (0, False)
+
+
+def _encode_response(values: Row, number: int) -> str:
+    """Return the values of `STORED_COLUMNS` as the JSON of a row."""
+    form = {
+        name: f"\\x{value.hex()}" if isinstance(value, bytes) else value
+        for name, value in zip(STORED_COLUMNS, values, strict=True)
+    }
+    return encode(form | {"conversation": number})
 
 
 def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
@@ -484,23 +555,7 @@ def hash_node(node: Node) -> bytes:
 
     `verify` checks those three by the structure of the tree. Ids are not known before the row is written.
     """
-    _, _, _, *columns = _get_columns(node)
-    return _hash_columns(*columns)
-
-
-def _hash_columns(
-    parent: int,
-    conversation: int,
-    kind: NodeKind,
-    kept: int,
-    length: int,
-    depth: int,
-    memory: str | None,
-    created_at: float,
-) -> bytes:
-    numbers = f"{parent} {conversation} {kept} {length} {depth}"
-    text = f"{numbers} {float(created_at)!r} {kind} {memory}"
-    return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
+    return hash_row(_get_columns(node)[3:])
 
 
 def insert_block(tx: Tx, digest: bytes, body: str) -> int:

@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from kedge.config import URL_FORMATS, store_file, store_url
+from kedge.database.postgres import PostgresDatabase
 from kedge.database.responses import SERVER_PREFIX, create_response_tables, use_practice_tables
 from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.database.sqlite import MEMORY, SQLiteDatabase
@@ -19,9 +19,6 @@ from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.event_loops import SharedResource
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
-
-if TYPE_CHECKING:
-    from kedge.database.postgres import PostgresDatabase
 
 MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
 
@@ -109,7 +106,7 @@ def resolve_address(address: str | os.PathLike[str]) -> str:
 
 def open_database(
     url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
-) -> "SQLiteDatabase | PostgresDatabase":
+) -> SQLiteDatabase | PostgresDatabase:
     """Return the database at an address, without upgrading it."""
     for name, seconds in {
         "wait_seconds": wait_seconds,
@@ -123,7 +120,11 @@ def open_database(
     try:
         if scheme == "sqlite":
             return _open_sqlite(url, wait_seconds)
-        return _open_postgres(url, wait_seconds, statement_seconds)
+        if not urlsplit(url).path.strip("/") and "dbname=" not in url:
+            raise CannotOpenStore(
+                "the address names no database; use postgresql://user@host/database"
+            )
+        return PostgresDatabase(url, wait_seconds=wait_seconds, statement_seconds=statement_seconds)
     except ValueError:  # the address may contain a password, so it is not repeated
         raise CannotOpenStore(f"invalid store address; use one of {URL_FORMATS}") from None
 
@@ -141,7 +142,7 @@ def open_current_database(
     return database
 
 
-def _open_when_used(database: "SQLiteDatabase | PostgresDatabase") -> Database:
+def _open_when_used(database: SQLiteDatabase | PostgresDatabase) -> Database:
     """Return the database, whose first transaction creates or upgrades its schema."""
 
     def upgrade() -> None:
@@ -190,15 +191,7 @@ def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
-def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> "PostgresDatabase":
-    from kedge.database.postgres import PostgresDatabase
-
-    if not urlsplit(url).path.strip("/") and "dbname=" not in url:
-        raise CannotOpenStore("the address names no database; use postgresql://user@host/database")
-    return PostgresDatabase(url, wait_seconds=wait_seconds, statement_seconds=statement_seconds)
-
-
-SCHEMA_VERSION = 30
+SCHEMA_VERSION = 31
 
 
 def create_schema(tx: Tx) -> None:

@@ -93,11 +93,6 @@ def round_seconds(seconds: float) -> float:
     return float(f"{seconds:.2e}")
 
 
-def get_position(tx: Tx) -> int:
-    """Return the number of the last node whose response is in the sums."""
-    return tx.rows("SELECT node FROM summed")[0][0]
-
-
 def has_pending(tx: Tx) -> bool:
     """Return whether there are responses that are not in the sums."""
     return bool(tx.rows("SELECT 1 FROM responses WHERE node > (SELECT node FROM summed) LIMIT 1"))
@@ -111,8 +106,7 @@ def lock_position(tx: Tx) -> int:
 def _add_batch(tx: Tx) -> bool:
     """Add the next responses to the sums; return whether there may be more."""
     position = lock_position(tx)
-    if tx.dialect.has_concurrent_writers:
-        tx.run("LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE")
+    tx.lock("LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE")
     nodes = tx.rows(
         f"SELECT node FROM responses WHERE node > ? ORDER BY node LIMIT {MAX_BATCH}", (position,)
     )
@@ -130,8 +124,7 @@ async def add_pending(database: Database) -> None:
     """
 
     def work(tx: Tx) -> bool:
-        if tx.dialect.has_concurrent_writers:
-            tx.run("SET LOCAL lock_timeout = 200")
+        tx.lock("SET LOCAL lock_timeout = 200")
         return _add_batch(tx)
 
     while await database.write(work):
@@ -228,7 +221,7 @@ def _has_difference(tx: Tx, table: str) -> bool:
     differs = " OR ".join(f"ABS(SUM({name})) > 1e-6" for name in _TABLES[table][1])
     query = (
         f"SELECT 1 FROM (SELECT {keys}, {sums} FROM {table} UNION ALL "
-        f"SELECT {keys}, {expected} FROM {table}_parts WHERE node <= ?) AS parts "
+        f"SELECT {keys}, {expected} FROM {table}_parts WHERE node <= (SELECT node FROM summed)) AS parts "
         f"GROUP BY {keys} HAVING {differs} LIMIT 1"
     )
-    return bool(tx.rows(query, (get_position(tx),)))
+    return bool(tx.rows(query))

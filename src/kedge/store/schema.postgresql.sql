@@ -190,10 +190,12 @@ CREATE TABLE texts (
 
 CREATE INDEX texts_by_words ON texts USING GIN (words);
 
+-- The last node whose blocks are in the index.
 CREATE TABLE indexed (
-    name TEXT PRIMARY KEY,
     node BIGINT NOT NULL
 );
+
+INSERT INTO indexed (node) VALUES (0);
 
 -- What is known about the memory of each server.
 CREATE TABLE evidence (

@@ -191,10 +191,12 @@ CREATE TABLE texts (
     rowid INTEGER PRIMARY KEY
 );
 
+-- The last node whose blocks are in the index.
 CREATE TABLE indexed (
-    name TEXT PRIMARY KEY,
     node INTEGER NOT NULL
 );
+
+INSERT INTO indexed (node) VALUES (0);
 
 -- What is known about the memory of each server.
 CREATE TABLE evidence (

@@ -111,8 +111,7 @@ def index_batch(tx: Tx, after: int) -> int | None:
         tx,
         {b: " ".join(index_terms(_fold_body(body))) for b, body in rows if b in locked},
     )
-    tx.run("DELETE FROM indexed")
-    tx.run("INSERT INTO indexed (name, node) VALUES ('texts', ?)", (upto,))
+    tx.run("UPDATE indexed SET node = ?", (upto,))
     return upto if upto < newest else None
 
 
@@ -187,22 +186,12 @@ def _newest_node(tx: Tx) -> int:
 
 def get_index_position(tx: Tx) -> int:
     """Return the node after which indexing continues."""
-    rows = tx.rows("SELECT node FROM indexed WHERE name = 'texts'")
-    return max(0, rows[0][0] - OVERLAP) if rows else 0
+    return max(0, tx.rows("SELECT node FROM indexed")[0][0] - OVERLAP)
 
 
 def find_unindexed(tx: Tx, upto: int) -> list[int]:
     """Return the blocks of nodes up to this one that are missing in the index."""
     return [block for (block,) in tx.rows(f"SELECT DISTINCT b.id {_UNINDEXED}", (0, upto))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A matching block as part of one conversation."""
-
-    body: str
-    use: "_Use"
-    score: float
 
 
 class _Use(NamedTuple):
@@ -223,7 +212,7 @@ def find_blocks(
     query = Query.parse(text)
     if not query.alternatives:
         return []
-    matches: list[_Match] = []
+    matches: list[tuple[float, str, _Use]] = []
     conversations = _Conversations(tx, options)
     pages = _iter_pages(tx, query)
     if not index_is_complete:
@@ -234,19 +223,23 @@ def find_blocks(
     for found in pages:
         page = _select_own(tx, found) if is_ranked else found
         scanned += len(page)
-        selected = [row for row in page if options.role in (None, _get_kind(options, row[1]))]
+        selected = [
+            (block, body)
+            for block, body in page
+            if options.role in (None, decode_blocks([body])[0].kind if options.role else None)
+        ]
         scores = {block: _score(body, query, is_ranked=is_ranked) for block, body in selected}
         uses = conversations.find([block for block, _ in selected if scores[block]])
         matches += [
-            _Match(body, use, scores[block])
+            (scores[block], body, use)
             for block, body in selected
             for use in uses.get(block, {}).values()
         ]
         if scanned >= MAX_RANKED if is_ranked else len(matches) >= last:
             break
     if is_ranked:
-        matches.sort(key=lambda match: -match.score)
-    return [_build_hit(match, query) for match in matches[options.offset : last]]
+        matches.sort(key=lambda match: -match[0])
+    return [_build_hit(query, *match) for match in matches[options.offset : last]]
 
 
 def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -256,10 +249,6 @@ def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
     rows = tx.rows(_SELECT_OWN.format(marks=marks(page)), (tx.namespace, *(b for b, _ in page)))
     namespace_blocks = {block for (block,) in rows}
     return [row for row in page if row[0] in namespace_blocks]
-
-
-def _get_kind(options: SearchOptions, body: str) -> str | None:
-    return decode_blocks([body])[0].kind if options.role else None
 
 
 def _score(body: str, query: Query, *, is_ranked: bool) -> float:
@@ -350,8 +339,7 @@ class _Conversations:
         return self._trees[tree]
 
 
-def _build_hit(match: _Match, query: Query) -> Hit:
-    (block,) = decode_blocks([match.body])
-    name, node, created_at = match.use
-    excerpt = build_excerpt(extract_search_text(match.body), query)
-    return Hit(name, node, block.id, block.kind, excerpt, created_at, match.score)
+def _build_hit(query: Query, score: float, body: str, use: _Use) -> Hit:
+    (block,) = decode_blocks([body])
+    excerpt = build_excerpt(extract_search_text(body), query)
+    return Hit(use.conversation, use.node, block.id, block.kind, excerpt, use.created_at, score)

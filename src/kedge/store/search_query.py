@@ -7,8 +7,8 @@ indexed by single characters and by pairs; a query in them matches contiguous te
 
 import re
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -256,17 +256,8 @@ def build_excerpt(text: str, query: Query) -> str:
     folded = fold_text(text)
     at = query.find(folded)
     if len(folded) != len(text):  # a letter may be folded to none or several
-        lengths = (len(fold_text(letter)) for letter in text)
-        at = _letter_at(lengths, at)
+        ends = list(accumulate(len(fold_text(letter)) for letter in text))
+        at = bisect_right(ends, at) % len(ends)
     piece = text[max(0, at - EXCERPT_RADIUS) : at + EXCERPT_RADIUS].strip()
     before = "…" if at > EXCERPT_RADIUS else ""
     return f"{before}{piece}{'…' if at + EXCERPT_RADIUS < len(text) else ''}"
-
-
-def _letter_at(lengths: Iterator[int], position: int) -> int:
-    """Return the index of the letter at a position, from the length of each letter."""
-    for index, length in enumerate(lengths):
-        position -= length
-        if position < 0:
-            return index
-    return 0

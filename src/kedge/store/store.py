@@ -3,13 +3,18 @@
 Every method is one transaction: it is applied completely or not at all, and is durable when the method
 returns. No transaction waits for a model. SQL is in the modules of the tables; this class opens
 transactions and checks that the conversation of a row still exists.
+
+Most methods are functions of a transaction, bound to the class, as in ``children = read(nodes.list_children)``. The
+function defines the parameters, the result and the docstring of the method.
 """
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
@@ -33,10 +38,11 @@ from kedge.store import (
 )
 from kedge.store import responses as response_table
 from kedge.store.conversations import (
+    lock_conversation,
+    require_conversation,
     select_head,
     validate_members,
 )
-from kedge.store.methods import bind, read, write
 from kedge.store.records import (
     NO_TELEMETRY,
     ConversationRow,
@@ -53,6 +59,63 @@ from kedge.store.records import (
 from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.turns.json_codec import encode_block
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Work = Callable[Concatenate[Tx, P], T]
+
+if TYPE_CHECKING:
+    from types import CoroutineType
+
+    _Method = Callable[Concatenate["Store", P], CoroutineType[Any, Any, T]]
+
+
+def read(work: _Work[P, T]) -> "_Method[P, T]":
+    """Return the method that runs a function of queries."""
+    return _make_method(work, "read", require_conversation)
+
+
+def write(work: _Work[P, T]) -> "_Method[P, T]":
+    """Return the method that runs a function of statements, again after a conflict; it is durable then."""
+    return _make_method(work, "write", lock_conversation)
+
+
+def _make_method(
+    work: _Work[P, T], operation: str, check: Callable[[Tx, ConversationRow], None]
+) -> "_Method[P, T]":
+    """Return a method with the signature and docstring of its function, and the store instead of the transaction.
+
+    If the first parameter is the row of a conversation, the conversation must still exist.
+    """
+    signature = inspect.signature(work)
+    _, *others = signature.parameters.values()
+    has_row = bool(others) and others[0].name == "conversation"
+
+    @wraps(work)
+    async def method(self: "Store", *args: P.args, **kwargs: P.kwargs) -> T:
+        row: Any = kwargs.get("conversation", args[0] if args else None) if has_row else None
+
+        def run_checked(tx: Tx) -> T:
+            if row is not None:
+                check(tx, row)
+            return work(tx, *args, **kwargs)
+
+        return await getattr(self.database, operation)(_bind(self, run_checked))
+
+    store = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(method)["__signature__"] = signature.replace(parameters=[store, *others])
+    method.__doc__ = (work.__doc__ or "").replace("        tx: The transaction.\n", "")
+    return method
+
+
+def _bind(store: "Store", work: Callable[[Tx], T]) -> Callable[[Tx], T]:
+    """Return the work of a transaction with the settings of a store."""
+
+    def run(tx: Tx) -> T:
+        tx.clock, tx.body_bytes, tx.scopes = store.clock, store.stored_body_bytes, store.scope_names
+        return work(tx)
+
+    return run
 
 
 class Store(AsyncResource):
@@ -390,7 +453,7 @@ class Store(AsyncResource):
                 return node, None
             return node, select_head(tx, number)
 
-        node, elsewhere = await self.database.write(bind(self, work))
+        node, elsewhere = await self.database.write(_bind(self, work))
         if response:
             await self._count_response()
         if elsewhere is not None:
@@ -426,7 +489,12 @@ class Store(AsyncResource):
 
     def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
         """Do the same as `load` from synchronous code; blocks the calling thread."""
-        return self.database.read_sync(bind(self, node_paths.load_path, conversation, node))
+
+        def work(tx: Tx) -> LoadedPath:
+            require_conversation(tx, conversation)
+            return node_paths.load_path(tx, conversation, node)
+
+        return self.database.read_sync(_bind(self, work))
 
     # Responses
 
@@ -511,7 +579,7 @@ class Store(AsyncResource):
         # A scope that is stored with the import could not be used by others until its end.
         for scope in import_export.list_scopes(parsed):
             await self._intern_scope(scope)
-        rows = await self.database.write(lambda tx: import_export.import_conversations(tx, parsed))
+        rows = await self.database.write(lambda tx: import_export.import_lines(tx, parsed))
         with suppress(StoreBusy):  # then the next statistics add the responses to the sums
             await response_sums.add_pending(self.database)
         return rows

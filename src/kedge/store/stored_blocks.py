@@ -21,7 +21,6 @@ _TAG = f"kedge.block/{VERSION}\n".encode()
 _sha256 = hashlib.sha256
 _BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
 _NO_TIMESTAMP = bytes(8)
-_DECODE_ERRORS = (ValueError, TypeError, KedgeError)
 
 
 def hash_block(body: str) -> bytes:
@@ -36,20 +35,13 @@ def hash_block(body: str) -> bytes:
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
     """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
+    blocks: list[Block] = []
     try:
-        return [parse_block(body) for body in bodies]
-    except _DECODE_ERRORS as error:
-        index = next(index for index, body in enumerate(bodies) if not _is_readable(body))
-        problem = f"block {index} cannot be read ({type(error).__name__})"
+        blocks.extend(map(parse_block, bodies))
+    except (ValueError, TypeError, KedgeError) as error:
+        problem = f"block {len(blocks)} cannot be read ({type(error).__name__})"
         raise StoreDamaged(f"{problem}; verify() reports all damage") from None
-
-
-def _is_readable(body: str) -> bool:
-    try:
-        parse_block(body)
-    except _DECODE_ERRORS:
-        return False
-    return True
+    return blocks
 
 
 def extract_search_text(body: str) -> str:
@@ -64,11 +56,6 @@ PREVIEW_CHARS = 4000
 """The number of characters of a block that are read for a preview: a block with attachments may be large."""
 
 
-def _preview_text(block: Block) -> str:
-    """Return the beginning of a block's text, on one line."""
-    return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
-
-
 def _shorten(text: str) -> str:
     return " ".join(text[:400].split())[:200]
 
@@ -78,22 +65,16 @@ _FIRST_TEXT = re.compile(r'"type":"text","text":"((?:[^"\\]|\\.)*)')
 
 def preview_bodies(bodies: Sequence[str], kinds: tuple[type[Block], ...]) -> list[str | None]:
     """Return the preview of each block of these kinds, from the beginning of its stored form."""
-    complete = [body for body in bodies if len(body) < PREVIEW_CHARS]
-    blocks = iter(decode_blocks(complete))
-    found: list[str | None] = []
-    for body in bodies:
-        if len(body) < PREVIEW_CHARS:
-            block = next(blocks)
-            found.append(_preview_text(block) if isinstance(block, kinds) else None)
-        else:
-            found.append(_preview_start(body, {kind.kind for kind in kinds}))
-    return found
+    return [_preview_body(body, kinds) for body in bodies]
 
 
-def _preview_start(body: str, kinds: set[str]) -> str | None:
-    """Return the preview of a block of which only the beginning was read."""
-    if not any(body.startswith(f'{{"kind":"{kind}"') for kind in kinds):
+def _preview_body(body: str, kinds: tuple[type[Block], ...]) -> str | None:
+    """Return the beginning of a block's text, on one line; of a long block only its beginning was read."""
+    if not any(body.startswith(f'{{"kind":"{kind.kind}"') for kind in kinds):
         return None
+    if len(body) < PREVIEW_CHARS:
+        (block,) = decode_blocks([body])
+        return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
     text = _FIRST_TEXT.search(body)
     shown = re.sub(r"\\u.{0,3}$", "", text[1]) if text else ""
     return _shorten(json.loads(f'"{shown}"'))

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from kedge.database.transactions import Tx, join_filters, marks
 from kedge.planning.anchors import limit_expiry, relied_until
-from kedge.store.conversations import HAS_TAG, check_row, select_conversations
-from kedge.store.methods import read
+from kedge.store.conversations import HAS_TAG, select_conversations
 from kedge.store.node_paths import PATH_CTE, find_unanswered
 from kedge.store.nodes import select_node, select_question_previews
 from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_node_exchanges
+from kedge.store.store import read
 from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.turns import AssistantBlock, Block, UserBlock
 
@@ -50,20 +50,15 @@ _SUMS_JOIN = (
     "UNION ALL SELECT conversation, {1} FROM responses WHERE node > (SELECT node FROM summed)"
     ") AS parts GROUP BY conversation) sums ON sums.conversation = c.number"
 )
+_BY_SUM = "COALESCE(sums.much, 0) DESC, c.number DESC"
 _TOKENS = "COALESCE(input_tokens, 0) + COALESCE(output_tokens, 0)"
 _SORTS: dict[ListOrder, tuple[str, str]] = {
     "newest": ("", "c.updated_at DESC, c.number DESC"),
     "oldest": ("", "c.updated_at, c.number"),
     "title": ("", "CASE WHEN c.title = '' THEN 1 ELSE 0 END, c.title, c.number"),
-    "responses": (
-        _SUMS_JOIN.format("responses", "1"),
-        "COALESCE(sums.much, 0) DESC, c.number DESC",
-    ),
-    "tokens": (_SUMS_JOIN.format("tokens", _TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
-    "cost": (
-        _SUMS_JOIN.format("cost", "COALESCE(cost, 0.0)"),
-        "COALESCE(sums.much, 0) DESC, c.number DESC",
-    ),
+    "responses": (_SUMS_JOIN.format("responses", "1"), _BY_SUM),
+    "tokens": (_SUMS_JOIN.format("tokens", _TOKENS), _BY_SUM),
+    "cost": (_SUMS_JOIN.format("cost", "COALESCE(cost, 0.0)"), _BY_SUM),
 }
 _HAS_MODEL = (
     "(EXISTS (SELECT 1 FROM conversation_sums s WHERE s.namespace = c.namespace "
@@ -205,7 +200,6 @@ load_exchanges = read(select_node_exchanges)
 
 
 @read
-@check_row
 def load_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[Block]:
     """Return the blocks of a tree that have this id; after an edit there can be several."""
     member = f'"id":{json.dumps(block_id, ensure_ascii=False)}'

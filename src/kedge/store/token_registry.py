@@ -155,15 +155,8 @@ class TokenRegistry:
         now = time.monotonic()
         if not self._is_required and now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
-            query = "SELECT 1 FROM access_tokens LIMIT 1"
-            database = self._database
             try:
-                # On SQLite, switching to a reader thread and back takes longer than the query.
-                self._is_required = bool(
-                    database.read_inline(lambda tx: tx.rows(query))
-                    if database.can_run_inline
-                    else await database.read(lambda tx: tx.rows(query))
-                )
+                self._is_required = bool(await self._select("LIMIT 1"))
             except StoreError as error:
                 log.warning("the tokens of the store could not be read: %s", error)
         return self._is_required

@@ -11,17 +11,20 @@ deep.
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from operator import add
+from typing import Literal, TypeVar
+
+import msgspec
 
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.plan import is_fallback_reason
-from kedge.store.conversations import check_row, select_tree_conversations
-from kedge.store.methods import read
+from kedge.store.conversations import select_tree_conversations
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
+from kedge.store.store import read
 from kedge.store.stored_blocks import decode_blocks, preview_bodies
 from kedge.turns import AssistantBlock, Block, UserBlock
 
@@ -53,6 +56,7 @@ MARK_DESCRIPTIONS: dict[Mark, str] = {
 }
 """The marks of a graph of responses, each with its description for the legend."""
 
+T = TypeVar("T", Node, "GraphNode")
 ALL_NODES: Container[int] = range(sys.maxsize)
 """A container of all node ids."""
 MIN_FOLD_LENGTH = 4
@@ -82,8 +86,7 @@ class StoredTree:
     questions: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """Totals of some responses."""
 
     responses: int = 0
@@ -93,18 +96,15 @@ class Totals:
     cost: float = 0.0
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(
-            self.responses + other.responses,
-            self.tokens + other.tokens,
-            self.sent + other.sent,
-            self.full + other.full,
-            self.cost + other.cost,
-        )
+        return Totals(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
     @property
     def saved(self) -> int:
         """The number of bytes that were not sent, because the server had stored them."""
         return max(self.full - self.sent, 0)
+
+
+_ONE_RESPONSE = Totals(responses=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class GraphNode:
     parent: int = 0
     label: str = ""
     marks: frozenset[Mark] = frozenset()
-    sums: Totals = Totals(responses=1)
+    sums: Totals = _ONE_RESPONSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,29 +224,24 @@ def _build_tree(nodes: Iterable[GraphNode], chosen: int) -> _Tree:
     for node in tree.nodes.values():
         parent = node.parent if node.parent in tree.nodes and node.parent != node.id else 0
         tree.children.setdefault(parent, []).append(node.id)
-    order = _parents_first(tree)
+    order = list(
+        tree.children.get(0, ())
+    )  # each node after its parent; nodes in a cycle are omitted
+    for name in order:
+        order += tree.children.get(name, ())
     for name in reversed(order):
         tree.sizes[name] = 1 + sum(tree.sizes[each] for each in tree.children.get(name, ()))
-    tree.path = _find_path(tree, chosen)
+    tree.path = tuple(each.id for each in _walk_up(tree.nodes, chosen))
     return tree
 
 
-def _parents_first(tree: _Tree) -> list[int]:
-    """Return the nodes, each after its parent; nodes in a cycle are omitted."""
-    order = list(tree.children.get(0, ()))
-    for name in order:
-        order += tree.children.get(name, ())
-    return order
-
-
-def _find_path(tree: _Tree, chosen: int) -> tuple[int, ...]:
-    path: list[int] = []
-    seen: set[int] = set()
-    while chosen in tree.nodes and chosen not in seen:
-        path.append(chosen)
-        seen.add(chosen)
-        chosen = tree.nodes[chosen].parent
-    return tuple(reversed(path))
+def _walk_up(nodes: Mapping[int, T], node: int) -> list[T]:
+    """Return the nodes from the root to this one; a cycle ends the path."""
+    path: dict[int, T] = {}
+    while node in nodes and node not in path:
+        path[node] = nodes[node]
+        node = nodes[node].parent
+    return [*path.values()][::-1]
 
 
 def _collect_run(tree: _Tree, name: int, chosen: int, unfolded: Container[int]) -> Sequence[int]:
@@ -302,7 +297,9 @@ def build_response_graph(tree: StoredTree, now: float) -> ResponseGraph:
         if is_shown:
             nodes.append(_build_graph_node(node, above, tree, question, now))
     head = shown_nodes.get(tree.row.head, 0)
-    return ResponseGraph(tuple(_mark_head(nodes, head)), head, shown_nodes)
+    mark: frozenset[Mark] = frozenset({"head"})
+    marked = [replace(each, marks=each.marks | mark) if each.id == head else each for each in nodes]
+    return ResponseGraph(tuple(marked), head, shown_nodes)
 
 
 def _build_graph_node(
@@ -319,11 +316,6 @@ def _build_graph_node(
         frozenset(marks & MARK_DESCRIPTIONS.keys()),
         Totals() if row is None else response_totals(row),
     )
-
-
-def _mark_head(nodes: list[GraphNode], head: int) -> list[GraphNode]:
-    mark: frozenset[Mark] = frozenset({"head"})
-    return [replace(each, marks=each.marks | mark) if each.id == head else each for each in nodes]
 
 
 def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[Mark, str]:
@@ -362,7 +354,6 @@ def response_totals(row: RequestRecord) -> Totals:
 
 
 @read
-@check_row
 def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
     responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
@@ -378,16 +369,10 @@ def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
 
 def path_to(tree: StoredTree, node: int) -> list[Node]:
     """Return the nodes from the root to this one."""
-    nodes = {each.id: each for each in tree.nodes}
-    path: list[Node] = []
-    while node in nodes:
-        path.append(nodes[node])
-        node = nodes[node].parent
-    return path[::-1]
+    return _walk_up({each.id: each for each in tree.nodes}, node)
 
 
 @read
-@check_row
 def load_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Block]:
     """Return the last block that each node of a tree added; nodes that added none are omitted."""
     bodies = select_last_bodies(tx, conversation.tree)
@@ -395,7 +380,6 @@ def load_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Bloc
 
 
 @read
-@check_row
 def list_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
     """Return the conversations on the tree: this one, its forks and its origin."""
     return select_tree_conversations(tx, conversation.tree)

@@ -97,49 +97,53 @@ def check_responses(tx: Tx, after: int) -> list[Damage]:
     return [Damage(f"response {node}", problem) for node in wrong]
 
 
-# Queries for rows whose referenced row is missing, each with its description of the damage.
+_OWNED = {"claims": "t.key", "tags": "t.tag", **dict.fromkeys(TABLES, "t.id")}
+# Columns that refer to another one, those that identify their row, and the description of a missing row.
+_TARGETS = {
+    "links.block": ("blocks.id", "t.branch, t.place", "position {1} of branch {0}: its block"),
+    "links.branch": ("nodes.id", "t.branch", "branch {0}: its first node"),
+    "responses.node": ("nodes.id", "t.node", "response {0}: its node"),
+    "responses.conversation": ("conversations.number", "t.node", "response {0}: its conversation"),
+    "responses.scope": ("scopes.number", "t.node", "response {0}: its scope"),
+    "claims.asked": ("nodes.id", "t.key", "claim {0}: the node of its question"),
+    "claims.answer": ("nodes.id", "t.key", "claim {0}: the node of its answer"),
+    "practice_nodes.parent": ("practice_nodes.id", "t.id", "practice response {0}: its parent"),
+    "practice_conversations.node": (
+        "practice_nodes.id",
+        "t.id",
+        "practice conversation {0}: its last node",
+    ),
+    "texts.rowid": ("blocks.id", "t.rowid", "indexed text {0}: its block"),
+    **{
+        f"{table}.conversation": ("conversations.number", key, f"{table} {{0}}: its conversation")
+        for table, key in _OWNED.items()
+    },
+    **{f"{table}.node": ("nodes.id", "t.id", f"{table} {{0}}: its node") for table in TABLES},
+}
+
+
+def _find_missing(reference: str, target: str, columns: str) -> str:
+    """Return the query for the rows of a table with a reference to a row that does not exist."""
+    (table, column), (other, key) = reference.split("."), target.split(".")
+    return (
+        f"SELECT DISTINCT {columns} FROM {table} t LEFT JOIN {other} o ON o.{key} = t.{column} "
+        f"WHERE t.{column} IS NOT NULL AND o.{key} IS NULL"
+    )
+
+
+# Queries for rows with a wrong reference, each with its description of the damage.
 _REFERENCES = {
-    "SELECT l.branch, l.place FROM links l LEFT JOIN blocks b ON b.id = l.block "
-    "WHERE b.id IS NULL": "position {1} of branch {0}: its block is missing",
-    "SELECT l.branch FROM links l LEFT JOIN nodes n ON n.id = l.branch WHERE n.id IS NULL "
-    "GROUP BY l.branch": "branch {0}: its first node is missing",
     "SELECT c.id FROM conversations c LEFT JOIN nodes n ON n.id = c.head AND n.tree = c.tree "
     "WHERE n.id IS NULL": "conversation {0}: its head is not a node of its tree",
-    "SELECT r.node FROM responses r LEFT JOIN nodes n ON n.id = r.node "
-    "WHERE n.id IS NULL": "response {0}: its node is missing",
-    "SELECT r.node FROM responses r LEFT JOIN conversations c ON c.number = r.conversation "
-    "WHERE c.number IS NULL": "response {0}: its conversation is missing",
     "SELECT r.node FROM responses r JOIN nodes n ON n.id = r.node "
     "WHERE n.conversation <> r.conversation": "response {0}: its node has another conversation",
-    "SELECT r.node FROM responses r LEFT JOIN scopes s ON s.number = r.scope "
-    "WHERE s.number IS NULL": "response {0}: its scope is missing",
     "SELECT n.id FROM nodes n LEFT JOIN conversations c ON c.number = n.conversation "
     "AND c.tree = n.tree WHERE c.number IS NULL": "node {0}: its conversation is missing",
-    "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.asked "
-    "WHERE k.asked IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its question is missing",
-    "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.answer "
-    "WHERE k.answer IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its answer is missing",
-    "SELECT n.id FROM practice_nodes n LEFT JOIN practice_nodes p ON p.id = n.parent "
-    "WHERE n.parent IS NOT NULL AND p.id IS NULL": "practice response {0}: its parent is missing",
-    "SELECT c.id FROM practice_conversations c LEFT JOIN practice_nodes n ON n.id = c.node "
-    "WHERE c.node IS NOT NULL AND n.id IS NULL": "practice conversation {0}: its last node is missing",
-    "SELECT t.rowid FROM texts t LEFT JOIN blocks b ON b.id = t.rowid "
-    "WHERE b.id IS NULL": "indexed text {0}: its block is missing",
+    **{
+        _find_missing(reference, target, columns): f"{row} is missing"
+        for reference, (target, columns, row) in _TARGETS.items()
+    },
 }
-_REFERENCES.update(
-    {
-        f"SELECT t.{name} FROM {table} t LEFT JOIN conversations c ON c.number = t.conversation "
-        "WHERE c.number IS NULL": f"{table} {{0}}: its conversation is missing"
-        for table, name in {"claims": "key", "tags": "tag", **dict.fromkeys(TABLES, "id")}.items()
-    }
-)
-_REFERENCES.update(
-    {
-        f"SELECT t.id FROM {table} t LEFT JOIN nodes n ON n.id = t.node "
-        "WHERE n.id IS NULL": f"{table} {{0}}: its node is missing"
-        for table in TABLES
-    }
-)
 
 
 def check_practice_items(tx: Tx, after: int) -> list[Damage]:

@@ -24,14 +24,14 @@ from kedge.database.sqlite import (
     create_private_file,
     empty_journal,
     open_connection,
-    run_writing,
+    run_transaction,
 )
 from kedge.database.transactions import Dialect, Tx
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
     from kedge.server.settings import Settings
-    from kedge.server.storage.claims import ReplicaClaims
+    from kedge.server.storage.postgres import ReplicaClaims
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -225,7 +225,9 @@ class SQLiteServerDatabase(ServerDatabase):
         )
         try:
             if not in_store:  # acquires the lock until the connection is closed
-                run_writing(self._connection, partial(upgrade_schema, name=f"the database {path}"))
+                run_transaction(
+                    self._connection, partial(upgrade_schema, name=f"the database {path}")
+                )
             # Fails if the file may only be read.
             self.execute("UPDATE kedge_server_facts SET value = value WHERE name = ''")
             self.unclean_shutdown = not in_store and self.get_or_add_fact("open", b"1") is not None
@@ -241,7 +243,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run statements as one transaction."""
-        return run_writing(self._connection, lambda _: work())
+        return run_transaction(self._connection, lambda _: work())
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function that runs statements."""

@@ -23,23 +23,16 @@ from kedge.text.json_text import decode, encode
 _SELECT_NODE = (
     "SELECT id, parent, barrier, tokens, input, output FROM kedge_server_nodes WHERE id = ?"
 )
-_SELECT_CHAIN = """
+_SELECT_CHAIN = f"""
 WITH RECURSIVE up (id, parent, barrier, tokens, input, output) AS (
-    SELECT id, parent, barrier, tokens, input, output FROM kedge_server_nodes WHERE id = ?
+    {_SELECT_NODE}
     UNION ALL
     SELECT n.id, n.parent, n.barrier, n.tokens, n.input, n.output
-    FROM up JOIN kedge_server_nodes n ON n.id = up.parent WHERE NOT up.barrier
-)
-SELECT id, parent, barrier, tokens, input, output FROM up
+    FROM up JOIN kedge_server_nodes n ON n.id = up.parent {{condition}}
+) SELECT * FROM up
 """
-_SELECT_ALL_ITEMS = """
-WITH RECURSIVE up (parent, input, output) AS (
-    SELECT parent, input, output FROM kedge_server_nodes WHERE id = ?
-    UNION ALL
-    SELECT n.parent, n.input, n.output FROM up JOIN kedge_server_nodes n ON n.id = up.parent
-)
-SELECT input, output FROM up
-"""
+_SELECT_CONTEXT = _SELECT_CHAIN.format(condition="WHERE NOT up.barrier")
+_SELECT_ALL_ITEMS = _SELECT_CHAIN.format(condition="")
 
 ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 """Returns items as a model sees them, with a compaction item replaced by the items in it."""
@@ -175,7 +168,7 @@ class NodeRepository:
     def list_items(self, node: int | None) -> list[Item]:
         """Return every item up to a node, including those before a compaction."""
         rows = self._execute(_SELECT_ALL_ITEMS, (node,)).fetchall()
-        return [item for row in reversed(rows) for part in row for item in decode(part)]
+        return [item for row in reversed(rows) for part in row[-2:] for item in decode(part)]
 
     def delete(self, work: Callable[[], Iterable[int]]) -> None:
         """Run a function that deletes nodes and returns their numbers, as one transaction.
@@ -196,7 +189,7 @@ class NodeRepository:
         parent = rows[0][1]
         context = EMPTY_CONTEXT if parent is None else self._cache.get(parent)
         if context is None:
-            rows = self._execute(_SELECT_CHAIN, (node,)).fetchall()
+            rows = self._execute(_SELECT_CONTEXT, (node,)).fetchall()
             context = EMPTY_CONTEXT
         for row in reversed(rows):
             context = self._cache.get(row[0]) or self._extend(context, *row)

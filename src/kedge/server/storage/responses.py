@@ -236,19 +236,11 @@ class ResponseRepository:
 
     def fail(self, node: int, status: str, cause: ApiError | str | None = None) -> None:
         """Mark an unfinished response of this server as ``failed`` or ``cancelled``."""
-        self._execute(
-            "UPDATE kedge_server_nodes SET status = ?, became = ? WHERE id = ? "
-            f"AND status IN ('in_progress', 'queued') AND {_IS_OWN}",
-            (status, encode(build_failed_fields(status, cause)), node, self._database.owner),
-        )
+        self._end_unfinished(status, cause, f"id = ? AND {_IS_OWN}", node, self._database.owner)
 
     def cancel(self, node: int) -> None:
         """Mark an unfinished response of any server as ``cancelled``."""
-        self._execute(
-            "UPDATE kedge_server_nodes SET status = 'cancelled', became = ? WHERE id = ? "
-            "AND status IN ('in_progress', 'queued')",
-            (encode(build_failed_fields("cancelled")), node),
-        )
+        self._end_unfinished("cancelled", None, "id = ?", node)
 
     def fail_unfinished(self, min_age: float = -inf) -> None:
         """Mark responses that another process left unfinished as failed.
@@ -256,13 +248,16 @@ class ResponseRepository:
         Args:
             min_age: Seconds for which another process may still be working on a response.
         """
+        oldest = self._clock() + self._retention - min_age
+        self._end_unfinished("failed", RESTARTED_MESSAGE, "expires_at <= ?", oldest)
+
+    def _end_unfinished(
+        self, status: str, cause: ApiError | str | None, condition: str, *values: object
+    ) -> None:
         self._execute(
-            "UPDATE kedge_server_nodes SET status = 'failed', became = ? "
-            "WHERE status IN ('in_progress', 'queued') AND expires_at <= ?",
-            (
-                encode(build_failed_fields("failed", RESTARTED_MESSAGE)),
-                self._clock() + self._retention - min_age,
-            ),
+            "UPDATE kedge_server_nodes SET status = ?, became = ? "
+            f"WHERE status IN ('in_progress', 'queued') AND {condition}",
+            (status, encode(build_failed_fields(status, cause)), *values),
         )
 
     def delete(self, node: int) -> None:
