@@ -339,14 +339,10 @@ class AnthropicDecoder(StreamDecoder):
                 growing.is_complete = True
                 if growing.type == "tool_use":
                     self._complete_call(growing)
-                else:
-                    build = _ITEM_BUILDERS.get(growing.type)
-                    item = (
-                        {**build(growing), **growing.identity}
-                        if build
-                        else _build_native_item(growing)
-                    )
-                    self._found.append(ItemCompleted(item, growing.output_index))
+                    continue
+                item = _ITEM_BUILDERS.get(growing.type, _build_native_item)(growing)
+                identity = growing.identity if growing.type in _ITEM_BUILDERS else {}
+                self._found.append(ItemCompleted({**item, **identity}, growing.output_index))
 
     def _complete_call(self, builder: ContentBlockBuilder) -> None:
         block, arguments = builder.block, builder.text("input")

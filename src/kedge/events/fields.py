@@ -156,14 +156,16 @@ def get_arguments(message: JsonObject, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def read_message_parts(
-    item: Mapping[str, Any],
-) -> list[tuple[Literal["text", "refusal"], int, str, JsonObject]]:
-    """Return the texts and refusals of a message that are not empty, each with its kind, index and part."""
+MessagePart = tuple[Literal["text", "refusal"], int, str, JsonObject]
+"""The kind of a part of a message, its index, its text, and the part."""
+
+
+def read_message_parts(item: Mapping[str, Any]) -> list[MessagePart]:
+    """Return the texts and refusals of a message that are not empty."""
     content: object = item.get("content")
     if isinstance(content, str):
         content = [{"type": "output_text", "text": content}]
-    found: list[tuple[Literal["text", "refusal"], int, str, JsonObject]] = []
+    found: list[MessagePart] = []
     for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
         members = cast("JsonObject", part) if isinstance(part, dict) else {}
         refusal = members.get("type") == "refusal"

@@ -341,12 +341,8 @@ class ItemTable:
 
     def _find(self, role: Role, sent: OutputItem) -> OutputItem | None:
         """Return the item that an event belongs to, or None."""
-        family, item_id, at, call_id = (
-            _family(sent),
-            sent.item_id,
-            sent.output_index,
-            _call_id(sent),
-        )
+        family, call_id = _family(sent), _call_id(sent)
+        item_id, at = sent.item_id, sent.output_index
         here = [each for each in self._by_sent_index.get(at, ()) if _family(each) == family]
         item = self._by_id.get((family, item_id))
         if item is not None and at >= 0 and item not in here:

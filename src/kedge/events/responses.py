@@ -261,8 +261,8 @@ class ResponsesDecoder(StreamDecoder):
         else:
             self._found.append(build_delta(kind, delta, item_id, output_index, part.index))
 
-    def _read_part_done(self, message: JsonObject, kind: PartKind, member: str, index: str) -> None:
-        text = fields.require_text(message, member)
+    def _read_part_done(self, message: JsonObject, kind: PartKind, index: str) -> None:
+        text = fields.require_text(message, fields.PART_FORMS[kind][1])
         self._complete_part(*self._find_part(kind, message, index), text, message)
 
     def _complete_part(
@@ -359,18 +359,13 @@ class ResponsesDecoder(StreamDecoder):
         "response.output_item.added": (_read_item_added,),
         "response.output_item.done": (_read_item_done,),
         "response.output_text.delta": (_read_delta, "text", "content_index"),
-        "response.output_text.done": (_read_part_done, "text", "text", "content_index"),
+        "response.output_text.done": (_read_part_done, "text", "content_index"),
         "response.refusal.delta": (_read_delta, "refusal", "content_index"),
-        "response.refusal.done": (_read_part_done, "refusal", "refusal", "content_index"),
+        "response.refusal.done": (_read_part_done, "refusal", "content_index"),
         "response.reasoning_summary_text.delta": (_read_delta, "summary", "summary_index"),
-        "response.reasoning_summary_text.done": (
-            _read_part_done,
-            "summary",
-            "text",
-            "summary_index",
-        ),
+        "response.reasoning_summary_text.done": (_read_part_done, "summary", "summary_index"),
         "response.reasoning_text.delta": (_read_delta, "reasoning", "content_index"),
-        "response.reasoning_text.done": (_read_part_done, "reasoning", "text", "content_index"),
+        "response.reasoning_text.done": (_read_part_done, "reasoning", "content_index"),
         "response.content_part.done": (_read_part_object, "content_index"),
         "response.reasoning_summary_part.done": (_read_part_object, "summary_index"),
         "response.function_call_arguments.delta": (_read_arguments_delta,),

@@ -201,11 +201,9 @@ class Chainer:
         query = parse_qsl(parts.query) if parts.query else []
         secret += "".join(f"\0?{k}={v}" for k, v in query if k.lower() in CREDENTIAL_PARAMS)
         secret += f"\0{user}" if user else ""
-        account = hashlib.blake2b(
-            secret.encode(), key=self.index.hash_key, digest_size=16
-        ).hexdigest()
+        account = hashlib.blake2b(secret.encode(), key=self.index.hash_key, digest_size=16)
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
-        return "|".join([f"{parts.scheme}://{address}{path}", *owners, account])
+        return "|".join([f"{parts.scheme}://{address}{path}", *owners, account.hexdigest()])
 
     def save_evidence(self, check: MemoryCheck) -> None:
         """Write the evidence of a check to the index, if it changed."""

@@ -219,20 +219,12 @@ class StoreIndex:
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
-        texts = self._run(
-            "read_inline",
-            lambda tx: response_index.find_entries(tx, scope, digests),
-            list[str](),
-        )
+        texts = self._read(lambda tx: response_index.find_entries(tx, scope, digests)) or ()
         return [entry for text in texts if (entry := _decode(text)) is not None]
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
-        text = self._run(
-            "read_inline",
-            lambda tx: response_index.select_entry(tx, scope, response_id),
-            None,
-        )
+        text = self._read(lambda tx: response_index.select_entry(tx, scope, response_id))
         return _decode(text) if text else None
 
     def add(self, entry: IndexedResponse) -> bool:
@@ -250,20 +242,20 @@ class StoreIndex:
             return older
 
         # The writer thread also writes the journal back.
-        older = self._run("write_sync", work, None) if is_pruned else self._write(work, None)
+        older = self._run("write_sync", work) if is_pruned else self._write(work)
         return is_reissued(_decode(older) if older else None, entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
         """Do not use these responses again: the server no longer has them."""
-        self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids), None)
+        self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids))
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return the evidence about the memory of a server."""
-        return self._run("read_inline", lambda tx: response_index.select_evidence(tx, key), None)
+        return self._read(lambda tx: response_index.select_evidence(tx, key))
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
-        self._write(lambda tx: response_index.put_evidence(tx, key, form), None)
+        self._write(lambda tx: response_index.put_evidence(tx, key, form))
 
     def close(self) -> None:
         """Close the database, unless an open store was passed, or it was opened before a fork."""
@@ -290,25 +282,28 @@ class StoreIndex:
                 self._process = process
         return self._database
 
-    def _write(self, work: Callable[[Tx], T], missing: T) -> T:
-        """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
-        return self._run("write_inline" if self._runs_inline else "write_sync", work, missing)
+    def _read(self, work: Callable[[Tx], T]) -> T | None:
+        return self._run("read_inline", work)
 
-    def _run(self, method: _Method, work: Callable[[Tx], T], missing: T) -> T:
-        """Run a transaction, or return `missing` if the database does not answer."""
+    def _write(self, work: Callable[[Tx], T]) -> T | None:
+        """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
+        return self._run("write_inline" if self._runs_inline else "write_sync", work)
+
+    def _run(self, method: _Method, work: Callable[[Tx], T]) -> T | None:
+        """Run a transaction, or return None if the database does not answer."""
         now = time.monotonic()
         if now < self._retry_at:
-            return missing
+            return None
         try:
             return getattr(self._get_database(), method)(work)
         except StoreError as error:
             if isinstance(error, StoreBusy) and method == "write_inline":
                 # Another process is writing for a long time; threads can wait for it, an event loop cannot.
                 self._inline_at = now + RETRY_SECONDS
-                return missing
+                return None
             log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            return missing
+            return None
 
 
 def _encode(entry: IndexedResponse) -> str:

@@ -36,15 +36,13 @@ from kedge.events import (
     AnomalyNoted,
     Event,
     ItemStarted,
-    ReasoningDelta,
-    RefusalDelta,
     ResponseStarted,
     StreamEvent,
-    TextDelta,
     ToolCallCompleted,
     ToolCallStarted,
 )
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
+from kedge.events.types import build_delta
 from kedge.middleware.base import BaseMiddleware
 from kedge.turns import (
     AssistantBlock,
@@ -283,7 +281,8 @@ class _OutputGuard:
                 call, result = self._block(event.call), self._block(event.result)
                 return (structs.replace(event, call=call, result=result),)
             case _:
-                return () if _has_content(event) else (event,)
+                has_none = isinstance(event, _CONTENT_FREE_EVENTS)
+                return (event,) if has_none or not isinstance(event, StreamEvent) else ()
 
     def filter_error(self, error: EngineError) -> None:
         """Apply the rules to the content of an error."""
@@ -319,29 +318,24 @@ def _replay_block(each: Block) -> Iterator[Event]:
     match each:
         case AssistantBlock():
             for index, part in enumerate(each.parts):
-                if isinstance(part, TextPart) and part.text:
-                    yield TextDelta(part.text, *position, index, _get_logprobs(part))
-                elif isinstance(part, RefusalPart) and part.text:
-                    yield RefusalDelta(part.text, *position, index)
+                if isinstance(part, TextPart | RefusalPart) and part.text:
+                    kind = "text" if isinstance(part, TextPart) else "refusal"
+                    yield build_delta(kind, part.text, *position, index, _get_logprobs(part))
         case ReasoningBlock():
             for index, text in enumerate(each.summary):
-                yield ReasoningDelta(text, "summary", *position, index)
+                yield build_delta("summary", text, *position, index)
             for index, text in enumerate(each.texts):
-                yield ReasoningDelta(text, "reasoning", *position, index)
+                yield build_delta("reasoning", text, *position, index)
         case ToolCallBlock():
             yield ToolCallCompleted(each.call_id, each.name, each.arguments, *position, each.custom)
         case _:
             pass
 
 
-def _get_logprobs(part: TextPart) -> tuple[FrozenMap, ...]:
+def _get_logprobs(part: TextPart | RefusalPart) -> tuple[FrozenMap, ...]:
     listed = part.extra.get("logprobs")
     objects = cast("tuple[object, ...]", listed) if isinstance(listed, tuple) else ()
     return tuple(each for each in objects if isinstance(each, FrozenMap))
-
-
-def _has_content(event: object) -> bool:
-    return isinstance(event, StreamEvent) and not isinstance(event, _CONTENT_FREE_EVENTS)
 
 
 def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:

@@ -82,11 +82,8 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
         case ModeChanged(mode, requested, reason):
             return logging.WARNING, f"mode {mode} instead of {requested}: {reason}", {}
         case ServerForgot(response_id):
-            return (
-                logging.WARNING,
-                "the server answered without the stored context",
-                {"response_id": response_id},
-            )
+            message = "the server answered without the stored context"
+            return logging.WARNING, message, {"response_id": response_id}
         case _:
             return TRACE, type(event).__name__, {}
 

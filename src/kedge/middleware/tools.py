@@ -137,9 +137,8 @@ class _ToolsMiddleware(BaseMiddleware):
                             turn = event.turn
                         else:
                             yield event
-            if not ours or len(ours) < len(
-                calls
-            ):  # the caller has to answer before the model continues
+            # The caller has to answer its own calls before the model continues.
+            if not ours or len(ours) < len(calls):
                 break
             request = _release_tool_choice(request)
         yield TurnFinished(turn)

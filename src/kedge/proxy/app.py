@@ -343,9 +343,8 @@ class _Proxy:
             return
         for record, content, received in exchange.sent:
             members: dict[str, Any] = {**asdict(record), "response": bytes(received)}
-            if (
-                record is exchange.sent[-1][0]
-            ):  # the client gets its response, or an error of the proxy
+            # The client gets the last response, or an error of the proxy.
+            if record is exchange.sent[-1][0]:
                 members["status"] = response.status_code
                 if not isinstance(response, _PassedOn):
                     members["response"] = bytes(response.body)
