@@ -152,9 +152,18 @@ async def test_the_roles_of_workflows_use_objects_of_their_own(
     assert len(objects) == 3
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-async def test_processes_do_not_share_an_object(store_url: str, *, is_shared: bool) -> None:
-    """Two processes continue one conversation at once, with and without a common store."""
+async def test_processes_on_one_store_do_not_share_an_object(store_url: str) -> None:
+    """Two processes continue one conversation at once."""
+    await run_processes(store_url, is_shared=True)
+
+
+async def test_processes_without_a_common_store_do_not_share_an_object(sqlite_url: str) -> None:
+    """The same for two processes that import an export of the conversation."""
+    await run_processes(sqlite_url, is_shared=False)
+
+
+async def run_processes(store_url: str, *, is_shared: bool) -> None:
+    """Continue a conversation in two processes, and check that each has its own object."""
     turns: list[Turn] = []
     with serve() as server:
         async with (

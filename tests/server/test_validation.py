@@ -305,6 +305,29 @@ MEMBERS: list[Row] = [
     member_row("missing", {"prompt": {}}, "prompt.id"),
 ]
 
+
+def bound_row(fragment: dict[str, Any], path: str, code: str, problem: str, expected: str) -> Row:
+    return (
+        f"{code} {path}",
+        fragment,
+        path,
+        code,
+        f"Invalid '{path}': {problem}. Expected {expected} instead.",
+    )
+
+
+def make_result(call_id: str) -> dict[str, Any]:
+    return {"input": [{"type": "function_call_output", "call_id": call_id, "output": "x"}]}
+
+
+NOT_EMPTY = (
+    "empty_string",
+    "empty string",
+    "a string with minimum length 1, but got an empty string",
+)
+TOO_LONG = ("string_above_max_length", "string too long")
+TOO_SMALL = ("integer_below_min_value", "integer below minimum value")
+TOO_LARGE = ("integer_above_max_value", "integer above maximum value")
 BOUNDS: list[Row] = [
     (
         "bad characters in the previous id",
@@ -317,27 +340,10 @@ BOUNDS: list[Row] = [
         ),
     ),
     (
-        "empty previous id",
-        {"previous_response_id": ""},
-        "previous_response_id",
-        "empty_string",
-        (
-            "Invalid 'previous_response_id': empty string. Expected a string with minimum length 1, "
-            "but got an empty string instead."
-        ),
-    ),
-    (
         "wrong id prefix",
         {
             "input": [{"role": "user", "content": "x"}] * 8
-            + [
-                {
-                    "type": "function_call_output",
-                    "id": "ctco_1",
-                    "call_id": "call_1",
-                    "output": "x",
-                }
-            ]
+            + [{**make_result("call_1")["input"][0], "id": "ctco_1"}]
         },
         "input[8].id",
         "invalid_value",
@@ -351,26 +357,6 @@ BOUNDS: list[Row] = [
         "Invalid 'input[0].id': 'item_1'. Expected an ID that begins with 'msg'.",
     ),
     (
-        "empty call_id",
-        {"input": [{"type": "function_call_output", "call_id": "", "output": "x"}]},
-        "input[0].call_id",
-        "empty_string",
-        (
-            "Invalid 'input[0].call_id': empty string. Expected a string with minimum length 1, but "
-            "got an empty string instead."
-        ),
-    ),
-    (
-        "long call_id",
-        {"input": [{"type": "function_call_output", "call_id": "c" * 116, "output": "x"}]},
-        "input[0].call_id",
-        "string_above_max_length",
-        (
-            "Invalid 'input[0].call_id': string too long. Expected a string with maximum length 64, "
-            "but got a string with length 116 instead."
-        ),
-    ),
-    (
         "a tool's name with a dot",
         {"tools": [{"type": "function", "name": "fs.read"}]},
         "tools[0].name",
@@ -381,111 +367,70 @@ BOUNDS: list[Row] = [
         ),
     ),
     (
-        "max_output_tokens 0",
-        {"max_output_tokens": 0},
-        "max_output_tokens",
-        "integer_below_min_value",
-        (
-            "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16, but "
-            "got 0 instead."
-        ),
-    ),
-    (
-        "max_tool_calls 0",
-        {"max_tool_calls": 0},
-        "max_tool_calls",
-        "integer_below_min_value",
-        (
-            "Invalid 'max_tool_calls': integer below minimum value. Expected a value >= 1, but got 0 "
-            "instead."
-        ),
-    ),
-    (
-        "top_logprobs 21",
-        {"top_logprobs": 21},
-        "top_logprobs",
-        "integer_above_max_value",
-        (
-            "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 20, but got 21 "
-            "instead."
-        ),
-    ),
-    (
-        "an integer that no store can hold",
-        {"max_output_tokens": 2**64},
-        "max_output_tokens",
-        "integer_above_max_value",
-        (
-            "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= "
-            "9223372036854775807, but got 18446744073709551616 instead."
-        ),
-    ),
-    (
-        "temperature 2.1",
-        {"temperature": 2.1},
-        "temperature",
-        "decimal_above_max_value",
-        (
-            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.1 "
-            "instead."
-        ),
-    ),
-    (
-        "temperature -2.5",
-        {"temperature": -2.5},
-        "temperature",
-        "decimal_below_min_value",
-        (
-            "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -2.5 "
-            "instead."
-        ),
-    ),
-    (
-        "metadata with 17 pairs",
-        {"metadata": {f"k{i}": "v" for i in range(17)}},
-        "metadata",
-        "object_above_max_properties",
-        (
-            "Invalid 'metadata': too many properties. Expected an object with at most 16 properties, "
-            "but got an object with 17 properties instead."
-        ),
-    ),
-    (
-        "a long metadata value",
-        {"metadata": {"k": "v" * 513}},
-        "metadata.k",
-        "string_above_max_length",
-        (
-            "Invalid 'metadata.k': string too long. Expected a string with maximum length 512, but "
-            "got a string with length 513 instead."
-        ),
-    ),
-    (
-        "no context management at all",
-        {"context_management": []},
-        "context_management",
-        "empty_array",
-        (
-            "Invalid 'context_management': empty array. Expected an array with minimum length 1, but "
-            "got an empty array instead."
-        ),
-    ),
-    (
-        "a low compaction threshold",
-        {"context_management": [{"type": "compaction", "compact_threshold": 1}]},
-        "context_management[0].compact_threshold",
-        "integer_below_min_value",
-        (
-            "Invalid 'context_management[0].compact_threshold': integer below minimum value. Expected "
-            "a value >= 1000, but got 1 instead."
-        ),
-    ),
-    (
         "another kind of context management",
         {"context_management": [{"type": "foo"}]},
         "context_management",
         None,
         "Unsupported context_management type: 'foo'.",
+    ),
+    bound_row({"previous_response_id": ""}, "previous_response_id", *NOT_EMPTY),
+    bound_row(make_result(""), "input[0].call_id", *NOT_EMPTY),
+    bound_row(
+        make_result("c" * 116),
+        "input[0].call_id",
+        *TOO_LONG,
+        "a string with maximum length 64, but got a string with length 116",
+    ),
+    bound_row(
+        {"metadata": {"k": "v" * 513}},
+        "metadata.k",
+        *TOO_LONG,
+        "a string with maximum length 512, but got a string with length 513",
+    ),
+    bound_row(
+        {"max_output_tokens": 0}, "max_output_tokens", *TOO_SMALL, "a value >= 16, but got 0"
+    ),
+    bound_row({"max_tool_calls": 0}, "max_tool_calls", *TOO_SMALL, "a value >= 1, but got 0"),
+    bound_row(
+        {"context_management": [{"type": "compaction", "compact_threshold": 1}]},
+        "context_management[0].compact_threshold",
+        *TOO_SMALL,
+        "a value >= 1000, but got 1",
+    ),
+    bound_row({"top_logprobs": 21}, "top_logprobs", *TOO_LARGE, "a value <= 20, but got 21"),
+    bound_row(
+        {"max_output_tokens": 2**64},  # which no store can hold
+        "max_output_tokens",
+        *TOO_LARGE,
+        "a value <= 9223372036854775807, but got 18446744073709551616",
+    ),
+    bound_row(
+        {"temperature": 2.1},
+        "temperature",
+        "decimal_above_max_value",
+        "decimal above maximum value",
+        "a value <= 2, but got 2.1",
+    ),
+    bound_row(
+        {"temperature": -2.5},
+        "temperature",
+        "decimal_below_min_value",
+        "decimal below minimum value",
+        "a value >= 0, but got -2.5",
+    ),
+    bound_row(
+        {"metadata": {f"k{i}": "v" for i in range(17)}},
+        "metadata",
+        "object_above_max_properties",
+        "too many properties",
+        "an object with at most 16 properties, but got an object with 17 properties",
+    ),
+    bound_row(
+        {"context_management": []},
+        "context_management",
+        "empty_array",
+        "empty array",
+        "an array with minimum length 1, but got an empty array",
     ),
 ]
 
