@@ -45,7 +45,7 @@ class PageServer:
             self._settings, self._page, self.url, self._ready.set
         ) as server:
             app: Any = server.config.app
-            self._server, self._service = server, app.page.state.service
+            self._server, self._service = server, app.page.state.services.get(None)
             await server.serve(sockets=[self._listener])
 
     def start(self) -> None:

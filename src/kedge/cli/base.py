@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TextIO, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 import click
 
@@ -152,11 +152,8 @@ def _encode_other(value: object) -> Any:
 def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
     """Format a value as JSON; control characters, and others that the output cannot encode, are escaped."""
     stream = sys.stderr if to_stderr else sys.stdout
-    return escape_json(json.dumps(value, ensure_ascii=not _is_utf8(stream), **options))
-
-
-def _is_utf8(stream: TextIO) -> bool:
-    return stream.encoding.lower().replace("-", "").replace("_", "") == "utf8"
+    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    return escape_json(json.dumps(value, ensure_ascii=not is_utf8, **options))
 
 
 _ASCII_FORMS = {
@@ -376,52 +373,55 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    ctx.meta[JSON_KEY] = value
+    return value
+
+
+def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
+    ctx.meta[VERBOSE_KEY] = max(value, ctx.meta.get(VERBOSE_KEY, 0))
+    return value
+
+
+_COMMON_OPTIONS = (
+    click.Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_json,
+        help="Print JSON.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        count=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_verbose,
+        help="Show tracebacks and warnings; repeat for more.",
+    ),
+)
+"""The options of every command, which come last."""
+
+
 def kedge_command(
     name: str | None = None, *, log_level: str = "", tolerant: bool = False, **attributes: Any
 ) -> Callable[[Callable[..., Any]], Command]:
     """Return a decorator that makes a command of a function, which may return a `Result` to print."""
 
     def wrap(function: Callable[..., Any]) -> Command:
-        function = click.option(
-            "-v",
-            "--verbose",
-            count=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_set_verbose,
-            help="Show tracebacks and warnings; repeat for more.",
-        )(function)
-        function = click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_set_json,
-            help="Print JSON.",
-        )(function)
         created = click.command(name, cls=Command, **attributes)(function)
         created.log_level, created.tolerant = log_level, tolerant
-        created.params.sort(key=lambda each: each.name in ("as_json", "verbose"))  # these come last
+        created.params += _COMMON_OPTIONS
         return created
 
     return wrap
-
-
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-    ctx.meta[JSON_KEY] = value
-    return value
 
 
 def is_json(ctx: click.Context | None = None) -> bool:
     """Return whether the command has ``--json``."""
     ctx = ctx or click.get_current_context(silent=True)
     return bool(ctx and ctx.meta.get(JSON_KEY))
-
-
-def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
-    ctx.meta[VERBOSE_KEY] = max(value, ctx.meta.get(VERBOSE_KEY, 0))
-    return value
 
 
 def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
@@ -456,16 +456,12 @@ def _param_type(setting: Setting) -> Any:
     if setting.choices:
         return click.Choice(setting.choices)
     if setting.type is int:
-        return click.IntRange(_to_int(setting.minimum), _to_int(setting.maximum))
-    return (
-        click.FloatRange(setting.minimum, setting.maximum)
-        if setting.type is float
-        else setting.type
-    )
-
-
-def _to_int(bound: float | None) -> int | None:
-    return None if bound is None else int(bound)
+        bounds = (setting.minimum, setting.maximum)
+        least, most = (None if bound is None else int(bound) for bound in bounds)
+        return click.IntRange(least, most)
+    if setting.type is float:
+        return click.FloatRange(setting.minimum, setting.maximum)
+    return setting.type
 
 
 def get_config(ctx: click.Context | None = None) -> Config:

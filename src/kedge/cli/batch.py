@@ -1,7 +1,7 @@
 """``kedge batch``: run prompts from a file, with progress; run it again to resume."""
 
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +23,6 @@ from kedge.cli.base import (
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import find_store_url, store_option, store_practice_responses
 from kedge.text.display import pluralize, sanitize_text
-from kedge.tools import Toolbox
 
 
 @kedge_command("batch")
@@ -70,7 +69,11 @@ def command(
     async def work(on_progress: ProgressCallback) -> Summary:
         async with AsyncExitStack() as stack:
             boxes = await open_mcp_servers(mcp_servers, stack)
-            lines = _create_runner(runner, workers, boxes)
+            lines: Runner = AsyncioRunner(tools=boxes)
+            if runner == "dbos":
+                from kedge.batch.dbos_runner import DbosRunner
+
+                lines = DbosRunner(workers)
             return await run_batch(
                 prompts, out, store_url=url, runner=lines, on_progress=on_progress, **options
             )
@@ -90,14 +93,6 @@ def command(
         lambda: _print_summary(summary, messages),
         exit_code=int(summary.failed > 0),
     )
-
-
-def _create_runner(name: str, workers: int, boxes: Sequence[Toolbox]) -> Runner:
-    if name == "asyncio":
-        return AsyncioRunner(tools=boxes)
-    from kedge.batch.dbos_runner import DbosRunner
-
-    return DbosRunner(workers)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from kedge.errors import InvalidTurn
 if TYPE_CHECKING:
     import asyncio
 
-    from prompt_toolkit import PromptSession
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -207,23 +206,11 @@ def _read_lines(*, show_lines: bool) -> Iterator[str]:
 def _read_terminal(
     runner: "asyncio.Runner", completions: tuple[str, ...], *, remember: bool = True
 ) -> Iterator[str]:
-    prompt = create_prompt(completions, remember=remember)
-    while True:
-        try:
-            yield runner.run(prompt.prompt_async("> "))
-        except EOFError:
-            return
-        except InputInterrupted:
-            echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
-
-
-def create_prompt(completions: tuple[str, ...], *, remember: bool) -> "PromptSession[str]":
-    """Create the prompt of a terminal, with history and completion."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory
 
-    return PromptSession(
+    prompt = PromptSession[str](
         multiline=True,
         prompt_continuation="  ",
         history=_open_history() if remember else InMemoryHistory(),
@@ -232,6 +219,13 @@ def create_prompt(completions: tuple[str, ...], *, remember: bool) -> "PromptSes
         reserve_space_for_menu=0,
         key_bindings=_create_key_bindings(),
     )
+    while True:
+        try:
+            yield runner.run(prompt.prompt_async("> "))
+        except EOFError:
+            return
+        except InputInterrupted:
+            echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
 
 
 def _create_key_bindings() -> "KeyBindings":

@@ -12,13 +12,7 @@ from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.request_record import RequestRecord
-from kedge.events.run import (
-    FellBack,
-    Healed,
-    OutputRejected,
-    ServerForgot,
-    ToolFinished,
-)
+from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
 from kedge.planning.plan import name_send
 from kedge.text.display import (
     HEALING_TEXTS,

@@ -21,18 +21,8 @@ import click
 from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo, echo_note, is_json, wrap_text
 from kedge.cli.chat import attach_file, read_messages
-from kedge.cli.chat_output import (
-    ChatOutput,
-    create_output,
-    format_status,
-    reply_to_json,
-)
-from kedge.cli.chat_tools import (
-    ask_approval,
-    create_default_tools,
-    load_tool,
-    open_mcp_servers,
-)
+from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
+from kedge.cli.chat_tools import ask_approval, create_default_tools, load_tool, open_mcp_servers
 from kedge.cli.store_options import (
     IN_MEMORY,
     lookup_conversation,
@@ -109,8 +99,18 @@ def run_chat(options: ChatOptions) -> None:
             session = runner.run(_open_session(options, stack))
             if options.is_typed:
                 echo(wrap_text(session.format_greeting()))
+            lines: Iterable[str] = (
+                [options.message]
+                if options.message
+                else read_messages(
+                    runner,
+                    show_lines=not (is_json() or options.schema_file),
+                    completions=tuple(SLASH_COMMANDS),
+                    remember=session.is_saved,
+                )
+            )
             with suppress(Quit):
-                for line in _read_input(options, session, runner):
+                for line in lines:
                     is_command = line.startswith("/") and not options.message
                     session.handle_line(line, runner, is_command=is_command)
             if options.is_typed and session.is_saved and len(session.conversation.turn):
@@ -119,18 +119,6 @@ def run_chat(options: ChatOptions) -> None:
                 raise click.exceptions.Exit(1)
         finally:
             runner.run(stack.aclose())
-
-
-def _read_input(
-    options: ChatOptions, session: "ChatSession", runner: asyncio.Runner
-) -> Iterable[str]:
-    if options.message:
-        return [options.message]
-    show_lines = not (is_json() or options.schema_file)
-    commands = tuple(SLASH_COMMANDS)
-    return read_messages(
-        runner, show_lines=show_lines, completions=commands, remember=session.is_saved
-    )
 
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
@@ -264,11 +252,9 @@ class ChatSession:
         """Return the first lines on a terminal."""
         count = len(self.conversation.turn)
         blocks = f", {pluralize(count, 'block')} so far" if count else ""
-        saved = (
-            f"Saved as {self._short_name()}; /save NAME renames it."
-            if self.is_saved
-            else "Not saved; /save NAME saves it."
-        )
+        saved = "Not saved; /save NAME saves it."
+        if self.is_saved:
+            saved = f"Saved as {self._short_name()}; /save NAME renames it."
         lines = [
             f"Model: {mask_url(self.model)}{blocks}. {saved}",
             "/help lists commands, Alt+Enter starts a new line, Ctrl-D ends the chat.",
@@ -292,10 +278,7 @@ class ChatSession:
     def handle_line(self, line: str, runner: asyncio.Runner, *, is_command: bool) -> None:
         """Handle one input line; errors are shown and do not end the chat."""
         try:
-            if is_command:
-                runner.run(self._run_command(line))
-            else:
-                runner.run(self._send(line))
+            runner.run(self._run_command(line) if is_command else self._send(line))
         except KeyboardInterrupt:
             self.output.stop()
             if self.chat_options.message:
@@ -393,14 +376,18 @@ class ChatSession:
 
     async def _move_to_store(self) -> None:
         """Copy a conversation in memory to the user's store and continue there."""
-        old, lines = self.conversation, await self.conversation.export()
+        lines = await self.conversation.export()
         opened = use_store(make=True, connects=True)
         self.store = await self.stack.enter_async_context(opened)
         (row,) = await self.store.import_(lines)
-        self.conversation = await Conversation.open(
-            self.model, store=self.store, id=row.id, **self.settings
-        )
+        await self._reopen(row.id, self.model)
         self.is_saved, self.is_new = True, False
+
+    async def _reopen(self, name: str, model: str) -> None:
+        """Continue in a conversation of the store with a model."""
+        old, options = self.conversation, self.settings
+        self.conversation = await Conversation.open(model, store=self.store, id=name, **options)
+        self.model = model
         await old.aclose()
 
     @slash_command("/editor [TEXT]")
@@ -458,12 +445,7 @@ class ChatSession:
         if not model:
             return f"current model: {mask_url(self.model)}"
         remember(model_references(model))
-        old = self.conversation
-        self.conversation = await Conversation.open(
-            model, store=self.store, id=old.id, **self.settings
-        )
-        await old.aclose()
-        self.model = model
+        await self._reopen(self.conversation.id, model)
         await self.conversation.update_with(lambda row: {"data": {**row.data, **model_data(model)}})
         return f"current model: {mask_url(model)}"
 

@@ -133,11 +133,8 @@ def create_default_tools() -> "list[Tool[..., Any]]":
     """
     from kedge.tools import tool
 
-    return [
-        tool(clock, description=clock.__doc__ or "", parameters=CLOCK_PARAMETERS),
-        tool(
-            days_between,
-            description=days_between.__doc__ or "",
-            parameters=DAYS_BETWEEN_PARAMETERS,
-        ),
-    ]
+    forms: dict[Callable[..., Any], dict[str, Any]] = {
+        clock: CLOCK_PARAMETERS,
+        days_between: DAYS_BETWEEN_PARAMETERS,
+    }
+    return [tool(each, description=each.__doc__ or "", parameters=forms[each]) for each in forms]

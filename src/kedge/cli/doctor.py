@@ -80,15 +80,7 @@ class Check:
 
 
 class CheckFailed(Exception):
-    """A check found something wrong.
-
-    Args:
-        found: What is wrong.
-        advice: What to do about it.
-    """
-
-    def __init__(self, found: str, advice: str) -> None:
-        self.found, self.advice = found, advice
+    """A check found something wrong; the arguments are what is wrong, and what to do about it."""
 
 
 def run_check(name: str, check: Callable[..., str], *arguments: Any) -> Check:
@@ -96,7 +88,7 @@ def run_check(name: str, check: Callable[..., str], *arguments: Any) -> Check:
     try:
         return Check(name, "ok", check(*arguments))
     except CheckFailed as failure:
-        return Check(name, "wrong", failure.found, failure.advice)
+        return Check(name, "wrong", *failure.args)
 
 
 def check_versions() -> Iterator[Check]:

@@ -34,7 +34,7 @@ from kedge.providers.clients import PRACTICE_SCOPE
 from kedge.providers.practice_memory import find_missing_responses
 from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.text.display import format_percent, pluralize, sanitize_text, shorten_id
-from kedge.turns import Turn, loads, user
+from kedge.turns import Block, Turn, loads, user
 from kedge.turns.text_format import describe
 from kedge.web.shapes import shape_plan
 
@@ -55,28 +55,27 @@ class Inspection:
     last: RequestRecord | None = None
     """The newest stored request on the path."""
 
-    @property
-    def sent_ids(self) -> set[str]:
-        """The ids of the blocks that would be sent; every request includes leading system text."""
-        lead = {block.id for block in self.turn.blocks[: self.turn.lead]}
-        left_out = {block.id for block in self.plan.left_out}
-        return (lead | {block.id for block in self.plan.delta}) - left_out
-
     @cached_property
-    def tokens(self) -> list[int]:
-        """The tokens of each block."""
-        return [DEFAULT_BLOCK_COUNTER.count_block(block) for block in self.turn.blocks]
+    def blocks(self) -> list[tuple[Block, int, bool]]:
+        """The blocks with their tokens, and whether they would be sent; leading system text always is."""
+        plan = self.plan
+        sent = {block.id for block in (*self.turn.leading, *plan.delta)}
+        sent -= {block.id for block in plan.left_out}
+        count = DEFAULT_BLOCK_COUNTER.count_block
+        return [(block, count(block), block.id in sent) for block in self.turn.blocks]
+
+    @property
+    def full_tokens(self) -> int:
+        """The tokens of all blocks."""
+        return sum(tokens for _, tokens, _ in self.blocks)
 
     @property
     def saved_tokens(self) -> int:
         """The tokens of the blocks that are not sent."""
-        sent = self.sent_ids
-        pairs = zip(self.turn.blocks, self.tokens, strict=True)
-        return sum(tokens for block, tokens in pairs if block.id not in sent)
+        return sum(tokens for _, tokens, is_sent in self.blocks if not is_sent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the inspection as JSON values."""
-        plan, sent = self.plan, self.sent_ids
         return {
             "conversation" if self.node is not None else "file": self.name,
             "node": self.node,
@@ -88,13 +87,13 @@ class Inspection:
                     "origin": block.origin,
                     "response_id": block.response_id,
                     "tokens": tokens,
-                    "sent": block.id in sent,
+                    "sent": is_sent,
                     "content": describe(block, 200),
                 }
-                for block, tokens in zip(self.turn.blocks, self.tokens, strict=True)
+                for block, tokens, is_sent in self.blocks
             ],
             "plan": {
-                **shape_plan(plan).model_dump(mode="json"),
+                **shape_plan(self.plan).model_dump(mode="json"),
                 "saved_tokens": self.saved_tokens,
                 "last_sent_bytes": self.last.sent_bytes if self.last else None,
                 "last_full_bytes": self.last.full_bytes if self.last else None,
@@ -217,22 +216,20 @@ def command(conversation: str, at: str, text: str, model: str | None) -> Result:
 
 
 def _print_inspection(found: Inspection) -> None:
-    rows: list[tuple[Any, ...]] = []
-    for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):
-        mark = "→" if block.id in found.sent_ids else "·"
-        rows.append(
-            (
-                f"{mark} {number}",
-                block.kind,
-                block.origin,
-                f"{tokens:,}",
-                shorten_id(block.response_id),
-                describe(block, EXCERPT_LENGTH),
-            )
+    rows = [
+        (
+            f"{'→' if is_sent else '·'} {number}",
+            block.kind,
+            block.origin,
+            f"{tokens:,}",
+            shorten_id(block.response_id),
+            describe(block, EXCERPT_LENGTH),
         )
+        for number, (block, tokens, is_sent) in enumerate(found.blocks)
+    ]
     echo(
         f"{sanitize_text(found.title)}, {sanitize_text(found.kind)}, {pluralize(len(rows), 'block')}, "
-        f"{pluralize(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
+        f"{pluralize(found.full_tokens, 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
     )
     echo()
     print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
@@ -249,6 +246,6 @@ def _format_savings(found: Inspection) -> str:
         last = f" The last request had {row.sent_bytes:,} of {row.full_bytes:,} bytes, with tools and settings."
     return (
         f"Saved: {saved:,} of {full_bytes:,} bytes ({format_percent(saved, full_bytes)}); "
-        f"{found.saved_tokens:,} of {sum(found.tokens):,} tokens are not resent "
+        f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
         f"(providers still bill them as input).{last}"
     )

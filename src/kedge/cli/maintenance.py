@@ -310,9 +310,6 @@ def _shape_object(unused: "UnusedObject") -> dict[str, str]:
     return {"scope": unused.scope, "id": unused.id}
 
 
-AuditReport = dict[str, Any]
-
-
 @kedge_command("verify")
 @conversations_argument
 @click.option("--server", is_flag=True, help="Also compare with what the provider holds.")
@@ -326,7 +323,7 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     its model cannot be used here.
     """
 
-    async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
+    async def work(opened: "Store") -> "tuple[list[Damage], list[Json]]":
         is_listed = server or conversations
         rows = await find_conversations(opened, conversations) if is_listed else []
         damage = await opened.verify()
@@ -340,12 +337,12 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     return Result(report, lambda: _print_report(damage, audits), exit_code=int(wrong))
 
 
-async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> AuditReport:
+async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> Json:
     """Compare a conversation's anchor with the provider's data; ``agrees`` is None if unknown."""
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
-    report: AuditReport = {"conversation": row.id, "title": row.title, "error": False}
+    report: Json = {"conversation": row.id, "title": row.title, "error": False}
     try:
         model = await resolve_model(store, row, requested)
         report["model"] = mask_url(model)
@@ -360,7 +357,7 @@ async def _audit(store: "Store", row: "ConversationRow", requested: str | None) 
     return {**report, "agrees": found.agrees, "words": text}
 
 
-def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:
+def _print_report(damage: "list[Damage]", audits: list[Json]) -> None:
     for each in damage:
         echo(f"{click.style('damaged', fg='red')}  {each}")
     if not damage:

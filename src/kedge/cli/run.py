@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
 
-import anyio
 import click
 import msgspec
 from msgspec import structs
@@ -17,8 +16,8 @@ from kedge.cli.store_options import (
     model_references,
     remember,
     require_confirmed,
+    run_with_store,
     store_option,
-    use_store,
 )
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
@@ -278,11 +277,8 @@ def _run_workflow(
                 meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
             on_event(event)
 
-        async def work() -> WorkflowResult:
-            async with (
-                use_store(make=True, connects=True) as opened,
-                AsyncExitStack() as stack,
-            ):
+        async def work(opened: Store) -> WorkflowResult:
+            async with AsyncExitStack() as stack:
                 known = await _load_spec(opened, kind, resume) if resume else spec
                 boxes = await open_mcp_servers(mcp_servers, stack)
                 workflow = resume or name
@@ -291,7 +287,7 @@ def _run_workflow(
                 )
 
         try:
-            result = anyio.run(work)
+            result = run_with_store(work, make=True, connects=True)
         except KeyboardInterrupt:
             if ADVICE_KEY in meta:
                 echo(dim(meta[ADVICE_KEY]), err=True)
@@ -314,8 +310,9 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     return msgspec.to_builtins(result, enc_hook=dict)  # of read-only mappings
 
 
-def _print_line(label: str, text: str) -> None:
-    echo(f"{dim(sanitize_text(label))}  {sanitize_text(text)}")
+def _print_lines(*lines: tuple[str, str]) -> None:
+    for label, text in lines:
+        echo(f"{dim(sanitize_text(label))}  {sanitize_text(text)}")
 
 
 def _print_result(result: WorkflowResult) -> None:
@@ -323,27 +320,20 @@ def _print_result(result: WorkflowResult) -> None:
         case RefineResult():
             for each in result.rounds:
                 verdict = "passed" if each.verdict.passed else each.verdict.critique or "not passed"
-                _print_line(f"round {each.number}", each.answer)
-                _print_line("verdict", verdict)
+                _print_lines((f"round {each.number}", each.answer), ("verdict", verdict))
             echo()
-            outcome = "passed" if result.passed else "not passed"
-            echo(
-                dim(
-                    f"[{outcome} after {pluralize(len(result.rounds), 'round')}, {result.workflow}]"
-                )
-            )
+            rounds = pluralize(len(result.rounds), "round")
+            outcome = f"{'passed' if result.passed else 'not passed'} after {rounds}"
         case DebateResult():
-            for argument in result.arguments:
-                _print_line(f"round {argument.round}", f"{argument.side}: {argument.text}")
+            _print_lines(*((f"round {e.round}", f"{e.side}: {e.text}") for e in result.arguments))
             echo()
             if result.ruling.reason:
-                _print_line("judge  ", result.ruling.reason)
-            rounds = pluralize(result.rounds, "round")
-            echo(dim(f"[{_format_winner(result.winner)} after {rounds}, {result.workflow}]"))
+                _print_lines(("judge  ", result.ruling.reason))
+            outcome = f"{_format_winner(result.winner)} after {pluralize(result.rounds, 'round')}"
         case StepsResult():
-            for step in result.steps:
-                _print_line(step.name, step.answer)
+            _print_lines(*((step.name, step.answer) for step in result.steps))
             echo()
-            echo(dim(f"[{pluralize(len(result.steps), 'step')}, {result.workflow}]"))
+            outcome = pluralize(len(result.steps), "step")
         case _:
             assert_never(result)
+    echo(dim(f"[{outcome}, {result.workflow}]"))

@@ -96,14 +96,8 @@ def _build_settings(
     faults: tuple[str, ...],
     *,
     requires_token: bool,
-    db: str,
     token: str,
-    retention_days: float,
-    model: str,
-    models: str,
-    pace: float,
     unknown_parameters: "Literal['ignore', 'reject', '']",
-    max_body_mb: float,
     **options: Any,
 ) -> "Settings":
     from kedge.server.access import LOOPBACK_NAMES
@@ -121,11 +115,11 @@ def _build_settings(
             f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
     return Settings(
-        db=db or str(default_db()),
+        db=options.pop("db") or str(default_db()),
         token=token or None,
-        retention=retention_days * DAY,
-        **load_model_settings(model, models, pace),
-        limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
+        retention=options.pop("retention_days") * DAY,
+        **load_model_settings(*(options.pop(name) for name in ("model", "models", "pace"))),
+        limits=Limits(body_bytes=int(options.pop("max_body_mb") * MEGABYTE)),
         hosts=LOOPBACK_NAMES if local and not is_protected else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,

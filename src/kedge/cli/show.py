@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import click
@@ -115,8 +117,7 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
             if head < 0 and last is not None:
                 shown = ids[:-last]
             head = row.head
-            pairs = enumerate(zip(ids, shown, strict=False))
-            common = next((i for i, (new, old) in pairs if new != old), min(len(ids), len(shown)))
+            common = sum(takewhile(bool, map(eq, ids, shown)))
             if common < len(shown) and not as_json:
                 echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
             for block in blocks[common:] if as_json else ():
@@ -179,9 +180,6 @@ def _full_text(block: Block) -> str:
             return describe(block, 10_000)
 
 
-LINE_WIDTH = 100
-
-
 @kedge_command("diff")
 @conversation_argument
 @click.argument("left")
@@ -223,7 +221,7 @@ async def _resolve_node(store: Store, row: ConversationRow, at: str) -> Node:
 
 def _print_blocks(sign: str, color: str, blocks: tuple[Block, ...]) -> None:
     for block in blocks:
-        line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"
+        line = f"{sign} {block.kind:<11} {describe(block, FOLD_WIDTH)}"
         echo(click.style(line, fg=color))
 
 

@@ -34,9 +34,7 @@ ID_PREFIX = "conv_"
 MIN_PREFIX = 4
 """The minimum number of further characters of an abbreviated id."""
 MAX_ROWS = 10**9
-"""The maximum of ``--limit`` and ``--offset``; databases reject numbers above 64 bits."""
-MAX_CONVERSATIONS = MAX_ROWS
-"""The limit of commands that read all conversations."""
+"""The maximum of ``--limit`` and ``--offset``, and the limit of commands that read all conversations."""
 MAX_NAMED = 5
 """The maximum number of conversations listed in an error about an ambiguous title."""
 MAX_COMPLETIONS = 500
@@ -248,7 +246,7 @@ async def find_conversations(store: "Store", names: "Sequence[str]") -> "list[Co
     """Return the conversations with these names, or all if there are none."""
     if names:
         return [await find_conversation(store, name) for name in names]
-    return await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
+    return await store.conversations(archived=None, limit=MAX_ROWS)
 
 
 async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":
@@ -262,7 +260,7 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
         return await store.conversation(name)
     except NotInStore:
         pass
-    rows = await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
+    rows = await store.conversations(archived=None, limit=MAX_ROWS)
     if titled := [row for row in rows if row.title == name]:
         return _choose_by_title(titled)
     matches = [row for row in rows if _matches_id(row.id, name)]

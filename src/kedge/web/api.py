@@ -16,23 +16,21 @@ from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.proxied_requests import MAX_PROXIED
-from kedge.store.summaries import list_labels, list_summaries, load_attached
+from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun, find_chain, flush_requests
 from kedge.web.send import (
-    TurnRequest,
     edit_block,
     find_workflow_run,
     format_disposition,
     list_known_workflows,
     load_known_workflow,
-    resolve_resume,
-    resolve_turn,
     serve_attachment,
-    start_run,
+    start_resume,
+    start_turn,
     start_workflow,
     to_workflow_shape,
 )
@@ -98,9 +96,8 @@ async def create_conversation(
 @operation("GET", "/api/conversations/{id}")
 async def read_conversation(call: ApiCall) -> shapes.OverviewShape:
     """Read a conversation."""
-    row = await call.store.conversation(call.id)
-    summaries, _ = await list_summaries(call.store, show="all", ids=[row.id], scheduled=True)
-    return shapes.shape_overview(summaries[0], call.service.status(summaries[0]))
+    summary = await call.service.summarize(await call.store.conversation(call.id))
+    return shapes.shape_overview(summary, call.service.status(summary))
 
 
 @operation("PATCH", "/api/conversations/{id}")
@@ -170,8 +167,7 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage
 )
 async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | Response:
     """Send a message and get the answer."""
-    request = await resolve_turn(call.service, call.id, body)
-    return await _run(call, request, stream=body.stream)
+    return await _answer(await start_turn(call.service, call.id, body), stream=body.stream)
 
 
 @operation(
@@ -179,8 +175,7 @@ async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | 
 )
 async def resume_turn(call: ApiCall, body: schemas.NewResume) -> shapes.TurnShape | Response:
     """Send a question without an answer again."""
-    request = await resolve_resume(call.service, call.id, body)
-    return await _run(call, request, stream=body.stream)
+    return await _answer(await start_resume(call.service, call.id, body), stream=body.stream)
 
 
 @operation("POST", "/api/conversations/{id}/edit", errors=(409,))
@@ -189,8 +184,7 @@ async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> shapes.Ed
     return await edit_block(call.service, call.id, body)
 
 
-async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> shapes.TurnShape | Response:
-    run = start_run(call.service, request, streaming=stream)
+async def _answer(run: TurnRun, *, stream: bool) -> shapes.TurnShape | Response:
     if stream:
         return _follow(run)
     await run.wait()

@@ -105,7 +105,6 @@ def create_page(
         exception_handlers=dict.fromkeys((HTTPException, KedgeError, RequestError), _on_error),
     )
     app.router.redirect_slashes = False
-    app.state.service = service
     app.state.services = services or UserServices(service)
     app.state.auth = auth
     app.state.login_throttle = LoginThrottle()

@@ -143,12 +143,14 @@ class Operation:
 
     async def endpoint(self, request: Request) -> Response:
         """Validate a request, run the handler and build the response."""
+        if self.body and not is_json(request.headers):
+            return error_response(415, "not_json", "send the body as application/json")
         try:
             inputs: dict[str, BaseModel] = {}
             if self.query:
                 inputs["query"] = self.query.model_validate(dict(request.query_params))
             if self.body:
-                content = await _read_json(request, self.max_bytes)
+                content = await read_body(request, self.max_bytes)
                 inputs["body"] = self.body.model_validate_json(content)
             answer = await self.handler(ApiCall(get_service(request), request), **inputs)
         except RequestError as error:
@@ -186,12 +188,6 @@ _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
     (AnswerIncomplete, 422, "incomplete"),  # for example because of the request's max_output_tokens
     (EngineError, 502, "engine"),
 )
-
-
-async def _read_json(request: Request, max_bytes: int) -> bytes:
-    if not is_json(request.headers):
-        raise RequestError(415, "not_json", "send the body as application/json")
-    return await read_body(request, max_bytes)
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -245,46 +241,30 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
 
 
 def _describe_operation(operation: Operation) -> dict[str, Any]:
-    operation_object: dict[str, Any] = {
+    body = {"required": True, "content": _describe_content(operation.body)}
+    return {
         "summary": operation.summary,
         "operationId": operation.handler.__name__,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": _describe_responses(operation),
+        **({"requestBody": body} if operation.body else {}),
     }
-    if operation.body:
-        operation_object["requestBody"] = {
-            "required": True,
-            "content": _describe_content(operation.body),
-        }
-    return operation_object
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    names = [part.strip("{}") for part in path.split("/") if part.startswith("{")]
+    number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+    text = {"type": "string", "minLength": 1}
     return [
-        {
-            "name": name.removesuffix(":number"),
-            "in": "path",
-            "required": True,
-            "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-            if name.endswith(":number")
-            else {"type": "string", "minLength": 1},
-        }
-        for name in names
+        {"name": name, "in": "path", "required": True, "schema": number if kind else text}
+        for name, kind in re.findall(r"{(\w+)(:number)?}", path)
     ]
 
 
 def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
-    if shape is None:
-        return []
-    schema = shape.model_json_schema()
+    schema: dict[str, Any] = shape.model_json_schema() if shape else {"properties": {}}
+    required = schema.get("required", ())
     return [
-        {
-            "name": name,
-            "in": "query",
-            "required": name in schema.get("required", ()),
-            "schema": _drop_null(member),
-        }
+        {"name": name, "in": "query", "required": name in required, "schema": _drop_null(member)}
         for name, member in schema["properties"].items()
     ]
 
@@ -299,11 +279,7 @@ def _drop_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_responses(operation: Operation) -> dict[str, Any]:
-    responses: dict[str, Any] = {
-        str(operation.status): {
-            "description": operation.summary,
-        }
-    }
+    responses: dict[str, Any] = {str(operation.status): {"description": operation.summary}}
     if operation.status != 204:
         content = _describe_content(operation.response_model, operation.media_type)
         responses[str(operation.status)]["content"] = content

@@ -40,7 +40,7 @@ from kedge.text import display
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.text.json_text import escape_surrogates
 from kedge.web import svg
-from kedge.web.plan_card import describe_request_size, format_body
+from kedge.web.plan_card import BLOCK_LABELS, describe_request_size, format_body
 from kedge.web.security import SESSION_KEY
 from kedge.web.service import build_tag_url
 from kedge.web.shapes import format_headline, iter_notes
@@ -48,6 +48,8 @@ from kedge.web.transcript import render_excerpt
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
+Tokens = Sequence[Token]
+Env = MutableMapping[str, Any]
 
 
 def _quote(value: object) -> str:
@@ -76,13 +78,12 @@ def get_environment() -> Environment:
     filters, names = cast("Names", environment.filters), cast("Names", environment.globals)
     filters.update(_FILTERS)
     names.update(
-        Chart=svg.Chart,
+        svg=svg,
         display=display,
         reasons={**REASONS, **MODE_REASONS},
-        draw_lanes=svg.draw_lanes,
-        draw_mark=svg.draw_mark,
         marks=MARK_DESCRIPTIONS,
         static=static_url,
+        block_labels=BLOCK_LABELS,
         describe_request_size=describe_request_size,
         format_headline=format_headline,
         get_conversation_id=get_conversation_id,
@@ -90,7 +91,6 @@ def get_environment() -> Environment:
         name_send=name_send,
         next_number=count(1).__next__,
         render_excerpt=render_excerpt,
-        series_styles=svg.SERIES_STYLES,
     )
     return environment
 
@@ -186,14 +186,14 @@ class _HtmlCache:
     def get(self, text: str) -> Markup:
         """Return the HTML of a text, rendered unless it is cached."""
         with self._lock:
-            if (html := self._entries.get(text)) is not None:
-                self._entries.move_to_end(text)
-                return html
-        html = _render(text)
+            html = self._entries.get(text)
+        if html is None:
+            html = _render(text)
         with self._lock:
             if text not in self._entries:
-                self._entries[text] = html
                 self._size += len(text) + len(html)
+            self._entries[text] = html
+            self._entries.move_to_end(text)
             while self._size > MAX_CACHED_CHARS:
                 self._size -= sum(map(len, self._entries.popitem(last=False)))
         return html
@@ -215,17 +215,13 @@ def _render(text: str) -> Markup:
 class _Renderer(RendererHTML):
     """A renderer that renders links without a referrer, and images as links."""
 
-    def link_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def link_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         """Render a link that sends no referrer."""
         tokens[idx].attrSet("rel", _REL)
         tokens[idx].attrSet("target", "_blank")
         return self.renderToken(tokens, idx, options, env)
 
-    def cell_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def cell_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         """Render a table cell; its alignment is a class, because inline styles are forbidden."""
         style = str(tokens[idx].attrs.pop("style", ""))
         if style:
@@ -234,9 +230,7 @@ class _Renderer(RendererHTML):
 
     th_open = td_open = cell_open
 
-    def image(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def image(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         """Render an image as a link with its name."""
         token = tokens[idx]
         label = escape(token.content or "image")

@@ -173,10 +173,8 @@ async def list_requests(request: Request) -> Response:
     """Render the requests of other programs, to this server or through a proxy with this store."""
     await flush_requests(request)
     store = get_service(request).store
-    before = request.query_params.get("before", "")
-    rows = await store.list_proxied(
-        limit=PAGE_SIZE, before=_parse_number(before), body_bytes=MAX_LISTED_BODY
-    )
+    before = _parse_number(request.query_params.get("before", ""))
+    rows = await store.list_proxied(limit=PAGE_SIZE, before=before, body_bytes=MAX_LISTED_BODY)
     return await render_page(
         request,
         "requests.html",
@@ -195,13 +193,12 @@ async def show_request(request: Request) -> Response:
     store = get_service(request).store
     row = await store.get_proxied(request.path_params["number"])
     before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
-    reason = PASS_THROUGH_REASONS.get(row.reason, row.reason)
     return await render_page(
         request,
         "request.html",
         here="requests",
         row=row,
-        reason=reason,
+        reason=PASS_THROUGH_REASONS.get(row.reason, row.reason),
         before=before[-MAX_CHAIN:],
         omitted=max(len(before) - MAX_CHAIN, 0),
         after=after[:MAX_CHAIN],

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import takewhile
+from operator import eq
 from typing import Literal
 
 from markupsafe import Markup, escape
@@ -111,9 +113,9 @@ def _quote_block(block: Block) -> str:
 
 def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]:
     keys = [[_content_key(block) for block in blocks] for blocks in (left, right)]
-    start = _common_length(keys[0], keys[1])
+    start = _common_length(*keys)
     rest = [each[start:] for each in keys]
-    end = _common_length(rest[0][::-1], rest[1][::-1])
+    end = _common_length(*(each[::-1] for each in rest))
     rest = [each[: len(each) - end] for each in rest]
     sizes = [len(each) for each in rest]
     opcodes: list[Opcode] = [("equal", 0, start, 0, start)] if start else []
@@ -131,10 +133,7 @@ def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]
 
 
 def _common_length(left: Sequence[str], right: Sequence[str]) -> int:
-    return next(
-        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
-    )
+    return sum(takewhile(bool, map(eq, left, right)))
 
 
 def _content_key(block: Block) -> str:
@@ -185,11 +184,6 @@ class BlockMark:
     folded: int = 0
     omitted: bool = False
     """Whether it was not sent although the server does not have it: reasoning and compactions."""
-
-    @property
-    def label(self) -> str:
-        """The name of the kind of block."""
-        return BLOCK_LABELS.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from starlette.requests import HTTPConnection
@@ -52,6 +53,7 @@ HEARTBEAT_SECONDS = 15.0
 """Seconds without an event after which a follower gets a heartbeat."""
 
 
+@dataclass(eq=False)
 class TurnRun:
     """One run: its events so far, its status and, at its end, its result.
 
@@ -63,21 +65,18 @@ class TurnRun:
         newest: The newest node of the tree before the run.
     """
 
-    def __init__(
-        self, conversation: str, at: int, text: str, question: int = 0, newest: int = 0
-    ) -> None:
-        self.id = new_id("run")
-        self.conversation = conversation
-        self.at = at
-        self.text = text
-        self.question = question
-        self.newest = newest
-        self.status: RunStatus = "running"
-        self.started_at = time.time()
-        self.reply: Reply | None = None
-        self.error: KedgeError | None = None
-        self.task: asyncio.Task[None] | None = None
-        self._log = FollowedLog[EventDict]()
+    conversation: str
+    at: int
+    text: str
+    question: int = 0
+    newest: int = 0
+    id: str = field(default_factory=lambda: new_id("run"))
+    status: RunStatus = "running"
+    started_at: float = field(default_factory=time.time)
+    reply: "Reply | None" = None
+    error: "KedgeError | None" = None
+    task: "asyncio.Task[None] | None" = None
+    log: FollowedLog[EventDict] = field(default_factory=FollowedLog[EventDict])
 
     def has_asked(self, node: int) -> bool:
         """Return whether a question belongs to this run."""
@@ -85,17 +84,17 @@ class TurnRun:
 
     def publish(self, event: EventDict) -> None:
         """Add an event and wake the followers."""
-        self._log.append([event])
+        self.log.append([event])
 
     def finish(self, status: RunStatus, event: EventDict) -> None:
         """End the run with its last event."""
         self.status = status
         self.publish(event)
-        self._log.finish()
+        self.log.finish()
 
     async def follow(self) -> AsyncGenerator[EventDict | None]:
         """Yield all events from the first one; None is a heartbeat."""
-        async for events in self._log.follow(heartbeat_seconds=HEARTBEAT_SECONDS):
+        async for events in self.log.follow(heartbeat_seconds=HEARTBEAT_SECONDS):
             for event in events or (None,):
                 yield event
 

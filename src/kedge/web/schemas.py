@@ -10,6 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 Text = Annotated[str, StringConstraints(max_length=400_000)]
 Name = Annotated[str, StringConstraints(max_length=400)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Time = Annotated[float, Field(ge=0, le=1e12)]
+Head = Annotated[
+    Number | None,
+    Field(description="The head as the client knows it; the request fails if it has moved."),
+]
 MAX_ATTACHMENTS = 8
 """The maximum number of attachments of a message."""
 MAX_ATTACHMENT_BYTES = 5_000_000
@@ -53,8 +59,8 @@ class SearchQuery(QueryParams):
     q: Name = Field(description='Words, "phrases", begin*, -excluded, and OR between alternatives.')
     role: Name | None = Field(None, description="A kind of block, such as user or assistant.")
     tag: Name | None = None
-    since: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    since: Time | None = None
+    until: Time | None = None
     order: Literal["newest", "rank"] = "newest"
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     offset: Annotated[int, Field(ge=0, le=10_000)] = 0
@@ -72,21 +78,15 @@ class PathQuery(QueryParams):
     """A position in a conversation."""
 
     at: Name = Field("", description="A node or a response id; the head by default.")
-    last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
-        None, description="Only the last blocks, at most this number."
-    )
-    limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
-        None, description="The maximum number of blocks; all by default."
-    )
+    last: Count | None = Field(None, description="Only the last blocks, at most this number.")
+    limit: Count | None = Field(None, description="The maximum number of blocks; all by default.")
     offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
 
 
 class ChainQuery(QueryParams):
     """A page of a chain."""
 
-    limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
-        None, description="The maximum number of nodes; all by default."
-    )
+    limit: Count | None = Field(None, description="The maximum number of nodes; all by default.")
     after: Number = Field(0, description="The last node of the page before.")
 
 
@@ -114,8 +114,8 @@ class PlanQuery(QueryParams):
 class RangeQuery(QueryParams):
     """A time range in seconds since 1970; the last day by default."""
 
-    since: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    since: Time | None = None
+    until: Time | None = None
     model: Name = ""
     provider: Name = ""
     conversation: Name = ""
@@ -170,9 +170,7 @@ class ReasoningSettings(RequestBody):
 class RequestSettings(RequestBody):
     """Settings of a request; absent ones are determined by the conversation and the model."""
 
-    head: Number | None = Field(
-        None, description="The head as the client knows it; the request fails if it has moved."
-    )
+    head: Head = None
 
     model: Name = Field(
         "", description="A model of this server; the conversation's own model if empty."
@@ -223,9 +221,7 @@ class BlockEdit(RequestBody):
 
     block: Name = Field(description="The id of a block on the path to the head.")
     text: Text = Field(min_length=1)
-    head: Number | None = Field(
-        None, description="The head as the client knows it; the request fails if it has moved."
-    )
+    head: Head = None
 
 
 class NewSide(RequestBody):

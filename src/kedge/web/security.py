@@ -80,9 +80,11 @@ class PageAuth(AccessPolicy):
         # ``super()`` without arguments needs a class that is not replaced by one with slots.
         if (found := await AccessPolicy.find_sender(self, presented)) is not None:
             return found
-        if await self.is_valid_session(presented.session):
+        session, registry = presented.session, self.registry
+        is_signed = self.is_signed_session(session)
+        if is_signed and not (registry and await registry.is_ended(session)):
             return FoundCaller(None, is_session=True)
-        caller = await self.registry.find_session(presented.session) if self.registry else None
+        caller = await registry.find_session(session) if registry else None
         return None if caller is None else FoundCaller(caller, is_session=True)
 
     async def log_in(self, token: str) -> str | None:
@@ -123,13 +125,9 @@ class PageAuth(AccessPolicy):
             or len(expires) > 15
         ):
             return False
-        return int(expires) > self.clock() and _is_equal(value, self.sign_session(signed))
-
-    async def is_valid_session(self, value: str) -> bool:
-        """Return whether a cookie is a signed session that was not ended."""
-        if not self.is_signed_session(value):
-            return False
-        return self.registry is None or not await self.registry.is_ended(value)
+        return int(expires) > self.clock() and hmac.compare_digest(
+            value.encode(), self.sign_session(signed).encode()
+        )
 
 
 class DelegatedTokens(TokenRegistry):
@@ -262,7 +260,3 @@ def read_session_cookie(headers: Headers) -> str:
     """Return the session in the cookies of a request, or an empty text."""
     # Not ``http.cookies``: it ignores everything after a cookie that it rejects, such as JSON of another app.
     return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
-
-
-def _is_equal(value: str, expected: str) -> bool:
-    return hmac.compare_digest(value.encode(), expected.encode())

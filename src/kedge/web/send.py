@@ -11,7 +11,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -65,12 +65,7 @@ from kedge.web.schemas import (
     NewWorkflow,
     RequestSettings,
 )
-from kedge.web.service import (
-    EDITED_KEY,
-    ConversationService,
-    OpenConversation,
-    read_instructions,
-)
+from kedge.web.service import EDITED_KEY, ConversationService, OpenConversation, read_instructions
 from kedge.web.shapes import EditShape, WorkflowShape, shape_plan, shape_reply
 from kedge.web.transcript import iter_block_ranges
 from kedge.workflows import (
@@ -86,45 +81,32 @@ from kedge.workflows import (
 )
 from kedge.workflows.roles import new_workflow_id
 
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """A message to send, or a stored question to send again, and the node to continue from.
-
-    The head moves when the answer arrives, so it is unchanged after a failed turn.
-    """
-
-    opened: OpenConversation
-    open_stream: Callable[..., ConversationStream]
-    text: str
-    at: int | None = None
-    """The node to continue from; None for the head."""
-    question: int = 0
-    """A stored question to continue with, instead of the message."""
+OpenStream = Callable[[], ConversationStream]
 
 
-async def resolve_turn(service: ConversationService, name: str, body: NewTurn) -> TurnRequest:
-    """Resolve the position to continue from, the model that answers there, and the message.
+async def start_turn(service: ConversationService, name: str, body: NewTurn) -> TurnRun:
+    """Start a run that sends a message; the head moves when the answer arrives, so a failed turn does not change it.
 
     Raises:
-        KedgeError: If one of them is not available; nothing was written.
+        KedgeError: The position to continue from, or the model that answers there, is not available; nothing was
+            written.
     """
     at = body.previous_response_id or ("" if body.at is None else str(body.at))
     parts = [parse_attachment(each) for each in body.attachments]
     opened = await service.open(name, at, body.model, _build_middleware(body))
     check_head(opened, body.head)
-    options = {"key": body.key, **_build_options(body), **opened.options}
+    options = {"key": body.key, **_build_options(body, opened)}
     node, keep = opened.node if at else None, None
     blocks: list[Block] = [user([body.text, *parts])]
     if body.edit is not None:
         edit = partial(_edit_user_block, text=body.text, added=parts)
         blocks, node, keep = await _edit_question(service, opened, body.edit, edit)
     stream = partial(opened.conversation.stream, *blocks, at=node, keep=keep, **options)
-    return TurnRequest(opened, stream, body.text, node)
+    return _start_run(service, opened, stream, body.text, node)
 
 
-async def resolve_resume(service: ConversationService, name: str, body: NewResume) -> TurnRequest:
-    """Resolve a stored question to send again.
+async def start_resume(service: ConversationService, name: str, body: NewResume) -> TurnRun:
+    """Start a run that sends a stored question again.
 
     Raises:
         KedgeError: If there is no such question, or its model is not available; nothing was written.
@@ -134,20 +116,20 @@ async def resolve_resume(service: ConversationService, name: str, body: NewResum
     question = next(node for node in opened.tree.nodes if node.id == body.node)
     if question.kind != "asked":
         raise NotInStore(f"node {body.node} is not a question; pass the node of a question")
-    options = {**_build_options(body), **opened.options}
-    resume = opened.conversation.stream_resume
-    stream = partial(resume, body.node, restart=body.restart, **options)
+    options = {"restart": body.restart, **_build_options(body, opened)}
+    stream = partial(opened.conversation.stream_resume, body.node, **options)
     text = opened.tree.questions.get(body.node, "")
-    return TurnRequest(opened, stream, text, question.parent, body.node)
+    return _start_run(service, opened, stream, text, question.parent, body.node)
 
 
-def _build_options(settings: RequestSettings) -> dict[str, Any]:
+def _build_options(settings: NewTurn | NewResume, opened: OpenConversation) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
     members = {"reasoning", "temperature", "top_p", "max_output_tokens"}
     options = settings.model_dump(include=members, exclude_none=True)
     if settings.effort is not None:
         options.setdefault("reasoning", {})["effort"] = settings.effort
-    return {name: value for name, value in options.items() if value != {}}
+    given = {name: value for name, value in options.items() if value != {}}
+    return {"streaming": settings.stream, **given, **opened.options}
 
 
 def _build_middleware(settings: RequestSettings) -> tuple[Middleware, ...]:
@@ -241,25 +223,25 @@ async def edit_block(service: ConversationService, name: str, body: BlockEdit) -
     return EditShape(conversation=conversation.id, node=node.id)
 
 
-def start_run(service: ConversationService, request: TurnRequest, *, streaming: bool) -> TurnRun:
-    """Start a run that sends a message; it continues if the client disconnects."""
-    opened = request.opened
-    run = TurnRun(
-        opened.conversation.id,
-        opened.node if request.at is None else request.at,
-        request.text,
-        request.question,
-        max((node.id for node in opened.tree.nodes), default=0),
-    )
-    return service.runs.start(run, partial(_run_turn, service, request, streaming))
+def _start_run(
+    service: ConversationService,
+    opened: OpenConversation,
+    open_stream: OpenStream,
+    text: str,
+    at: int | None,
+    question: int = 0,
+) -> TurnRun:
+    """Start a run that sends a message after a node, by default the head; it continues if the client disconnects."""
+    newest = max((node.id for node in opened.tree.nodes), default=0)
+    at = opened.node if at is None else at
+    run = TurnRun(opened.conversation.id, at, text, question, newest)
+    return service.runs.start(run, partial(_run_turn, service, open_stream))
 
 
-async def _run_turn(
-    service: ConversationService, request: TurnRequest, streaming: bool, run: TurnRun
-) -> None:
+async def _run_turn(service: ConversationService, open_stream: OpenStream, run: TurnRun) -> None:
     """Send a message and publish the events; the last one is ``done``, ``cancelled`` or ``error``."""
     try:
-        async with request.open_stream(streaming=streaming) as stream:
+        async with open_stream() as stream:
             async for event in stream:
                 if encoded := _encode_event(event):
                     run.publish(encoded)

@@ -18,14 +18,7 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.server.access import CALLER_KEY
-from kedge.store import (
-    AccessToken,
-    ConversationRow,
-    Hit,
-    Node,
-    RequestRecord,
-    Store,
-)
+from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, Store
 from kedge.store.summaries import (
     ConversationSummary,
     find_by_title,
@@ -179,7 +172,7 @@ class ConversationService:
         chosen = chain.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, await self.store.newest_response(row, node))
         pending = find_pending(nodes, ranges, messages)
-        runs, summary = self.runs.list(row.id), await self._summarize(row)
+        runs, summary = self.runs.list(row.id), await self.summarize(row)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
         unanswered = await self._load_unanswered(row, tree, node, runs)
@@ -213,7 +206,8 @@ class ConversationService:
         row = await self.store.conversation(name)
         return row, await read_tree(self.store, row)
 
-    async def _summarize(self, row: ConversationRow) -> ConversationSummary:
+    async def summarize(self, row: ConversationRow) -> ConversationSummary:
+        """Return a conversation with its totals."""
         summaries, _ = await list_summaries(self.store, ids=[row.id], show="all", scheduled=True)
         return summaries[0]
 
@@ -259,7 +253,7 @@ class ConversationService:
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return {
             "id": row.id,
-            "name": _name_conversation(await self._summarize(row)),
+            "name": _name_conversation(await self.summarize(row)),
             "left": str(ends[0]),
             "right": str(ends[1]),
             "rows": rows,

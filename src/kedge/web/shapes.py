@@ -8,14 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    RootModel,
-    create_model,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, create_model
 
 from kedge.analytics import Analytics, Bucket, ConversationStats
 from kedge.events import Usage

@@ -22,16 +22,8 @@ WIDTH, HEIGHT = 600, 140
 SERIES_STYLES = ("solid", "hollow", "dashed")
 """The style classes of the first, second and third series."""
 ValueFormatter = Callable[[float], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A bar, or a point of a line: its place, what it shows, and for a point its path."""
-
-    style: str
-    words: str
-    box: tuple[float, float, float, float] = (0, 0, 0, 0)
-    path: str = ""
+Bar = tuple[str, str, tuple[float, float, float, float]]
+"""The style of a bar, what it shows, and its box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +60,26 @@ class Chart:
         newest, highest = self.format_value(known[-1]), self.format_value(max(known))
         return f"{name}: {newest} at the end, {highest} at most."
 
-    def iter_bars(self) -> Iterator[tuple[str, list[Shape]]]:
+    def iter_bars(self) -> Iterator[tuple[str, list[Bar]]]:
         """Yield the label and the bars of each position that has any, from the bottom to the top."""
         maximum, step = self.maximum, WIDTH / len(self.labels)
         gap = min(step * 0.25, 4)
         for index, column in enumerate(zip(*self.series.values(), strict=True)):
-            bottom, bars = float(HEIGHT), list[Shape]()
+            bottom, bars = float(HEIGHT), list[Bar]()
             for style, name, value in zip(SERIES_STYLES, self.series, column, strict=False):
                 if value:
                     height = HEIGHT * value / maximum
                     bottom -= height
                     box = (index * step + gap / 2, bottom, step - gap, height)
-                    bars.append(Shape(style, f"{name} {self.format_value(value)}", box))
+                    bars.append((style, f"{name} {self.format_value(value)}", box))
             if bars:
                 yield self.labels[index], bars
 
-    def iter_lines(self) -> Iterator[tuple[str, str, list[Shape]]]:
+    def iter_lines(self) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
         """Yield the style, the path and the points of each line; a missing value is a gap."""
         maximum, step = self.maximum, WIDTH / max(len(self.labels) - 1, 1)
         for style, (name, values) in zip(SERIES_STYLES, self.series.items(), strict=False):
-            path, pen, points = "", "M", list[Shape]()
+            path, pen, points = "", "M", list[tuple[str, str]]()
             for index, value in enumerate(values):
                 if value is None:
                     pen = "M"
@@ -96,7 +88,7 @@ class Chart:
                 path += f"{pen}{at}h0.01" if pen == "M" else f"{pen}{at}"
                 pen = "L"
                 words = f"{self.labels[index]}: {name} {self.format_value(value)}"
-                points.append(Shape(style, words, path=f"M{at}h0.01"))  # with round ends a dot
+                points.append((words, f"M{at}h0.01"))  # with round ends a dot
             yield style, path, points
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, assert_never, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -328,15 +328,6 @@ def summarize_text(text: str) -> str:
     return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """A match of a search: the link to its message, the kind of the block, and the text around the match."""
-
-    url: str
-    kind: str
-    html: Markup
-
-
 _WORD = re.compile(r"\w+")
 _QUERY_WORD = re.compile(r"(?P<not>(?:-|\bNOT\s+)?)\"?(?P<word>\w+)(?P<prefix>\*?)")
 _MARK = Markup("<mark>{}</mark>")
@@ -360,14 +351,11 @@ def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     return matches
 
 
-def render_excerpt(hit: Hit, query: str) -> Excerpt:
-    """Build the excerpt of a hit."""
+def render_excerpt(hit: Hit, query: str) -> Markup:
+    """Return the text around a match of a search, with the words that match marked."""
     pieces: list[Markup] = []
     end = 0
     for start, stop in find_matches(hit.excerpt, query):
         pieces += [escape(hit.excerpt[end:start]), _MARK.format(hit.excerpt[start:stop])]
         end = stop
-    pieces.append(escape(hit.excerpt[end:]))
-    where = urlencode({"at": hit.node, "block": hit.block_id})
-    url = f"/conversations/{quote(hit.conversation, safe='')}?{where}#{quote(hit.block_id)}"
-    return Excerpt(url, hit.kind.replace("_", " "), Markup("").join(pieces))
+    return Markup("").join([*pieces, escape(hit.excerpt[end:])])
