@@ -12,13 +12,12 @@ of consecutive blocks: a deletion rewrites only the groups that it changes. The
 table ``texts`` has the numbers of all indexed blocks. On PostgreSQL it is the index itself.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from kedge.database.transactions import Database, Tx, marks, split_chunks
+from kedge.database.transactions import Database, Tx, join_filters, marks, split_chunks
 from kedge.errors import InvalidSetting, StoreReadOnly
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
@@ -49,10 +48,12 @@ WHERE t.rowid IS NULL AND n.id > ? AND n.id <= ?
 """
 # The node that added a linked block is the last one of the branch that starts at or before it.
 _SELECT_NODES = """
-SELECT l.block, f.tree, l.place, (
-    SELECT n.id FROM nodes n WHERE n.tree = f.tree AND n.branch = l.branch AND n.kept <= l.place
-    ORDER BY n.kept DESC, n.id DESC LIMIT 1
-) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({marks}) ORDER BY node
+SELECT found.block, n.tree, found.place, n.id, n.created_at FROM (
+    SELECT l.block, l.place, (
+        SELECT n.id FROM nodes n WHERE n.tree = f.tree AND n.branch = l.branch AND n.kept <= l.place
+        ORDER BY n.kept DESC, n.id DESC LIMIT 1
+    ) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({marks})
+) AS found JOIN nodes n ON n.id = found.node WHERE {where} ORDER BY n.id
 """
 _SELECT_OWN = """
 SELECT DISTINCT l.block FROM links l JOIN nodes f ON f.id = l.branch
@@ -304,23 +305,17 @@ class _Conversations:
         found: dict[int, dict[str, _Use]] = {}
         if not blocks:
             return found
-        rows = self._tx.rows(_SELECT_NODES.format(marks=marks(blocks)), blocks)
-        times = self._load_times([row[3] for row in rows])
-        for block, tree, position, node in rows:
-            if node not in times:
-                continue
+        times = {
+            "n.created_at >= ?": self._options.since,
+            "n.created_at < ?": self._options.until,
+        }
+        where, values = join_filters("1 = 1", times)
+        query = _SELECT_NODES.format(marks=marks(blocks), where=where)
+        for block, tree, position, node, created_at in self._tx.rows(query, (*blocks, *values)):
             for name, used in self._load_tree(tree):
                 if used is None or used.get(node, 0) > position:
-                    found.setdefault(block, {}).setdefault(name, _Use(name, node, times[node]))
+                    found.setdefault(block, {}).setdefault(name, _Use(name, node, created_at))
         return found
-
-    def _load_times(self, nodes: Sequence[int]) -> dict[int, float]:
-        """Return the creation times of the nodes in the time range of the search."""
-        since = -math.inf if self._options.since is None else self._options.since
-        until = math.inf if self._options.until is None else self._options.until
-        query = f"SELECT id, created_at FROM nodes WHERE id IN ({marks(nodes)})"
-        rows = self._tx.rows(query, nodes) if nodes else []
-        return {node: created_at for node, created_at in rows if since <= created_at < until}
 
     def _load_tree(self, tree: int) -> _Tree:
         """Return the conversations of a tree with the nodes they use; None if one uses all nodes."""
