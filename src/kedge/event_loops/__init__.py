@@ -290,7 +290,8 @@ def _forget_parent_loop() -> None:
     _background = BackgroundLoop()
 
 
-os.register_at_fork(after_in_child=_forget_parent_loop)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_parent_loop)
 atexit.register(lambda: _background.stop())  # noqa: PLW0108 - _background is replaced in a forked process
 
 
