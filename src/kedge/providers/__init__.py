@@ -6,6 +6,7 @@ line that names the variable to set.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 from kedge.engines import Engine
@@ -82,12 +83,10 @@ def providers() -> dict[str, Callable[..., Engine]]:
     """Return every provider by name; those of other packages cannot replace the built-in ones."""
     from importlib.metadata import entry_points
 
-    installed = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**installed, **PROVIDERS}
+    entries = entry_points(group=ENTRY_POINT_GROUP)
+    return {**{entry.name: partial(_connect_entry, entry) for entry in entries}, **PROVIDERS}
 
 
-def _load_lazily(entry: Any) -> Callable[..., Engine]:
-    def connect_provider(rest: str, **settings: Any) -> Engine:
-        return entry.load()(rest, **settings)
-
-    return connect_provider
+def _connect_entry(entry: Any, rest: str, **settings: Any) -> Engine:
+    """Return an engine of a provider of another package, which is imported now."""
+    return entry.load()(rest, **settings)

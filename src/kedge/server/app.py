@@ -16,7 +16,6 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from kedge.database.transactions import HealthCheck
@@ -137,7 +136,13 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
         case ApiError():
             return http.build_error_response(connection.scope, error)
         case HTTPException():
-            return _build_routing_error(connection.scope, error)
+            is_known = error.status_code == 405
+            template = errors.METHOD_NOT_ALLOWED if is_known else errors.UNKNOWN_ROUTE
+            route = template(method=connection.scope["method"], path=connection.scope["path"])
+            response = http.build_error_response(connection.scope, route)
+            if is_known:
+                response.headers["allow"] = http.format_allowed_methods(ROUTES, connection.scope)
+            return response
         case ClientDisconnect():
             return http.respond_encoded(b"")  # there is no client to read it
         case _:
@@ -146,15 +151,6 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
 
 
 EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
-
-
-def _build_routing_error(scope: Scope, error: HTTPException) -> Response:
-    route = {"method": scope["method"], "path": scope["path"]}
-    if error.status_code != 405:
-        return http.build_error_response(scope, errors.UNKNOWN_ROUTE(**route))
-    response = http.build_error_response(scope, errors.METHOD_NOT_ALLOWED(**route))
-    response.headers["allow"] = http.format_allowed_methods(ROUTES, scope)
-    return response
 
 
 def create_app(

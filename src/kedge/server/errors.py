@@ -44,7 +44,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.message = escape_surrogates(message)
         self.status = status
-        self.type = type or find_error_type(status)
+        usual = "server_error" if status >= 500 else "invalid_request_error"
+        self.type = type or ("requests" if status == 429 else usual)
         self.param = None if param is None else escape_surrogates(param)
         self.code = code
         self.headers = dict(headers or {})
@@ -61,13 +62,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-
-def find_error_type(status: int) -> str:
-    """Return the usual ``type`` of errors with an HTTP status."""
-    if status == 429:
-        return "requests"
-    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 class ErrorTemplate(Struct, frozen=True):

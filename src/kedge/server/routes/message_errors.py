@@ -80,7 +80,7 @@ ARGUMENTS_NOT_OBJECT = ErrorTemplate(
 )
 
 
-MESSAGE_TEMPLATES: Mapping[ErrorTemplate, str] = {
+MESSAGE_TEMPLATES: Mapping[ErrorTemplate | None, str] = {
     errors.MISSING_PARAMETER: "{path}: Field required",
     errors.UNKNOWN_PARAMETER: "{path}: Extra inputs are not permitted",
     errors.UNKNOWN_WITH_SUGGESTION: "{path}: Extra inputs are not permitted",
@@ -113,7 +113,7 @@ MESSAGE_TEMPLATES: Mapping[ErrorTemplate, str] = {
     errors.METHOD_NOT_ALLOWED: "Method Not Allowed",
 }
 
-STATUS_OVERRIDES: Mapping[ErrorTemplate, int] = {
+STATUS_OVERRIDES: Mapping[ErrorTemplate | None, int] = {
     errors.MODEL_NOT_FOUND: 404,
     errors.OVERLOADED: 529,
 }
@@ -137,11 +137,7 @@ _INDEX_PATTERN = re.compile(r"\[(\d+)\]")
 
 def error_status(error: ApiError) -> int:
     """Return the status of an error in this API."""
-    return (
-        error.status
-        if error.template is None
-        else STATUS_OVERRIDES.get(error.template, error.status)
-    )
+    return STATUS_OVERRIDES.get(error.template, error.status)
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
@@ -158,7 +154,7 @@ def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
 
 
 def _format_message(error: ApiError) -> str:
-    template = MESSAGE_TEMPLATES.get(error.template) if error.template is not None else None
+    template = MESSAGE_TEMPLATES.get(error.template)
     if template is None:
         return error.message
     values = {name: _format_value(name, value) for name, value in error.values.items()}

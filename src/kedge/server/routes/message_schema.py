@@ -114,13 +114,10 @@ CUSTOM_TOOL: Members = {
     "input_examples": Array(ANY_OBJECT),
 }
 
+OWN_MEMBERS = ("type?", "description", "input_schema!", "eager_input_streaming?")
+"""Those that a tool of the provider does not have."""
 CLIENT_TOOL: Members = {
-    "name!": NAME,
-    "strict": BOOLEAN,
-    "cache_control?": CACHE_CONTROL,
-    "defer_loading": BOOLEAN,
-    "allowed_callers": STRING_ARRAY,
-    "input_examples": Array(ANY_OBJECT),
+    **{name: each for name, each in CUSTOM_TOOL.items() if name not in OWN_MEMBERS},
     "max_characters?": Integer(minimum=0),
     "display_width_px": Integer(minimum=1),
     "display_height_px": Integer(minimum=1),

@@ -73,11 +73,8 @@ def _prepare_draft(
     service: ServerState, body: Any, unstored: "LaneMemory | None", idempotency_key: str | None
 ) -> ResponseDraft | StoredResponse:
     """Prepare a response, or return the earlier response to a repeated request."""
-    if idempotency_key is not None:
-        repeated = _find_repeated(service, body, idempotency_key)
-        if repeated is not None:
-            return repeated
-    return prepare.prepare_response(service, body, unstored, idempotency_key)
+    repeated = None if idempotency_key is None else _find_repeated(service, body, idempotency_key)
+    return repeated or prepare.prepare_response(service, body, unstored, idempotency_key)
 
 
 def _open_run(
