@@ -89,7 +89,7 @@ WORDING_EXCEPTIONS: dict[str, str] = {
     "src/kedge/practice/": "sentences of the practice model",
     "src/kedge/tools/__init__.py": "a public parameter is named tell",
     "src/kedge/web/templates/conversation.html": "a CSS class of the page",
-    "src/kedge/workflows/debate.py": "prompts of stored workflows, which must not change",
+    "src/kedge/workflows/judges.py": "prompts of stored workflows, which must not change",
 }
 QUOTED = re.compile(r"You said|have I said so far")
 """Sentences of the practice model that other pages quote."""

@@ -177,7 +177,15 @@ class EngineModel:
         """
         try:
             turn = self._build_turn(prompt.ask, prompt.decrypt_reasoning)
-            request = self._build_request(prompt, turn)
+            found = self._anchors.find_candidates(turn, prompt.namespace) if self._can_chain else ()
+            request = Request(
+                mode="chained" if self._can_chain else "stateless",
+                tools=self._select_tools(prompt.ask.tools),
+                params={**self._params, **self._build_params(prompt)},
+                candidates=found,
+                streaming=prompt.stream,
+                filters=ContentFilters(find_filters(self._engine)),
+            )
             output = self._stream_output(turn, request, prompt)
             async with aclosing(output) as events:
                 async for event in events:
@@ -221,18 +229,6 @@ class EngineModel:
         text_results = isinstance(self._inner, ChatCompletionsEngine)
         scope = str(getattr(self._inner, "scope", ""))
         return build_turn(ask, decrypt_reasoning, scope, text_results=text_results)
-
-    def _build_request(self, prompt: Prompt, turn: Turn) -> Request:
-        return Request(
-            mode="chained" if self._can_chain else "stateless",
-            tools=self._select_tools(prompt.ask.tools),
-            params={**self._params, **self._build_params(prompt)},
-            candidates=self._anchors.find_candidates(turn, prompt.namespace)
-            if self._can_chain
-            else (),
-            streaming=prompt.stream,
-            filters=ContentFilters(find_filters(self._engine)),
-        )
 
     def _select_tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """Return the tools without hosted ones, which agents offer by default, if the upstream API has none."""

@@ -57,14 +57,10 @@ async def find_position(
         return node, node.length
     path = await store.path(row)
     length = index + 1
-    return next(
-        node for node in path if node.length >= length and _retains_prefix(path, node, length)
-    ), length
-
-
-def _retains_prefix(path: Sequence[Node], node: Node, length: int) -> bool:
-    """Return whether no later node of the path removes the first ``length`` blocks."""
-    return all(later.kept >= length for later in path if later.depth > node.depth)
+    # The first node with these blocks, none of which a later node of the path removes.
+    removed = max((node.depth for node in path if node.kept < length), default=-1)
+    found = (node for node in path if node.length >= length and node.depth >= removed)
+    return next(found), length
 
 
 def find_last_question(path: Sequence[Node]) -> Node | None:

@@ -9,7 +9,6 @@ workflow's id and its position, so an interrupted workflow can be resumed withou
 again: call it with the same ``workflow``.
 """
 
-from kedge.workflows.debate import debate
 from kedge.workflows.history import (
     Workflow,
     WorkflowChain,
@@ -17,7 +16,7 @@ from kedge.workflows.history import (
     list_workflows,
     load_workflow,
 )
-from kedge.workflows.refine import refine
+from kedge.workflows.judges import debate, refine
 from kedge.workflows.results import (
     AnswerJudged,
     DebateArgument,

@@ -19,8 +19,7 @@ import msgspec
 from kedge.errors import InvalidWorkflow, KedgeError, find_similar
 from kedge.middleware.compose import Tools
 from kedge.store import Store
-from kedge.workflows.debate import debate
-from kedge.workflows.refine import refine
+from kedge.workflows.judges import debate, refine
 from kedge.workflows.results import (
     DebateResult,
     RefineResult,

@@ -144,7 +144,8 @@ def fill_template(template: str, values: Mapping[str, Any], location: str) -> st
     def fill(match: re.Match[str]) -> str:
         if match[0] in _BRACES:
             return _BRACES[match[0]]
-        return _format_value(_lookup_value(match["path"], values, location))
+        value = _lookup_value(match["path"], values, location)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     return _PLACEHOLDER.sub(fill, template)
 
@@ -160,7 +161,3 @@ def _lookup_value(path: str, values: Mapping[str, Any], location: str) -> Any:
             case _:
                 raise InvalidWorkflow(f"{location}: there is no {path!r} to put into the prompt")
     return value
-
-
-def _format_value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
