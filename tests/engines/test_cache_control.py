@@ -12,7 +12,7 @@ from engines.fake_server import json_response, serve_handler
 from for_each import for_each
 from kedge.engines import prompt_cache
 from kedge.engines.anthropic.render import render_messages
-from kedge.engines.chat_completions.render import render_messages as render_chat
+from kedge.engines.chat_completions import render_messages as render_chat
 from kedge.engines.prompt_cache import (
     PromptHead,
     PromptMonitor,

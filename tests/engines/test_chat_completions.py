@@ -11,8 +11,7 @@ from engines.fake_server import json_response, make_handler, serve_handler
 from for_each import for_each
 from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
 from kedge.engines import Request as Asked
-from kedge.engines.chat_completions import build_param_rules, map_tool
-from kedge.engines.chat_completions.render import render_messages
+from kedge.engines.chat_completions import build_param_rules, map_tool, render_messages
 from kedge.engines.param_rules import map_params
 from kedge.errors import (
     EngineError,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kedge.engines import chat_completions as chat_render
 from kedge.engines.anthropic import render as anthropic_render
-from kedge.engines.chat_completions import render as chat_render
 from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
 from kedge.planning import plan_request, prefix_digest
 from kedge.planning.canonical import is_copy

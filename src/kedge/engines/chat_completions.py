@@ -1,0 +1,391 @@
+"""ChatCompletionsEngine: an engine for any server of the Chat Completions API, hosted or local.
+
+A plan is rendered as messages. Consecutive output of the model is one message with its calls, because this API requires
+the results directly after it; two texts without a call between them stay two messages. Content that is only text is
+sent as a string, which every server accepts.
+
+Some servers need more to continue an answer: the signatures of Gemini, the reasoning details and annotations of
+OpenRouter. What came from a server is sent back to it as it came, and to no other, which might reject it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kedge.engines.param_rules import (
+    NO_SERVER_STATE,
+    STATELESS_RULES,
+    Members,
+    ParamRules,
+    map_by_type,
+    map_members,
+    map_params,
+    omit,
+    reject_unless,
+    rename,
+)
+from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
+from kedge.engines.request_options import LOGPROBS
+from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
+from kedge.engines.transport import AnyClient
+from kedge.errors import EngineError, UnsupportedParameter
+from kedge.events.chat_completions import ChatDecoder
+from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UserBlock,
+)
+from kedge.turns.frozen_json import thaw
+from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
+
+RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
+"""Members of a message that a server needs again to continue it; it may reject others."""
+_REASONING_MEMBERS = ("reasoning_content", "reasoning_details")
+
+
+def messages_from_blocks(blocks: Iterable[Block]) -> list[Message]:
+    """Convert blocks to messages of the Chat Completions API: the reverse of ``blocks_from_messages``.
+
+    System blocks at the start become one message. Reasoning is left out.
+
+    Args:
+        blocks: A Turn, or blocks.
+
+    Returns:
+        The messages, as a request would contain them.
+
+    Raises:
+        UnsupportedBlock: The API has no form for a block.
+    """
+    plan = plan_request(Turn(blocks), scope="", mode="stateless", now=0.0)
+    return render_messages(plan.without_reasoning(), "chat")
+
+
+def render_messages(
+    plan: RequestPlan, provider: str, max_call_id: int | None = None
+) -> list[Message]:
+    """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
+    renderer = _ChatRenderer(provider, f".{{1,{max_call_id or ''}}}")
+    renderer.own = plan.own_responses()
+    system = plan.instructions
+    lead: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return lead + renderer.render(plan)
+
+
+class _ChatRenderer(MessageRenderer):
+    own: frozenset[str]
+    """The responses of this server."""
+
+    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
+        return [*map(self._render_result, results), *map(self._render_input, inputs)]
+
+    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
+        messages: list[Message] = []
+        for block in blocks:
+            match block:
+                case AssistantBlock():
+                    parts = [self._render_output_part(part, block) for part in block.parts]
+                    message = _open_message(messages, "tool_calls", *_REASONING_MEMBERS)
+                    message["content"] = [*message.get("content", ()), *parts]
+                case ToolCallBlock():
+                    message = messages[-1] if messages else _open_message(messages)
+                    message.setdefault("tool_calls", []).append(self._render_call(block))
+                case ReasoningBlock():
+                    message = _open_message(messages, "tool_calls")
+                    if not self._get_members(block, CHAT_MESSAGE):
+                        reasoning = message.get("reasoning_content", "") + "".join(block.texts)
+                        message["reasoning_content"] = reasoning
+                case _:
+                    raise self._reject(block, "remove it or write it as text")
+            self._add_members(message, block)
+        for message in messages:
+            if "content" in message:
+                message["content"] = _simplify_content(message["content"])
+        return messages
+
+    def _add_members(self, message: Message, block: Block) -> None:
+        """Add what only this server has to a message: the members that it needs again."""
+        members = self._get_members(block, CHAT_MESSAGE)
+        message |= {name: members[name] for name in RESENT_MEMBERS if name in members}
+        audio = members.get("audio")
+        if isinstance(audio, dict) and "id" in audio:
+            message["audio"] = {"id": audio["id"]}
+        parts = block.parts if isinstance(block, AssistantBlock) else ()
+        noted = [each for part in parts for each in part.extra.get("annotations", ())]
+        annotations = [thaw(each) for each in noted if each.get("type") in each]
+        if annotations and block.response_id in self.own:
+            message["annotations"] = [*message.get("annotations", ()), *annotations]
+
+    def _get_members(self, block: Block, name: str) -> Message:
+        """Return the members of an answer of this server that Kedge does not interpret."""
+        if block.response_id not in self.own:
+            return {}
+        members = select_members(block.extra, (name,))
+        return thaw(members[name]) if members else {}
+
+    def _render_call(self, block: ToolCallBlock) -> Message:
+        call_id, members = self._assign_id(block), self._get_members(block, CHAT_CALL)
+        if block.custom:
+            function = {"name": block.name, "input": block.arguments}
+            return {**members, "id": call_id, "type": "custom", "custom": function}
+        function = {"name": block.name, "arguments": block.arguments or "{}"}
+        return {**members, "id": call_id, "type": "function", "function": function}
+
+    def _render_result(self, block: ToolResultBlock) -> Message:
+        for part in block.parts:
+            if not isinstance(part, TextPart):
+                remedy = "put it into a user block after the result"
+                raise self._reject(block, remedy, "this API accepts only text in results")
+        content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
+        return {"role": "tool", "tool_call_id": self._resolve_id(block), "content": content}
+
+    def _render_input(self, block: UserBlock | SystemBlock) -> Message:
+        if isinstance(block, SystemBlock):
+            return {"role": block.role, "content": block.text}
+        content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
+        return {"role": "user", "content": content}
+
+    def _render_output_part(self, part: Part, block: Block) -> Message:
+        match part:
+            case TextPart():
+                return {"type": "text", "text": part.text}
+            case RefusalPart():
+                return {"type": "refusal", "refusal": part.text}
+            case _:
+                raise self._reject(block, "write it as text")
+
+    def _render_input_part(self, part: Part, block: Block) -> Message:
+        match part:
+            case TextPart():
+                return {"type": "text", "text": part.text}
+            case ImagePart() if part.url:
+                detail = {} if part.detail == "auto" else {"detail": part.detail}
+                return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+            case ImagePart():
+                remedy = "pass the image data with kedge.image"
+                raise self._reject(block, remedy, "it refers to an image by its file id")
+            case FilePart() if not part.url:
+                source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
+                named = {"filename": part.filename} if part.filename else {}
+                return {"type": "file", "file": {**source, **named}}
+            case FilePart():
+                remedy = "pass the file data with kedge.file"
+                raise self._reject(block, remedy, "it refers to a file by its URL")
+            case OpaquePart() if _is_native(part):
+                return thaw(part.content)
+            case _:
+                raise self._reject(block, "remove that part", "it contains a part of another API")
+
+
+def _open_message(messages: list[Message], *members: str) -> Message:
+    """Return the message to extend: the last one if it has any of these members, else a new one."""
+    if not messages or not any(name in messages[-1] for name in members):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _is_native(part: OpaquePart) -> bool:
+    """Return whether an unknown part may be of this API; parts of the Responses API have other names."""
+    kind = str(part.content.get("type"))
+    return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
+
+
+def _simplify_content(parts: list[Message]) -> str | list[Message]:
+    """Return a string if the content is one text or empty, else the list of parts."""
+    if not parts:
+        return ""  # servers reject an empty list
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        return parts[0]["text"]
+    return parts
+
+
+def map_tool(definition: Mapping[str, Any]) -> Members:
+    """Convert a tool of the Responses API; a tool in the form of this API is sent unchanged."""
+    match definition.get("type"):
+        case "function" if "function" not in definition:
+            function = omit(definition, "type")
+            if not function.get("strict"):
+                function.pop("strict", None)
+            return {"type": "function", "function": function}
+        case "custom" if "custom" not in definition:
+            return {"type": "custom", "custom": _map_custom_tool(omit(definition, "type"))}
+        case _:
+            return dict(definition)
+
+
+def _map_custom_tool(definition: Members) -> Members:
+    form: Members = definition.get("format") or {}
+    if form.get("type") == "grammar" and "grammar" not in form:
+        return {**definition, "format": {"type": "grammar", "grammar": omit(form, "type")}}
+    return definition
+
+
+def _map_named_choice(choice: Mapping[str, Any]) -> Members:
+    """Convert a tool choice by name, in the form of either API."""
+    kind = choice["type"]
+    return dict(choice) if kind in choice else {"type": kind, kind: {"name": choice.get("name")}}
+
+
+def _map_allowed_tools(choice: Mapping[str, Any]) -> Members:
+    if "allowed_tools" in choice:
+        return {"tool_choice": dict(choice)}
+    tools = [_map_named_choice(each) for each in choice.get("tools", ())]
+    allowed = {"mode": choice.get("mode", "auto"), "tools": tools}
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+
+
+def _map_json_schema(text_format: Mapping[str, Any]) -> Members:
+    schema = {"type": "json_schema", "json_schema": omit(text_format, "type")}
+    return {"response_format": schema}
+
+
+_CHOICES: ParamRules = {
+    "auto": rename("tool_choice"),
+    "none": rename("tool_choice"),
+    "required": rename("tool_choice"),
+    "function": lambda choice: {"tool_choice": _map_named_choice(choice)},
+    "custom": lambda choice: {"tool_choice": _map_named_choice(choice)},
+    "allowed_tools": _map_allowed_tools,
+}
+_FORMATS: ParamRules = {
+    "text": lambda _: {},
+    "json_object": lambda _: {"response_format": {"type": "json_object"}},
+    "json_schema": _map_json_schema,
+}
+
+
+def _map_include(names: Any) -> Members:
+    if names in ([LOGPROBS], (LOGPROBS,)):
+        return {"logprobs": True}
+    return reject_unless("include", NO_SERVER_STATE, [], ())(names)
+
+
+def build_param_rules(max_tokens: str) -> ParamRules:
+    """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
+    return {
+        **STATELESS_RULES,
+        "max_output_tokens": rename(max_tokens),
+        "tool_choice": map_by_type("tool_choice", _CHOICES),
+        "text": map_members(
+            "text",
+            {"format": map_by_type("text.format", _FORMATS), "verbosity": rename("verbosity")},
+        ),
+        "reasoning": map_members(
+            "reasoning",
+            {
+                "effort": rename("reasoning_effort"),
+                "summary": reject_unless("reasoning.summary", NO_SUMMARY),
+            },
+        ),
+        "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count} if count else {},
+        "store": lambda store: {"store": True} if store else {},
+        "include": _map_include,
+        "context_management": reject_unless("context_management", "compact the Turn instead", []),
+    }
+
+
+NO_SUMMARY = "this API has no reasoning summaries, so omit it"
+
+
+def check_choice_count(params: Mapping[str, Any]) -> None:
+    """Reject a request for several answers: a Turn continues with one."""
+    if params.get("n") not in (None, 1):
+        raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
+
+
+DEFAULT_LIMIT_PARAM = "max_tokens"
+TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True, False),
+}
+"""Members that have a meaning only with tools; servers reject them without tools."""
+
+
+class ChatCompletionsEngine(StatelessEngine):
+    """An engine for any server of the Chat Completions API.
+
+    Args:
+        model: The model, unless a request names another.
+        make_client: Returns the client that sends requests: Kedge's own, or one of the openai package.
+        scope: The provider, endpoint and account.
+        provider: The name of the provider, for errors and stored responses.
+        max_tokens: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
+            newer models only ``max_completion_tokens``.
+        max_call_id: The maximum length of call ids (40 characters at OpenAI); longer ones are replaced.
+        replay_reasoning: Whether the reasoning of earlier answers is sent as ``reasoning_content``, as
+            DeepSeek, Kimi and others require between calls. A server that rejects a request without it
+            receives it from then on.
+        cache_control: Whether requests have breakpoints as in Anthropic's API instead of a
+            ``prompt_cache_key``, for gateways that forward them.
+        **settings: ``mode``, ``params``, ``clock``, ``prompt_cache``: whether prompt caching is used, and
+            ``cache_rules``: how the provider caches prompts.
+    """
+
+    decoder_type = ChatDecoder
+    path = "/chat/completions"
+    map_tool = staticmethod(map_tool)
+    can_replay_reasoning = True
+    text_only_results = True
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        make_client: Callable[[], AnyClient],
+        scope: str,
+        provider: str = "chat",
+        max_tokens: str = DEFAULT_LIMIT_PARAM,
+        max_call_id: int | None = None,
+        replay_reasoning: bool = False,
+        cache_control: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
+        self._param_rules = build_param_rules(max_tokens)
+        self._max_call_id = max_call_id
+        self._replay_reasoning = replay_reasoning
+        self._cache_control = cache_control
+
+    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
+        return render_messages(plan, self.name, self._max_call_id)
+
+    def _add_params(
+        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        check_choice_count(params)
+        more = map_params(params, self._param_rules)
+        if "tools" not in {**body, **more}:
+            more = {
+                k: v
+                for k, v in more.items()
+                if k not in TOOL_ONLY_PARAMS or v not in TOOL_ONLY_PARAMS[k]
+            }
+        if "stream" in body:
+            # With usage included, unless the caller disabled it.
+            chosen = params.get("stream_options", {})
+            options = None if chosen is None else {"include_usage": True, **chosen}
+            more["stream_options"] = options
+        return {**body, **more}
+
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
+        return anthropic_rules(model, "5m") if self._cache_control else self.cache_rules
+
+    def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
+        if self._cache_control:
+            mark_chat_messages(body, plan, self._cache_rules(body["model"], body), "5m")
+        elif cache.key:
+            body.setdefault("prompt_cache_key", cache.key)
+
+    def _concerns_reasoning(self, error: EngineError) -> bool:
+        return error.status in (400, 422) and "reasoning_content" in error.message
