@@ -298,12 +298,6 @@ def build_param_rules(max_tokens: str) -> ParamRules:
 NO_SUMMARY = "this API has no reasoning summaries, so omit it"
 
 
-def check_choice_count(params: Mapping[str, Any]) -> None:
-    """Reject a request for several answers: a Turn continues with one."""
-    if params.get("n") not in (None, 1):
-        raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
-
-
 DEFAULT_LIMIT_PARAM = "max_tokens"
 TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
@@ -363,7 +357,8 @@ class ChatCompletionsEngine(StatelessEngine):
     def _add_params(
         self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        check_choice_count(params)
+        if params.get("n") not in (None, 1):
+            raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
         more = map_params(params, self._param_rules)
         if "tools" not in {**body, **more}:
             more = {

@@ -32,7 +32,7 @@ from kedge.turns import UserBlock, user
 from kedge.turns.frozen_json import FrozenMap, thaw
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
 OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
 
@@ -170,7 +170,9 @@ class OutputSchema(Generic[OutputT_co]):
                 text = to_json(self._unwrap(from_json(text), {})).decode()
             return self.adapter.validate_json(text)
         except ValidationError as error:
-            raise SchemaMismatch(_describe_errors(error)) from error
+            details = error.errors(include_url=False, include_context=False, include_input=False)
+            problems = [f"{_format_path(each['loc'])}: {each['msg']}" for each in details]
+            raise SchemaMismatch(problems) from error
         except ValueError as error:
             raise SchemaMismatch([f"the answer is not valid JSON ({error})"]) from error
 
@@ -303,11 +305,6 @@ def _strip_fence(text: str) -> str:
     head, line_break, rest = text.strip().partition("\n")
     is_fenced = head.strip().lower() in ("```", "```json") and rest.endswith("```")
     return rest.removesuffix("```") if line_break and is_fenced else text
-
-
-def _describe_errors(error: "ValidationError") -> list[str]:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    return [f"{_format_path(each['loc'])}: {each['msg']}" for each in details]
 
 
 def _format_path(steps: Any) -> str:

@@ -167,8 +167,9 @@ class StatelessEngine(RequestEngine):
         if not isinstance(error, RequestRefused):
             return error
         plan = session.plan
+        has_reasoning = any(isinstance(block, ReasoningBlock) for block in plan.sent)
         is_missing = self.can_replay_reasoning and not plan.unsealed
-        if self._concerns_reasoning(error) and (is_missing or _has_reasoning(plan)):
+        if self._concerns_reasoning(error) and (is_missing or has_reasoning):
             return HealableError("reasoning", error)
         return error
 
@@ -190,10 +191,6 @@ class StatelessEngine(RequestEngine):
         if advice:
             error.message = f"{error.message}; {advice}"
         return error
-
-
-def _has_reasoning(plan: RequestPlan) -> bool:
-    return any(isinstance(block, ReasoningBlock) for block in plan.sent)
 
 
 Message = dict[str, Any]

@@ -333,7 +333,8 @@ async def audit_blocks(
                 detail = "the server no longer has this response, or does not list stored responses"
             return Audit(None, anchor.response_id, checked, detail)
         if anchor.barrier is not None:
-            remote = _trim_to_compaction(remote)
+            starts = [at for at, block in enumerate(remote) if is_compaction(block)]
+            remote = remote[max(starts, default=0) :]
         difference = _find_difference(local, [normalize(block) for block in remote])
         if difference:
             return Audit(False, anchor.response_id, checked, difference)
@@ -365,11 +366,6 @@ async def _fetch_context(
     pages = [items async for items in _list_pages(transport, f"{path}/input_items", "asc")]
     stored = _read_blocks(chain(*pages, response["output"]))
     return stored, response.get("previous_response_id") or ""
-
-
-def _trim_to_compaction(blocks: list[Block]) -> list[Block]:
-    start = max((at for at, block in enumerate(blocks) if is_compaction(block)), default=0)
-    return blocks[start:]
 
 
 def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
