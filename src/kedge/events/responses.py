@@ -151,7 +151,8 @@ class ResponsesDecoder(StreamDecoder):
                 self._report_malformed(event, message, "no type")
                 return
             message["type"] = kind
-        if self.ended or (self._stream_id and self._is_other_stream(message)):
+        lane = message.get("stream_id") if self._stream_id else ""
+        if self.ended or (lane and lane != self._stream_id):
             return
         number = message.get("sequence_number")
         if type(number) is int and number >= 0 and self._sequence.reliable:
@@ -174,10 +175,6 @@ class ResponsesDecoder(StreamDecoder):
         elif clean != message:
             self._replaced = True
         return clean
-
-    def _is_other_stream(self, message: JsonObject) -> bool:
-        lane = message.get("stream_id")
-        return bool(lane and lane != self._stream_id)
 
     def _report_order(self, status: SequenceStatus, number: int) -> None:
         """Report an event that arrived twice, late, or after missing ones."""
