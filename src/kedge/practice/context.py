@@ -243,7 +243,7 @@ SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
 SEARCH_WORDS = ("what", "quote", "repeat", "how", "count", "do", "did")
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
-SEARCH_WORD = re.compile("|".join(SEARCH_WORDS))
+SEARCH_WORD = re.compile(rf"\b(?:{'|'.join(SEARCH_WORDS)})\b")
 
 
 def _read_slow(found: "re.Match[str]") -> dict[str, Any]:
