@@ -266,6 +266,10 @@ class FrontEnd(ABC):
         """Return the headers of a response, with those that it does not set itself."""
         return headers
 
+    def describe(self, scope: Scope) -> str:
+        """Return what the log shows of a request besides method, path, status and time."""
+        return scope[REQUEST_ID_KEY]
+
 
 class RequestMiddleware:
     """Middleware that assigns an id to each request, checks whether it may be sent, logs it, and records it.
@@ -385,7 +389,7 @@ class RequestMiddleware:
             scope["path"],
             status,
             seconds * 1000,
-            scope[REQUEST_ID_KEY],
+            self._front.describe(scope),
         )
 
     def _record_request(self, scope: Scope) -> RecordedRequest | None:
