@@ -125,7 +125,7 @@ async def test_run_stopped_during_a_tool_has_no_further_request(
     (unanswered,) = await store.unanswered_after(conversation.row, conversation.head)
     assert unanswered.status == "cancelled"
     tree = await load_tree(store, conversation.row)
-    assert tree.marks(unanswered.end, store.clock()) == ["cancelled"]
+    assert list(tree.marks(unanswered.end, store.clock()).values()) == ["cancelled"]
 
 
 def test_sum_of_costs_is_known_only_with_every_cost() -> None:
