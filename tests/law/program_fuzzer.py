@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI, OpenAIError
 from kedge.incremental import chain, chain_report
 from kedge.observe import snapshot
 from kedge.proxy import create_proxy_app
+from kedge.server.faults.effects import REUSED_ID
 from kedge.server.request_log import RecordedRequest
 from kedge.store import Store
 from kedge.store.open import open_current_database
@@ -221,7 +222,7 @@ class ProgramFuzzer:
                     "is_healed": number > 0,
                     "is_resent": number + 1 < len(posted),
                     "status": each.status,
-                    "response_id": each.response_id if each.status == 200 else "",
+                    "response_id": self._find_wire_id(each),
                 }
             )
         if answer is not None:
@@ -232,6 +233,12 @@ class ProgramFuzzer:
                 "input_tokens": usage.get("input_tokens"),
                 "output_tokens": usage.get("output_tokens"),
             }
+
+    def _find_wire_id(self, request: RecordedRequest) -> str:
+        """Return the id of a response as the client received it."""
+        if request.status != 200:
+            return ""
+        return REUSED_ID if self.behavior == "reuses ids" else request.response_id or ""
 
     def _compare_all(self, place: str, records: Sequence[Item]) -> None:
         """Compare all records in one place with the requests on the wire."""

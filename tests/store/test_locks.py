@@ -67,7 +67,7 @@ async def test_nothing_waits_for_an_import(
     imported, may_end = threading.Event(), threading.Event()
     run_import = import_export.import_lines
 
-    def import_lines(tx: Tx, lines: Any) -> list[str]:
+    def import_lines(tx: Tx, lines: Any) -> list[ConversationRow]:
         ids = run_import(tx, lines)
         imported.set()
         assert may_end.wait(TIMEOUT)
