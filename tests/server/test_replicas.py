@@ -17,7 +17,12 @@ from kedge.server.prepare import ResponseDraft, prepare_claimed, prepare_respons
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
-from kedge.server.storage.postgres import MAX_ATTEMPTS, PURGE_LOCK, ClaimedResponse
+from kedge.server.storage.postgres import (
+    MAX_ATTEMPTS,
+    PURGE_LOCK,
+    ClaimedResponse,
+    PostgresServerDatabase,
+)
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
 from postgresql import PASSWORD, create_schema
@@ -114,6 +119,31 @@ def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Repl
     assert other.create("hello", conversation=id_)["status"] == "completed"
     assert len(other.server.requests[-1].context or ()) == 3
     assert other.http.delete(f"/conversations/{id_}").json()["deleted"]
+
+
+@pytest.mark.parametrize("status", ["completed", "cancelled"])
+def test_no_server_sees_the_end_of_a_response_in_a_locked_conversation(
+    replicas: tuple[Replica, Replica], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a response has ended, its conversation can be continued on every server."""
+    one, other = replicas
+    id_ = one.http.post("/conversations", json={}).json()["id"]
+    response = one.create("wait", conversation=id_, background=True)
+    unlock, seen = PostgresServerDatabase.unlock_conversation, list[str]()
+
+    def unlock_later(database: PostgresServerDatabase, name: str) -> None:
+        seen.append(other.retrieve(response["id"])["status"])
+        unlock(database, name)
+
+    monkeypatch.setattr(PostgresServerDatabase, "unlock_conversation", unlock_later)
+    wait_until(lambda: one.model.started)
+    if status == "completed":
+        one.model.open_gate()
+    else:
+        one.http.post(f"/responses/{response['id']}/cancel")
+    wait_until(lambda: other.retrieve(response["id"])["status"] == status)
+    wait_until(lambda: seen)
+    assert seen == ["in_progress"]
 
 
 def test_deletion_is_visible_to_every_server(replicas: tuple[Replica, Replica]) -> None:

@@ -499,10 +499,10 @@ class ResponseRun(Generation):
             self.service.submit(self._release, self._failure if is_unsettled else None)
 
     def _release(self, failure: tuple[str, ApiError | str | None] | None) -> None:
-        """Store the failure of an unsettled response, and unlock its conversation."""
+        """Unlock the conversation, and then store the failure of an unsettled response."""
+        self._unlock()
         if failure is not None:
             self.service.responses.fail(self.node, *failure)
-        self._unlock()
 
     @property
     def _is_left_to_others(self) -> bool:
@@ -544,7 +544,7 @@ class ResponseRun(Generation):
         self._response_json = object_forms.join_response(self._entry.request_json, result, output)
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
-        """Store the result, and unlock the conversation before the client can continue it."""
+        """Store the result; the conversation is unlocked with it, because any client may continue it then."""
         entry, stored = self._entry, self.service.responses
         try:
             context = self._build_context(len(entry.input) + len(output))
@@ -552,7 +552,7 @@ class ResponseRun(Generation):
             outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
             save = stored.finish if self._state == "in_progress" else stored.record
             is_stored = save(entry, outcome)
-            self._state = "settled"
+            self._state, self._locked = "settled", None
             if is_stored:
                 self.service.nodes.cache_context(self.node, entry.parent, context)
             elif self.service.claims is not None:

@@ -156,7 +156,7 @@ class ResponseRepository:
         )
 
     def finish(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Store the result of a response in progress, and advance its conversation, in one step.
+        """Store the result of a response in progress, and advance and unlock its conversation, in one step.
 
         Returns:
             Whether the response still existed; it may have been deleted in the meantime.
@@ -168,14 +168,16 @@ class ResponseRepository:
         return self._settle(entry, lambda: self._insert(entry, result))
 
     def _settle(self, entry: ResponseEntry, store: Callable[[], bool]) -> bool:
-        """Store a result, and advance the conversation of the response."""
-        if entry.conversation is None:
+        """Store a result, and advance and unlock the conversation of the response."""
+        conversation = entry.conversation
+        if conversation is None:
             return store()
 
         def settle() -> bool:
             is_stored = store()
             if is_stored:
                 self._advance_conversation(entry)
+            self._database.unlock_conversation(conversation)
             return is_stored
 
         return self._database.transact(settle)
