@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
@@ -98,12 +97,15 @@ class Credentials(NamedTuple):
     """Whether a page of another origin is rejected; None for only as long as no token is needed."""
 
 
+NO_HEADERS: Mapping[str, str] = {}
+
+
 class Rejection(NamedTuple):
     """Why a request is rejected. Front ends format it."""
 
     problem: Problem
     message: str = ""
-    headers: Mapping[str, str] = MappingProxyType({})
+    headers: Mapping[str, str] = NO_HEADERS
     """Headers of the response, such as those of the rate limit, as in the hosted API."""
     seconds_left: float = 0.0
     needed: str = ""
@@ -125,7 +127,7 @@ class Access(NamedTuple):
 
     caller: AccessToken | None = None
     rejection: Rejection | None = None
-    headers: Mapping[str, str] = MappingProxyType({})
+    headers: Mapping[str, str] = NO_HEADERS
 
 
 class FoundCaller(NamedTuple):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -314,5 +313,5 @@ class Faults:
         return {other: fault for other, fault in self.armed.items() if other != name}
 
     def _arm(self, armed: Mapping[str, Fault]) -> None:
-        self.armed = MappingProxyType(armed)
+        self.armed = armed
         self.hides_server = any(KINDS[name].is_memory for name in armed)
