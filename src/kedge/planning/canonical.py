@@ -10,7 +10,7 @@ The size of a block in the input of a request is derived from its canonical form
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -132,14 +132,19 @@ def measure_canonical(block: Block) -> tuple[bytes | None, int]:
     Returns:
         The form, or None for reasoning; and the bytes of the item with a comma, 0 if it has no form there.
     """
-    kind = type(block)
-    encode = _ENCODERS.get(kind) if block.extra is EMPTY else None
-    encoded = encode(block) if encode else None
+    item: Any = block
+    shape: object = type(block)
+    encoded: bytes | None = None
+    if item.extra is EMPTY and shape in _MESSAGE_FORMS:
+        parts = item.parts
+        if len(parts) == 1 and type(part := parts[0]) is TextPart and part.extra is EMPTY:
+            encoded = _MESSAGE_FORMS[shape] % encode_string(part.text)
+    elif item.extra is EMPTY and shape in _ENCODERS:
+        encoded = _ENCODERS[shape](item)
+        shape = (shape, item.custom)
     if encoded is None:
         form = canonical(block)
         return (None, 0) if form is None else (encode_sorted(form), _measure_slowly(block))
-    is_message = kind is UserBlock or kind is AssistantBlock
-    shape = kind if is_message else (kind, cast("ToolCallBlock", block).custom)
     overhead = _overheads.get(shape)
     if overhead is None:
         overhead = _overheads[shape] = _measure_slowly(block) - len(encoded)
@@ -159,22 +164,10 @@ def _measure_slowly(block: Block) -> int:
         return 0
 
 
-def _encode_user(block: UserBlock) -> bytes | None:
-    text = _encode_text(block)
-    return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % text if text else None
-
-
-def _encode_assistant(block: AssistantBlock) -> bytes | None:
-    text = _encode_text(block)
-    return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % text if text else None
-
-
-def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> bytes | None:
-    """Return the text as JSON if it is all that the block contains, else None."""
-    parts = block.parts
-    if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
-        return None
-    return encode_string(part.text)
+_MESSAGE_FORMS: dict[object, bytes] = {
+    UserBlock: b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}',
+    AssistantBlock: b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}',
+}
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
@@ -187,15 +180,15 @@ def _encode_tool_call(block: ToolCallBlock) -> bytes:
 
 
 def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
-    text = _encode_text(block)
+    parts = block.parts
+    if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
+        return None
     form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
     custom = b'"custom":true,' if block.custom else b""
-    return form % (encode_string(block.call_id), custom, text) if text else None
+    return form % (encode_string(block.call_id), custom, encode_string(part.text))
 
 
-_ENCODERS: dict[type[Block], Callable[[Any], bytes | None]] = {
-    UserBlock: _encode_user,
-    AssistantBlock: _encode_assistant,
+_ENCODERS: dict[object, Callable[[Any], bytes | None]] = {
     ToolCallBlock: _encode_tool_call,
     ToolResultBlock: _encode_tool_result,
 }
