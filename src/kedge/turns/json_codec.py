@@ -11,7 +11,7 @@ Nothing that was read is lost.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,15 +62,15 @@ def encode_special(value: Any) -> Any:
     return dict(value) if type(value) is FrozenMap else value.to_json()
 
 
-class _Form(msgspec.Struct):
-    """A block to convert: msgspec analyzes the type of a Struct once, and any other type in every call."""
+class _Forms(msgspec.Struct):
+    """Blocks to convert: msgspec analyzes the type of a Struct once, and any other type in every call."""
 
-    block: KnownBlock
+    blocks: list[KnownBlock]
 
 
 # Decoders are built here, because msgspec crashes if two threads analyze one type at the same time.
 _decode_block = msgspec.json.Decoder(KnownBlock, dec_hook=decode_special).decode
-msgspec.convert({"block": {"kind": "reasoning"}}, _Form, dec_hook=decode_special)
+msgspec.convert({"blocks": [{"kind": "reasoning"}]}, _Forms, dec_hook=decode_special)
 encode_json = msgspec.json.Encoder(enc_hook=encode_special).encode
 """Encode JSON values with blocks, parts and maps."""
 
@@ -161,9 +161,13 @@ def decode_block(value: object) -> Block:
         InvalidJSON: If the value is malformed; its path is relative to the block.
     """
     try:
-        return msgspec.convert({"block": value}, _Form, dec_hook=decode_special).block
+        return _convert_blocks([value])[0]
     except (ValueError, RecursionError):
         return _decode_split(value)
+
+
+def _convert_blocks(values: list[object]) -> Sequence[Block]:
+    return msgspec.convert({"blocks": values}, _Forms, dec_hook=decode_special).blocks
 
 
 def upgrade_block(value: object) -> object:
@@ -463,7 +467,7 @@ def _load_turn(value: object) -> Turn:
     )
 
 
-def _load_blocks(form: JsonObject) -> list[Block]:
+def _load_blocks(form: JsonObject) -> Sequence[Block]:
     if "blocks" not in form:
         raise InvalidJSON(".blocks", "missing")
     if not isinstance(form["blocks"], list):
@@ -471,7 +475,10 @@ def _load_blocks(form: JsonObject) -> list[Block]:
     forms = cast("list[object]", form["blocks"])
     if form["version"] == 1:
         forms = [upgrade_block(each) for each in forms]
-    blocks = [load_block(each, f".blocks[{index}]") for index, each in enumerate(forms)]
+    try:
+        blocks = _convert_blocks(forms)
+    except (ValueError, RecursionError):  # one is not known completely, or invalid
+        blocks = [load_block(each, f".blocks[{index}]") for index, each in enumerate(forms)]
     seen: dict[str, int] = {}
     for index, block in enumerate(blocks):
         first = seen.setdefault(block.id, index)
