@@ -127,6 +127,7 @@ FORCED_FIELDS = {
     "engines/request_options.py": CHECKED_ONCE,
     "events/types.py": CHECKED_ONCE,
     "planning/anchors.py": CHECKED_ONCE,
+    "server/faults/effects.py": CHECKED_ONCE,
     "server/schema/validators.py": DERIVED,
     "tools/__init__.py": CHECKED_ONCE,
     "tools/tool.py": DERIVED,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 from msgspec import Struct
@@ -39,6 +40,9 @@ class Fault:
     value: Any = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     times: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
 
 Rejections = Mapping[str, tuple[int, Mapping[str, Any]]]
