@@ -140,7 +140,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         image(b"png"),
         ImagePart(file_id="file_1"),
         file(b"pdf", filename="a.pdf"),
-        file(b"words", media_type="text/markdown"),
+        file(b"words", media_type="text/csv"),
         file("https://x/b.pdf"),
         FilePart(file_id="file_2"),
         OpaquePart(FrozenMap({"type": "search_result", "source": "s"})),
@@ -165,7 +165,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         {
             "type": "document",
             "source": {"type": "text", "media_type": "text/plain", "data": "words"},
-            "title": "file",
+            "title": "file.csv",
         },
         {"type": "document", "source": {"type": "url", "url": "https://x/b.pdf"}},
         {"type": "document", "source": {"type": "file", "file_id": "file_2"}},

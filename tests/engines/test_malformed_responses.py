@@ -260,7 +260,8 @@ async def test_too_large_stream_error_has_the_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error has the provider, the Turn and the plan, like other engine errors."""
-    monkeypatch.setattr(ResponsesEngine, "decoder_type", partial(ResponsesDecoder, max_line=100))
+    decoder_type = staticmethod(partial(ResponsesDecoder, max_line=100))
+    monkeypatch.setattr(ResponsesEngine, "decoder_type", decoder_type)
     ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
     with serve_handler(make_handler(lambda: sse_response(ending))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:

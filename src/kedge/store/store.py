@@ -9,6 +9,7 @@ function defines the parameters, the result and the docstring of the method.
 """
 
 import inspect
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -104,7 +105,7 @@ def _make_method(
 
     store = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     vars(method)["__signature__"] = signature.replace(parameters=[store, *others])
-    method.__doc__ = (work.__doc__ or "").replace("        tx: The transaction.\n", "")
+    method.__doc__ = re.sub(r" *tx: The transaction\.\n", "", work.__doc__ or "")
     return method
 
 
