@@ -15,7 +15,7 @@ a Turn that another process stored is not held back.
 
 import os
 import threading
-from secrets import token_hex
+from os import urandom
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -69,7 +69,7 @@ class ObjectClaims:
 
     def reset(self) -> None:
         """Forget all claims, as a new process has none."""
-        self.owner = token_hex(16)
+        self.owner = urandom(16).hex()
         """Identifies the process in a store."""
         self._lock = threading.Lock()
         self._ends = BoundedDict[tuple[str, str], str](MAX_OBJECTS)

@@ -9,7 +9,7 @@ takes to run. It is an extra: only what encrypts needs it.
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 from importlib.util import find_spec
-from secrets import token_bytes
+from os import urandom
 
 from kedge.errors import InvalidSetting, describe_extra
 
@@ -62,4 +62,4 @@ def can_encrypt() -> bool:
 
 def new_key() -> str:
     """Return a new random key for ``FernetCipher``. Store it separately from the data."""
-    return urlsafe_b64encode(token_bytes(32)).decode()
+    return urlsafe_b64encode(urandom(32)).decode()

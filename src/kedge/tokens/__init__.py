@@ -26,7 +26,6 @@ import re
 from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from importlib.resources import files
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -227,6 +226,7 @@ def read_vocabulary() -> bytes:
         BrokenInstallation: The file's hash is not that of the published one.
     """
     import gzip
+    from importlib.resources import files
 
     content = gzip.decompress(files("kedge.tokens").joinpath(VOCABULARY_FILE).read_bytes())
     if hashlib.sha256(content).hexdigest() != VOCABULARY_SHA256:

@@ -5,13 +5,12 @@ identify the process. It is never sent to a provider.
 """
 
 import os
-import secrets
 import threading
 import time
 
 _lock = threading.Lock()
 _last_tick = 0
-_process_bits = secrets.randbits(40)
+_process_bits = int.from_bytes(os.urandom(5))
 _SPREAD = 0x9E3779B97F4A7C15
 """An odd constant: products of consecutive ticks with it differ in all digits."""
 
@@ -42,7 +41,7 @@ def _reset_after_fork() -> None:
     """Set new random bits and an unlocked lock in a forked process."""
     global _lock, _process_bits  # noqa: PLW0603 - they belong to the process
     _lock = threading.Lock()
-    _process_bits = secrets.randbits(40)
+    _process_bits = int.from_bytes(os.urandom(5))
 
 
 if hasattr(os, "register_at_fork"):
