@@ -4,18 +4,25 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from app_thread import serve_app
+from kedge.engines import Engine
+from kedge.errors import EngineError
+from kedge.providers import connect
+from kedge.turns import Turn, user
 
 Handler = Callable[[Request], Awaitable[Response]]
+TURN = Turn([user("What is 2+3?")])
+E = TypeVar("E", bound=EngineError)
 
 
 @contextmanager
@@ -25,6 +32,45 @@ def serve_handler(handler: Handler) -> Iterator[str]:
     app = Starlette(routes=[Route("/{path:path}", handler, methods=methods)])
     with serve_app(app) as url:
         yield f"{url}/v1"
+
+
+@asynccontextmanager
+async def connect_to(
+    answer: Handler | Response | bytes, api: str = "responses", **settings: Any
+) -> AsyncIterator[Engine]:
+    """Yield an engine, without retries, for a server with this handler, or this response to every request."""
+    if isinstance(answer, bytes):
+        served = serve_bytes(answer)
+    else:
+        served = serve_handler(
+            make_handler(lambda: answer) if isinstance(answer, Response) else answer
+        )
+    with served as url:
+        model = f"{api}:{url}#m"
+        if api == "anthropic":
+            model, base = "anthropic:m", {"base_url": url.removesuffix("/v1"), "api_key": "k"}
+            settings = base | settings
+        async with connect(model, **({"max_retries": 0} | settings)) as engine:
+            yield engine
+
+
+async def catch_error(
+    kind: type[E],
+    answer: Handler | Response | bytes,
+    match: str | None = None,
+    *,
+    api: str = "responses",
+    turn: Turn = TURN,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> E:
+    """Return the error of a run on a server with this handler or response; it must have the Turn and the plan."""
+    async with connect_to(answer, api, **settings) as engine:
+        with pytest.raises(kind, match=match) as exc_info:
+            await engine.run(turn, **(options or {}))
+    assert exc_info.value.turn is turn
+    assert exc_info.value.plan is not None
+    return exc_info.value
 
 
 @contextmanager
@@ -94,6 +140,21 @@ def sse_response(*messages: dict[str, Any]) -> Response:
     """Return a stream of these events."""
     lines = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in messages)
     return Response("".join(lines), media_type="text/event-stream")
+
+
+class RecordingServer:
+    """A server that returns these responses in order, then the last one again, and records requests."""
+
+    def __init__(self, *responses: Response) -> None:
+        self.responses = responses
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+
+    async def handle(self, request: Request) -> Response:
+        """Return the next response."""
+        self.paths.append(request.url.path)
+        self.bodies.append(await request.json())
+        return self.responses[min(len(self.bodies), len(self.responses)) - 1]
 
 
 class ScriptedServer:

@@ -4,9 +4,12 @@ from typing import Any
 
 from openai import NotFoundError, OpenAI
 
-from kedge.engines import ResponsesEngine
+from kedge.engines import Engine
+from kedge.events import Event
+from kedge.events.run import Healed
 from kedge.testing import TestServer
 from kedge.turns import AssistantBlock, Turn, user
+from normalization import expected_context, normalize_items
 
 
 def last_text(turn: Turn) -> str:
@@ -36,9 +39,24 @@ def has_object(server: TestServer, object_id: str) -> bool:
     return True
 
 
-async def send_lines(
-    engine: ResponsesEngine, *lines: str, turn: Turn | None = None, **options: Any
-) -> Turn:
+async def collect_events(engine: Engine, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
+    """Send a Turn; return the Turn with the answer, and the events."""
+    async with engine.stream(turn, **options) as stream:
+        events = [event async for event in stream]
+    return stream.turn, events
+
+
+def list_reasons(events: list[Event]) -> list[str]:
+    """Return why requests were healed, in order."""
+    return [event.reason for event in events if isinstance(event, Healed)]
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """Check that the context of the newest request equals the Turn before its answer."""
+    assert normalize_items(last_context(server)) == expected_context(turn)
+
+
+async def send_lines(engine: Engine, *lines: str, turn: Turn | None = None, **options: Any) -> Turn:
     """Send these lines one after the other, and return the Turn."""
     turn = turn or Turn()
     for line in lines:

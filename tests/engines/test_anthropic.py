@@ -37,7 +37,7 @@ from kedge.events import AnthropicDecoder, ResponseCompleted, Usage
 from kedge.events.run import Healed
 from kedge.planning import plan_request
 from kedge.providers import connect
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from kedge.turns import (
     Block,
     FilePart,
@@ -46,7 +46,6 @@ from kedge.turns import (
     OpaquePart,
     ReasoningBlock,
     RefusalPart,
-    Source,
     TextPart,
     Turn,
     assistant,
@@ -55,7 +54,6 @@ from kedge.turns import (
     image,
     loads,
     opaque,
-    reasoning,
     system,
     tool_call,
     tool_result,
@@ -454,13 +452,6 @@ async def test_an_unreachable_server_is_reported_in_one_line() -> None:
             await engine.run(TURN)
 
 
-@pytest.fixture
-def server() -> Any:
-    """Yield a strict local server for this test."""
-    with serve() as running:
-        yield running
-
-
 def reasoning_parts(request: Any) -> list[dict[str, Any]]:
     """Return the reasoning parts of a request."""
     parts = [part for each in request.body["messages"] for part in each["content"]]
@@ -571,16 +562,6 @@ async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
             await stream.finish()
         assert counted == stream.usage.input_tokens
         assert counted < await engine.count_tokens(stream.turn) < counted + 25
-
-
-def test_unproved_reasoning_is_reported_as_left_out() -> None:
-    """Reasoning without a valid signature is listed in the plan as left out."""
-    foreign = reasoning("Hm", encrypted_content="gAAA", source=Source("resp_1"))
-    plan = plan_request(
-        Turn([user("x"), foreign, assistant("y")]), scope="anthropic", mode="stateless", now=0
-    )
-    assert plan.left_out == (foreign,)
-    assert [each["role"] for each in render_messages(plan, "anthropic")] == ["user", "assistant"]
 
 
 def serve_messages(*messages: dict[str, Any]) -> RecordingServer:

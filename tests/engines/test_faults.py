@@ -8,15 +8,14 @@ import pytest
 from httpx2 import AsyncClient
 
 from engines.conftest import open_engine
-from engines.runs import last_text, send_lines
+from engines.runs import check_law, collect_events, last_text, list_reasons, send_lines
 from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
 from kedge.events import Event
 from kedge.events.run import Healed, ServerForgot
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
-from kedge.turns import ToolCallBlock, Turn, tool_result, user
-from normalization import expected_context, normalize_items
+from kedge.turns import ToolCallBlock, Turn, user
 
 LONG = "The river runs from the mountains to the sea, past towns and mills and meadows. " * 80
 
@@ -69,15 +68,6 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
 }
 
 
-async def run_with_events(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
-    """Run a Turn and record every event."""
-    events: list[Event] = []
-    async with engine.stream(turn, **options) as stream:
-        async for event in stream:
-            events.append(event)  # noqa: PERF401 - an error must not lose what came before it
-    return stream.turn, events
-
-
 STREAMED = re.compile(
     r"\w+_events?=|change_completed|omit_output_index|stream_content_type|repeat_"
 )
@@ -102,25 +92,25 @@ async def test_fault_ends_in_a_correct_turn_or_a_typed_error(
         requested = turn.append(user("What did I say first?"))
         if isinstance(expected, type):
             with pytest.raises(expected) as exc_info:
-                await run_with_events(engine, requested, streaming=streaming)
+                await collect_events(engine, requested, streaming=streaming)
             assert exc_info.value.turn is not None
             assert exc_info.value.turn.blocks[: len(requested)] == requested.blocks
             assert exc_info.value.retryable
             requested = exc_info.value.turn
             finished = await engine.run(requested)
         else:
-            finished, events = await run_with_events(engine, requested, streaming=streaming)
+            finished, events = await collect_events(engine, requested, streaming=streaming)
             _check_events(events, expected, streaming=streaming)
         server.faults.clear()
         if expected != "forgot, shown" or not streaming:
             assert LONG[:40] in last_text(finished)
-            assert normalize_items(server.requests[-1].context) == expected_context(finished)
+            check_law(server, finished)
         later = await engine.run(finished.append(user("How many messages are there?")))
-        assert normalize_items(server.requests[-1].context) == expected_context(later)
+        check_law(server, later)
 
 
 def _check_events(events: list[Event], expected: object, *, streaming: bool) -> None:
-    healed = [event.reason for event in events if isinstance(event, Healed)]
+    healed = list_reasons(events)
     forgot = [event for event in events if isinstance(event, ServerForgot)]
     if expected == "forgot, shown":
         assert (healed, len(forgot)) == (([], 1) if streaming else (["forgot"], 0))
@@ -169,55 +159,28 @@ async def test_every_shape_of_not_found_is_healed(server: TestServer, message: s
         turn = await send_lines(engine, "One")
         server.forget()
         server.faults.set(f"not_found={message}")
-        turn, events = await run_with_events(engine, turn.append(user("What did I say first?")))
+        turn, events = await collect_events(engine, turn.append(user("What did I say first?")))
     assert [type(event) for event in events].count(Healed) == 1
     assert "One" in last_text(turn)
 
 
-@pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id"])
-async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fault: str) -> None:
-    """The call gets a generated id, and its result is matched to it."""
-    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
-    async with open_engine(server) as engine:
-        server.faults.set(fault)
-        turn = Turn([user("Please call add.")])
-        turn, _ = await run_with_events(engine, turn, tools=(tool,))
-        call = turn.blocks[-1]
-        assert isinstance(call, ToolCallBlock)
-        turn, _ = await run_with_events(
-            engine, turn.append(tool_result(call.call_id, "5")), tools=(tool,)
-        )
-    assert "5" in last_text(turn)
-
-
-async def test_rejected_encrypted_reasoning_is_left_out(server: TestServer) -> None:
-    """In stateless mode, a server that rejects encrypted reasoning gets the Turn without it."""
-    async with open_engine(server, mode="stateless") as engine:
+@pytest.mark.parametrize(
+    ("fault", "mode", "blocks", "reason"),
+    [
+        ("refuse_encrypted_reasoning", "stateless", (user("Two"),), "reasoning"),
+        ("refuse_empty_input", "chained", (), "empty_input"),
+    ],
+)
+async def test_rejected_content_is_replaced(
+    server: TestServer, fault: str, mode: Any, blocks: tuple[Any, ...], reason: str
+) -> None:
+    """Rejected encrypted reasoning is left out, and a rejected empty delta becomes a full send."""
+    async with open_engine(server, mode=mode) as engine:
         turn = await send_lines(engine, "Think about one.")
-        server.faults.set("refuse_encrypted_reasoning")
-        turn, events = await run_with_events(engine, turn.append(user("Two")))
-    assert [event.reason for event in events if isinstance(event, Healed)] == ["reasoning"]
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
-
-
-async def test_rejected_empty_input_becomes_a_full_send(server: TestServer) -> None:
-    """A server that rejects an empty delta gets the complete Turn."""
-    async with open_engine(server) as engine:
-        turn = await send_lines(engine, "One")
-        server.faults.set("refuse_empty_input")
-        turn, events = await run_with_events(engine, turn)
-    assert [event.reason for event in events if isinstance(event, Healed)] == ["empty_input"]
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
-
-
-async def test_max_depth_limits_the_chain(server: TestServer) -> None:
-    """With ``max_depth`` a new chain starts before the server silently truncates the old one."""
-    async with open_engine(server, max_depth=2) as engine:
-        server.faults.set("remember=2")
-        turn = Turn()
-        for number in range(6):
-            turn = await engine.run(turn.append(user(f"Line {number}")))
-            assert normalize_items(server.requests[-1].context) == expected_context(turn)
+        server.faults.set(fault)
+        turn, events = await collect_events(engine, turn.append(*blocks))
+    assert list_reasons(events) == [reason]
+    check_law(server, turn)
 
 
 def test_every_documented_fault_is_tested() -> None:
@@ -229,20 +192,6 @@ def test_every_documented_fault_is_tested() -> None:
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
 
 
-async def test_broken_connection_error_has_the_partial_answer(server: TestServer) -> None:
-    """The error of a broken stream has the text so far, the Turn and the plan."""
-    server.faults.set("cut_after_events=8", times=1)
-    turn = Turn([user("Write 400 words.")])
-    async with open_engine(server) as engine:
-        with pytest.raises(StreamCut) as exc_info:
-            await run_with_events(engine, turn)
-    (partial,) = exc_info.value.partial
-    assert partial.metadata["kedge.partial"] is True
-    assert "the connection broke in the middle of the response" in str(exc_info.value)
-    assert exc_info.value.turn == turn
-    assert exc_info.value.plan is not None
-
-
 async def test_answer_is_complete_after_its_last_event(
     server: TestServer,
 ) -> None:
@@ -250,9 +199,9 @@ async def test_answer_is_complete_after_its_last_event(
     turn = Turn([user("What is 2+3?")])
     async with open_engine(server) as engine:
         server.faults.set("cut_after_events=100")
-        assert "5" in last_text((await run_with_events(engine, turn))[0])
+        assert "5" in last_text((await collect_events(engine, turn))[0])
         server.faults.set(f"cut_after_events={await count_stream_events(server)}")
-        finished, _ = await run_with_events(engine, turn)
+        finished, _ = await collect_events(engine, turn)
     assert "5" in last_text(finished)
     assert len(get_state(finished).anchors) == 1
 

@@ -1,29 +1,26 @@
 """Test healing: a lost or rejected context is sent again in full, once, before any output is shown."""
 
-from typing import Any
-
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from engines.conftest import open_engine
-from engines.runs import last_text, request_bodies, send_lines
+from engines.fake_server import connect_to, json_response
+from engines.runs import (
+    check_law,
+    collect_events,
+    last_text,
+    list_reasons,
+    request_bodies,
+    send_lines,
+)
 from kedge.engines import ResponsesEngine
-from kedge.errors import ChainRefused
-from kedge.events import Event
+from kedge.errors import ChainRefused, RequestRefused
 from kedge.events.run import Healed, ModeChanged
 from kedge.observe import snapshot
 from kedge.planning import get_state
 from kedge.testing import TestServer, serve
 from kedge.turns import ReasoningBlock, Turn, user
-from normalization import expected_context, normalize_items
-
-
-async def run_with_events(
-    engine: ResponsesEngine, turn: Turn, **options: Any
-) -> tuple[Turn, list[Event]]:
-    """Run a Turn and record every event."""
-    async with engine.stream(turn, **options) as stream:
-        events = [event async for event in stream]
-    return stream.turn, events
 
 
 def input_tokens_total() -> float:
@@ -75,12 +72,12 @@ async def test_lost_context_is_sent_again_in_full(
     turn = await send_lines(engine, "One", "Two")
     lost = turn.blocks[-1].response_id
     server.forget()
-    turn, events = await run_with_events(engine, turn.append(user("What did I say first?")))
+    turn, events = await collect_events(engine, turn.append(user("What did I say first?")))
     healed = [event for event in events if isinstance(event, Healed)]
     assert [event.reason for event in healed] == ["gone"]
     assert lost in healed[0].lost
     assert "One" in last_text(turn)
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    check_law(server, turn)
     record = get_state(turn).anchor(lost)
     assert record is not None
     assert record.status == "lost"
@@ -100,52 +97,48 @@ async def test_expired_response_is_not_requested(server: TestServer) -> None:
     assert "One" in last_text(turn)
 
 
-async def test_a_response_that_expired_early_is_healed(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """A response that expires before the known retention time is healed like any other loss."""
-    turn = await send_lines(engine, "One")
-    server.clock.advance(days=31)
-    turn, events = await run_with_events(engine, turn.append(user("Two")))
-    assert any(isinstance(event, Healed) for event in events)
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
-
-
 async def test_zero_data_retention_switches_to_stateless() -> None:
     """After the first rejection, later requests are stateless and include encrypted reasoning."""
     with serve() as stateful, serve(zero_data_retention=True) as strict:
         async with open_engine(stateful, scope="one") as engine:
             turn = await send_lines(engine, "One")
         async with open_engine(strict, scope="one") as engine:
-            turn, events = await run_with_events(engine, turn.append(user("Think about two.")))
-            reasons = [event.reason for event in events if isinstance(event, Healed)]
+            turn, events = await collect_events(engine, turn.append(user("Think about two.")))
+            reasons = list_reasons(events)
             assert reasons == ["unsupported"]
             assert any(isinstance(event, ModeChanged) for event in events)
-            turn, events = await run_with_events(engine, turn.append(user("Three")))
+            turn, events = await collect_events(engine, turn.append(user("Three")))
             assert not any(isinstance(event, Healed) for event in events)
             assert request_bodies(strict)[-1]["store"] is False
             assert any(isinstance(block, ReasoningBlock) for block in turn.blocks)
-            assert normalize_items(strict.requests[-1].context) == expected_context(turn)
+            check_law(strict, turn)
 
 
-async def test_unreadable_reasoning_is_left_out_once() -> None:
-    """Encrypted reasoning of another server is rejected, and the request is sent again without it."""
-    with serve() as first, serve() as second:
-        async with open_engine(first, scope="one", mode="stateless") as engine:
-            turn = await send_lines(engine, "Think about one.")
-        async with open_engine(second, scope="one", mode="stateless") as engine:
-            turn, events = await run_with_events(engine, turn.append(user("Two")))
-        assert [e.reason for e in events if isinstance(e, Healed)] == ["reasoning"]
-        assert normalize_items(second.requests[-1].context) == expected_context(turn)
+async def test_a_reason_is_healed_once_and_then_raised() -> None:
+    """A server that fails in the same way again does not get a third request."""
+    attempts: list[str] = []
+
+    async def lose_objects(request: Request) -> Response:
+        await request.body()
+        if request.url.path.endswith("/conversations"):
+            return json_response({"id": f"conv_{len(attempts)}"})
+        attempts.append(request.url.path)
+        message = f"Conversation with id 'conv_{len(attempts)}' not found."
+        return json_response({"error": {"message": message}}, 404 if len(attempts) < 7 else 418)
+
+    async with connect_to(lose_objects, mode="conversation") as engine:
+        with pytest.raises(RequestRefused, match="not found"):
+            await engine.run(Turn([user("Hello")]))
+    assert len(attempts) == 2
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_each_run_heals_at_most_once(server: TestServer, streaming: bool) -> None:
-    """Two runs from the same lost anchor are each healed once, without a loop."""
-    async with open_engine(server) as engine:
-        turn = await send_lines(engine, "One")
-        server.forget()
-        for line in ("Two", "Three"):
-            async with engine.stream(turn.append(user(line)), streaming=streaming) as stream:
-                events = [event async for event in stream]
-            assert sum(isinstance(event, Healed) for event in events) == 1
+async def test_response_with_a_reused_id_is_no_anchor() -> None:
+    """The blocks of the response stay in the Turn, without an anchor record."""
+    message = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    answer = json_response({"id": "resp_1", "status": "completed", "output": [message]})
+    async with connect_to(answer, trust="always") as engine:
+        turn = await engine.run(Turn([user("Hello")]))
+        assert [each.status for each in get_state(turn).anchors] == ["completed"]
+        turn = await engine.run(turn.append(user("Again")))
+    assert [block.text for block in turn] == ["Hello", "Hi", "Again", "Hi"]
+    assert [each.status for each in get_state(turn).anchors] == ["lost"]

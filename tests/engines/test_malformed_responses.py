@@ -1,9 +1,8 @@
-"""Test servers that return invalid responses, and servers that repeat the API key."""
+"""Test servers that return invalid or contradicting responses, and servers that repeat the API key."""
 
 import json
 import logging
 import traceback
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,60 +11,59 @@ import pytest
 from starlette.responses import Response
 
 from engines.fake_server import (
+    RecordingServer,
+    catch_error,
+    connect_to,
     json_response,
-    make_handler,
     serve_bytes,
-    serve_handler,
     sse_response,
 )
+from engines.runs import collect_events
 from for_each import for_each
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import RefusalDelta, TextDelta
 from kedge.events.responses import ResponsesDecoder
+from kedge.events.run import Healed
 from kedge.observe import TRACE, reset, snapshot
 from kedge.planning import ConversationState, get_state, record_response, set_state
 from kedge.providers import connect
-from kedge.turns import ToolCallBlock, Turn, assistant, user
+from kedge.turns import ToolCallBlock, Turn, assistant, tool_result, user
 
 KEY = "sk-planted-in-this-test"
 USER_TEXT = "planted words of a user"
 TURN = Turn([user(USER_TEXT)])
 ITEM = {"type": "message", "role": "assistant", "content": "Yes", "id": "m"}
 
-INVALID_RESPONSES: dict[str, Callable[[], Response]] = {
-    "a page": lambda: Response("<html>Sign in</html>", media_type="text/html"),
-    "nothing": lambda: Response("", media_type="application/json"),
-    "a list": lambda: json_response([]),
-    "an empty object": lambda: json_response({}),
-    "no error with status 200": lambda: json_response({"error": None}),
-    "a detail with status 200": lambda: json_response({"detail": "out of credit"}),
+INVALID_RESPONSES = {
+    "a page": Response("<html>Sign in</html>", media_type="text/html"),
+    "nothing": Response("", media_type="application/json"),
+    "a list": json_response([]),
+    "an empty object": json_response({}),
+    "no error with status 200": json_response({"error": None}),
+    "a detail with status 200": json_response({"detail": "out of credit"}),
 }
 FAILED = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": KEY}}
-KEY_LEAKS: dict[str, Callable[[], Response]] = {
-    "refused": lambda: json_response({"error": {"message": KEY, "code": KEY, "param": KEY}}, 401),
-    "limited": lambda: json_response({"error": {"message": f"slow down, {KEY}"}}, 429),
-    "broken": lambda: Response(f"oops {KEY}", 500),
-    "error with status 200": lambda: json_response({"error": {"message": KEY, "code": KEY}}),
-    "failed": lambda: json_response({**FAILED, "output": []}),
-    "error event": lambda: sse_response(
-        {"type": "error", "code": KEY, "message": KEY, "param": None}
-    ),
-    "failed event": lambda: sse_response({"type": "response.failed", "response": FAILED}),
+KEY_LEAKS = {
+    "refused": json_response({"error": {"message": KEY, "code": KEY, "param": KEY}}, 401),
+    "limited": json_response({"error": {"message": f"slow down, {KEY}"}}, 429),
+    "broken": Response(f"oops {KEY}", 500),
+    "error with status 200": json_response({"error": {"message": KEY, "code": KEY}}),
+    "failed": json_response({**FAILED, "output": []}),
+    "error event": sse_response({"type": "error", "code": KEY, "message": KEY, "param": None}),
+    "failed event": sse_response({"type": "response.failed", "response": FAILED}),
 }
 
 
+@for_each("api", ["responses", "chat"])
 @for_each("name", INVALID_RESPONSES)
 @for_each("streaming", [False, True])
-async def test_invalid_response_raises(name: str, streaming: bool) -> None:
+async def test_invalid_response_raises(api: str, name: str, streaming: bool) -> None:
     """A body that is not a response raises an error despite status 200."""
-    with serve_handler(make_handler(INVALID_RESPONSES[name])) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(ServerFailed, match="not a response") as exc_info:
-                await engine.run(TURN, streaming=streaming)
-    assert exc_info.value.turn is TURN
-    assert exc_info.value.plan is not None
-    assert exc_info.value.provider == "responses"
+    options = {"streaming": streaming}
+    answer = INVALID_RESPONSES[name]
+    error = await catch_error(ServerFailed, answer, "not a response", api=api, options=options)
+    assert error.provider == api
 
 
 @for_each("api", ["responses", "chat", "anthropic"])
@@ -75,15 +73,11 @@ async def test_an_error_with_status_200_is_raised_with_its_message(
 ) -> None:
     """OpenRouter and others report errors of the request with status 200, and the status as code."""
     body = {"error": {"code": 402, "message": "out of credit"}, "user_id": "u"}
-    with serve_handler(make_handler(lambda: json_response(body))) as url:
-        base: dict[str, Any] = {"base_url": url.removesuffix("/v1")} if api == "anthropic" else {}
-        model = "anthropic:m" if api == "anthropic" else f"{api}:{url}#m"
-        async with connect(model, api_key=KEY, max_retries=0, **base) as engine:
-            with pytest.raises(ServerFailed, match="out of credit") as exc_info:
-                await engine.run(TURN, streaming=streaming)
-    assert (exc_info.value.code, exc_info.value.retryable) == ("402", False)
-    assert exc_info.value.turn is TURN
-    assert exc_info.value.plan is not None
+    options = {"streaming": streaming}
+    error = await catch_error(
+        ServerFailed, json_response(body), "out of credit", api=api, options=options
+    )
+    assert (error.code, error.retryable) == ("402", False)
 
 
 @pytest.mark.parametrize("name", KEY_LEAKS)
@@ -93,11 +87,8 @@ async def test_key_repeated_by_a_server_is_redacted(
 ) -> None:
     """Neither errors, tracebacks nor the log contain the key or the user's text."""
     caplog.set_level(TRACE, "kedge")
-    with serve_handler(make_handler(KEY_LEAKS[name])) as url:
-        async with connect(f"responses:{url}#m", api_key=KEY, max_retries=0) as engine:
-            with pytest.raises(EngineError) as exc_info:
-                await engine.run(TURN, streaming=streaming)
-    error = exc_info.value
+    options = {"streaming": streaming}
+    error = await catch_error(EngineError, KEY_LEAKS[name], turn=TURN, options=options, api_key=KEY)
     texts = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
     records = [record for record in caplog.records if record.name.startswith("kedge")]
     assert any(record.levelno >= logging.WARNING for record in records)
@@ -106,42 +97,26 @@ async def test_key_repeated_by_a_server_is_redacted(
     assert USER_TEXT not in received
 
 
-@pytest.mark.parametrize(
-    "answer", [lambda: Response("oops", 500), lambda: Response("<html>"), lambda: json_response({})]
-)
+@for_each("answer", [Response("oops", 500), Response("<html>"), json_response({})])
 async def test_an_unavailable_conversation_object_is_an_error_with_the_turn(
-    answer: Callable[[], Response],
+    answer: Response,
 ) -> None:
     """If the object cannot be created or read, the error has the Turn and the plan."""
     known = set_state(TURN, ConversationState("conversation", "resp_1", "conv_1"))
-    with serve_handler(make_handler(answer)) as url:
-        async with connect(f"responses:{url}#m", mode="conversation", max_retries=0) as engine:
-            for turn in (TURN, known):
-                with pytest.raises(EngineError) as exc_info:
-                    await engine.run(turn)
-                assert exc_info.value.turn == turn
-                assert exc_info.value.plan is not None
+    for turn in (TURN, known):
+        await catch_error(EngineError, answer, turn=turn, mode="conversation")
 
 
 async def test_audit_ends_without_working_pagination() -> None:
     """A list that starts again on every page is read once, and a page of HTML gives no result."""
     item = {"id": "m", "type": "message", "role": "user", "content": "Another thing"}
     page = {"data": [item], "has_more": True, "last_id": "m", "output": []}
-    async with (
-        connect("responses:http://127.0.0.1:9/v1#m") as unreachable,
-    ):
-        assert isinstance(unreachable, ResponsesEngine)
-        plan = unreachable.plan(TURN)
-        turn = record_response(TURN, [assistant("Yes")], response_id="r", plan=plan, created_at=9e9)
-    for answer, agrees in (
-        (lambda: json_response(page), False),
-        (lambda: Response("<html>"), None),
-    ):
-        with serve_handler(make_handler(answer)) as url:
-            opened = connect(f"responses:{url}#m", scope=plan.scope, max_retries=0)
-            assert isinstance(opened, ResponsesEngine)
-            async with opened as engine:
-                assert (await engine.verify(turn)).agrees is agrees
+    for answer, agrees in ((json_response(page), False), (Response("<html>"), None)):
+        async with connect_to(answer) as engine:
+            assert isinstance(engine, ResponsesEngine)
+            plan, said = engine.plan(TURN), [assistant("Yes")]
+            turn = record_response(TURN, said, response_id="r", plan=plan, created_at=9e9)
+            assert (await engine.verify(turn)).agrees is agrees
 
 
 @for_each(
@@ -170,12 +145,8 @@ async def test_a_failure_is_retryable_unless_its_code_is_permanent(
     """Failures caused by the request are permanent; failures of the server may be temporary."""
     error = {"code": code, "message": "no"}
     received = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
-    with serve_handler(make_handler(lambda: sse_response({"type": event, **received}))) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(ServerFailed) as exc_info:
-                await engine.run(TURN)
-    assert exc_info.value.retryable is retryable
-    assert exc_info.value.turn is TURN
+    answer = sse_response({"type": event, **received})
+    assert (await catch_error(ServerFailed, answer)).retryable is retryable
 
 
 TERMINAL_EVENTS: dict[str, dict[str, Any]] = {
@@ -208,11 +179,9 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
     text = json.dumps(ending["response"])
     if form == "events":
         text = f"\n\n: comment\n\ndata: {json.dumps(ending)}\n\n"
-    response = make_handler(lambda: Response(text, media_type=media_type))
-    with serve_handler(response) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            turn = await engine.run(TURN, streaming=True)
-    assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
+    async with connect_to(Response(text, media_type=media_type)) as engine:
+        turn = await engine.run(TURN, streaming=True)
+    assert turn.blocks[-1] == assistant("Yes")
 
 
 @for_each("media_type", ["application/json", "application/octet-stream"])
@@ -223,9 +192,8 @@ async def test_a_stream_with_the_label_of_another_type_is_read(
 ) -> None:
     """Some gateways label a stream as JSON or as binary data."""
     text = start + f"data: {json.dumps(TERMINAL_EVENTS['completed'])}\n\n".encode()
-    with serve_handler(make_handler(lambda: Response(text, media_type=media_type))) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            turn = await engine.run(TURN, streaming=streaming)
+    async with connect_to(Response(text, media_type=media_type)) as engine:
+        turn = await engine.run(TURN, streaming=streaming)
     assert turn.blocks[-1] == assistant("Yes")
 
 
@@ -241,16 +209,12 @@ async def test_text_that_was_not_streamed_is_shown(form: str) -> None:
         for at, item in enumerate(items)
     ]
     answers = {
-        "one body": lambda: json_response(response),
-        "terminal event": lambda: sse_response(ending),
-        "item done": lambda: sse_response(*done, ending),
+        "one body": json_response(response),
+        "terminal event": sse_response(ending),
+        "item done": sse_response(*done, ending),
     }
-    with serve_handler(make_handler(answers[form])) as url:
-        async with (
-            connect(f"responses:{url}#m", max_retries=0) as engine,
-            engine.stream(TURN) as stream,
-        ):
-            events = [event async for event in stream]
+    async with connect_to(answers[form]) as engine, engine.stream(TURN) as stream:
+        events = [event async for event in stream]
     deltas = [event for event in events if isinstance(event, TextDelta | RefusalDelta)]
     shown = [(type(event), event.delta, event.output_index) for event in deltas]
     assert shown == [(TextDelta, "Yes", 0), (RefusalDelta, "No", 1)]
@@ -263,13 +227,7 @@ async def test_too_large_stream_error_has_the_turn(
     decoder_type = staticmethod(partial(ResponsesDecoder, max_line=100))
     monkeypatch.setattr(ResponsesEngine, "decoder_type", decoder_type)
     ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
-    with serve_handler(make_handler(lambda: sse_response(ending))) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(StreamTooLarge) as exc_info:
-                await engine.run(TURN)
-    error = exc_info.value
-    assert error.turn is TURN
-    assert error.plan is not None
+    error = await catch_error(StreamTooLarge, sse_response(ending))
     assert (error.provider, error.limit) == ("responses", 100)
 
 
@@ -278,12 +236,7 @@ async def test_unknown_error_codes_share_one_metric_label() -> None:
     reset()
     for code in ("invalid_value", "resp_0123", "my_code"):
         refusal = {"error": {"message": "no", "code": code}}
-        with serve_handler(
-            make_handler(lambda refusal=refusal: json_response(refusal, 400))
-        ) as url:
-            async with connect(f"responses:{url}#m", max_retries=0) as engine:
-                with pytest.raises(RequestRefused):
-                    await engine.run(TURN)
+        await catch_error(RequestRefused, json_response(refusal, 400))
     counted = snapshot()["responses_rejected_total"]
     assert counted == {(("code", "invalid_value"),): (1, 1.0), (("code", "other"),): (2, 2.0)}
 
@@ -320,10 +273,79 @@ UNNAMED_CALLS: dict[str, dict[str, Any]] = {
 async def test_a_call_without_a_name_is_counted_and_is_no_anchor(kind: str) -> None:
     """The Turn has the inferred name; the server stored none, so nothing is chained on it."""
     reset()
-    with serve_handler(make_handler(lambda: json_response(UNNAMED_CALLS[kind]))) as url:
-        async with connect(f"{kind}:{url}#m", max_retries=0) as engine:
-            turn = await engine.run(TURN, tools=TOOLS)
+    async with connect_to(json_response(UNNAMED_CALLS[kind]), kind) as engine:
+        turn = await engine.run(TURN, tools=TOOLS)
     (call,) = (block for block in turn.blocks if isinstance(block, ToolCallBlock))
     assert (call.name, call.call_id) == ("add", "call_1")
     assert kind == "chat" or get_state(turn).anchors == ()
     assert snapshot()["tool_call_names_inferred_total"] == {(): (1, 1.0)}
+
+
+def message(text: str) -> dict[str, Any]:
+    """Return a message of the model."""
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "id": "msg_1", "role": "assistant", "content": content}
+
+
+def stream_items(
+    streamed: list[Any], listed: list[Any], number: int = 1, **ending: Any
+) -> Response:
+    """Return a stream of some items, whose finished response lists others."""
+    names = {"id": f"resp_{number}"}
+    response = {**names, "status": "completed", "output": listed, **ending}
+    return sse_response(
+        {"type": "response.created", "response": names},
+        *(
+            {"type": "response.output_item.done", "output_index": index, "item": item}
+            for index, item in enumerate(streamed)
+        ),
+        {"type": "response.completed", "response": response},
+    )
+
+
+CALL = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_1",
+    "name": "add",
+    "arguments": "[1]",
+}
+UNNAMED = {name: value for name, value in CALL.items() if name != "call_id"}
+CONTRADICTIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "text": ([message("Yes")], [message("No")]),
+    "arguments": ([CALL], [{**CALL, "arguments": "[2]"}]),
+    "missing item": ([message("Yes"), CALL], [message("Yes")]),
+    "missing call_id": ([UNNAMED], [UNNAMED]),
+    "lone surrogate": ([message("a\ud83db")], [message("a\ud83db")]),
+}
+
+
+@for_each("name", CONTRADICTIONS)
+async def test_contradicting_response_is_no_anchor(name: str) -> None:
+    """The answer stays in the Turn, nothing is marked lost, and the next request sends everything."""
+    fine = [message("Fine.")]
+    server = RecordingServer(stream_items(*CONTRADICTIONS[name]), stream_items(fine, fine, 2))
+    async with connect_to(server.handle) as engine:
+        turn = await engine.run(TURN)
+        assert get_state(turn).anchors == ()
+        calls = [block.call_id for block in turn.blocks if isinstance(block, ToolCallBlock)]
+        turn = turn.append(*(tool_result(call_id, "3") for call_id in calls), user("Two"))
+        assert engine.plan(turn).rejected == ()
+        turn = await engine.run(turn)
+    assert "previous_response_id" not in server.bodies[1]
+    assert len(server.bodies[1]["input"]) == len(turn.blocks) - 1
+
+
+@for_each("echo", [None, "resp_other"])
+async def test_an_echo_at_the_end_of_a_response_is_checked(echo: str | None) -> None:
+    """A wrong previous response id that arrives only in `response.completed` means a lost context."""
+    items = [message("One.")]
+    wrong = stream_items(items, items, 2, previous_response_id=echo)
+    server = RecordingServer(stream_items(items, items), wrong, stream_items(items, items, 3))
+    async with connect_to(server.handle, trust="always") as engine:
+        turn = await engine.run(TURN)
+        _, events = await collect_events(engine, turn.append(user("Two")))
+    assert server.bodies[1]["previous_response_id"] == "resp_1"
+    assert Healed("forgot", ("resp_1",), "resp_2") in events
+    assert "previous_response_id" not in server.bodies[2]
+    assert len(server.bodies[2]["input"]) == 3

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import open_engine
+from engines.runs import collect_events
 from kedge.engines.transport import encode_body
 from kedge.events.run import RequestPlanned, RequestSent
 from kedge.observe import reset, snapshot
@@ -31,11 +32,10 @@ async def send(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[tupl
     """Send a Turn; return it with the answer, and for each request its plan, its sizes and its body."""
     bodies: list[bytes] = []
     options["tap"] = lambda request, _reply, _status: bodies.append(request)
-    async with engine.stream(turn, **options) as stream:
-        events = [event async for event in stream]
+    finished, events = await collect_events(engine, turn, **options)
     plans = [event.plan for event in events if isinstance(event, RequestPlanned)]
     sizes = [event for event in events if isinstance(event, RequestSent)]
-    return stream.turn, list(zip(plans, sizes, bodies, strict=True))
+    return finished, list(zip(plans, sizes, bodies, strict=True))
 
 
 def encode_full(body: bytes, plan: Any) -> bytes:

@@ -11,7 +11,6 @@ from kedge.engines.anthropic import map_schema
 from kedge.errors import (
     KedgeError,
     OutputInvalid,
-    OutputRefused,
     RequestRefused,
     UnsupportedParameter,
 )
@@ -20,7 +19,7 @@ from kedge.events.run import OutputAccepted, OutputRejected
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
 from kedge.observe import reset, snapshot
 from kedge.planning import get_state
-from kedge.turns import RefusalPart, Turn, UserBlock, assistant, tool_call, user
+from kedge.turns import Turn, UserBlock, assistant, tool_call, user
 from middleware.scripted_engine import ScriptedEngine
 
 
@@ -52,12 +51,6 @@ async def test_a_valid_answer_is_returned_as_a_value() -> None:
     sent, _ = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
     assert sent["text"]["verbosity"] == "low"
     assert sent["text"]["format"]["name"] == "Sum"
-
-
-async def test_a_reply_without_output_has_the_text() -> None:
-    """``ask`` without an output type returns the text of the answer."""
-    reply = await ScriptedEngine([assistant("five")]).ask(TURN)
-    assert (reply.text, reply.output) == ("five", None)
 
 
 async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
@@ -98,24 +91,6 @@ async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
     assert len(error.turn) == 2 + 6
     assert len(get_state(error.turn).anchors) == 4
     assert "many" not in str(error)
-
-
-async def test_the_number_of_retries_can_be_set() -> None:
-    """With ``output_retries=0`` an invalid answer is an error at once."""
-    engine = ScriptedEngine([INVALID], [VALID])
-    with pytest.raises(OutputInvalid, match="1 attempt"):
-        await engine.ask(TURN, output=Sum, output_retries=0)
-    assert len(engine.requests) == 1
-
-
-async def test_refusal_raises_its_own_error_without_retry() -> None:
-    """A refusal raises `OutputRefused` without a retry, because there is nothing to correct."""
-    engine = ScriptedEngine([assistant([RefusalPart("I will not count.")])])
-    with pytest.raises(OutputRefused) as exc_info:
-        await engine.ask(TURN, output=Sum)
-    assert exc_info.value.text == "I will not count."
-    assert exc_info.value.turn is not None
-    assert kinds(exc_info.value.turn) == ["user", "assistant"]
 
 
 async def test_caller_tool_calls_end_the_run_without_a_value() -> None:

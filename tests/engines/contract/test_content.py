@@ -7,7 +7,7 @@ import pytest
 from anyio import to_thread
 
 from engines.contract.checks import ADD, check_law, flatten
-from engines.contract.conftest import STATELESS
+from engines.runs import collect_events, last_text
 from kedge.engines import Engine
 from kedge.errors import AnswerIncomplete, UnsupportedBlock
 from kedge.events import (
@@ -35,7 +35,6 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.json_codec import dumps, loads
 from normalization import normalize_blocks
 
 WEATHER: dict[str, Any] = {
@@ -66,13 +65,6 @@ def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
     return parts
 
 
-def last_text(turn: Turn) -> str:
-    """Return the text of the last answer."""
-    block = turn.blocks[-1]
-    assert isinstance(block, AssistantBlock)
-    return block.text
-
-
 async def test_conversation_context_is_complete(engine: Engine, server: TestServer) -> None:
     """Every request has the complete conversation as its context, by an anchor or sent in full."""
     turn = Turn([system("Be kind.")])
@@ -83,16 +75,6 @@ async def test_conversation_context_is_complete(engine: Engine, server: TestServ
     assert last_text(await engine.run(turn.append(user("What are your instructions?")))) == (
         'My instructions are: "Be kind."'
     )
-
-
-async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestServer) -> None:
-    """Reasoning and metadata survive being written to JSON and read again."""
-    options: dict[str, Any] = {"reasoning": {"effort": "low"}}
-    turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
-    restored = loads(dumps(turn))
-    turn = await engine.run(restored.append(user("What did I say first?")), **options)
-    check_law(server, turn)
-    assert "Think about 6 * 7" in last_text(turn)
 
 
 async def test_a_stream_yields_events_and_ends_with_the_turn(engine: Engine) -> None:
@@ -141,9 +123,8 @@ async def test_run_and_stream_return_the_same_blocks(
 
 async def test_arguments_of_parallel_calls_are_separate(engine: Engine, server: TestServer) -> None:
     """Every call has an id that its argument deltas and its result refer to."""
-    async with engine.stream(Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER)) as stream:
-        events = [event async for event in stream]
-    calls = [block for block in stream.turn if isinstance(block, ToolCallBlock)]
+    answer, events = await collect_events(engine, Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER))
+    calls = [block for block in answer if isinstance(block, ToolCallBlock)]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [
         ("add", {"a": 2, "b": 3}),
         ("get_weather", {"city": "Rome"}),
@@ -160,7 +141,7 @@ async def test_arguments_of_parallel_calls_are_separate(engine: Engine, server: 
     complete = [e.arguments for e in events if isinstance(e, ToolCallCompleted)]
     assert complete == [call.arguments for call in calls]
     first, second = calls
-    turn = stream.turn.append(tool_result(first.call_id, "5"), tool_result(second.call_id, "sunny"))
+    turn = answer.append(tool_result(first.call_id, "5"), tool_result(second.call_id, "sunny"))
     finished = await engine.run(turn, tools=(ADD, WEATHER))
     check_law(server, finished)
     assert "sunny" in last_text(finished)
@@ -254,32 +235,20 @@ async def test_image_in_a_result_is_sent_or_rejected(
 
 async def test_a_refusal_is_an_answer(engine: Engine) -> None:
     """A refusal is distinguishable from other text, and the conversation continues after it."""
-    async with engine.stream(Turn([user("Refuse to sing")])) as stream:
-        events = [event async for event in stream]
-    block = stream.turn.blocks[-1]
+    answer, events = await collect_events(engine, Turn([user("Refuse to sing")]))
+    block = answer.blocks[-1]
     assert isinstance(block, AssistantBlock)
     assert block.refusal
     assert block.refusal == "".join(e.delta for e in events if isinstance(e, RefusalDelta))
-    finished = await engine.run(stream.turn.append(user("What did you say first?")))
+    finished = await engine.run(answer.append(user("What did you say first?")))
     assert "I cannot see it" not in last_text(finished)
 
 
-async def test_json_schema_output(engine: Engine) -> None:
-    """An answer in JSON can be requested with a schema."""
-    schema = {
-        "type": "object",
-        "required": ["question", "result"],
-        "properties": {"question": {"type": "string"}, "result": {"type": "number"}},
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
-    turn = await engine.run(Turn([user("What is 6 * 7?")]), text={"format": form})
-    assert json.loads(last_text(turn))["result"] == 42
-
-
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_truncated_answer_raises_incomplete_error(engine: Engine, streaming: bool) -> None:
-    """The error contains the Turn to continue from and the partial answer."""
+async def test_truncated_answer_raises_incomplete_error(
+    engine: Engine, server: TestServer, streaming: bool
+) -> None:
+    """The error contains the Turn to continue from and the partial answer, which is no anchor."""
     turn = Turn([user("Write 100 words")])
     with pytest.raises(AnswerIncomplete) as exc_info:
         await engine.run(turn, max_output_tokens=16, streaming=streaming)
@@ -288,7 +257,9 @@ async def test_truncated_answer_raises_incomplete_error(engine: Engine, streamin
     assert error.turn == turn
     assert error.partial
     assert error.partial[-1].metadata["kedge.partial"] is True
-    assert len(await engine.run(turn.append(user("Never mind. What is 2+3?")))) == 3
+    finished = await engine.run(error.turn.append(user("Never mind. What is 2+3?")))
+    assert len(finished) == 3
+    check_law(server, finished)
 
 
 async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
@@ -344,10 +315,3 @@ async def test_plan_matches_what_is_sent(engine: Engine, name: str, server: Test
         await stream.finish()
     assert stream.plan is not None
     assert stream.plan.delta == plan.delta
-
-
-async def test_every_engine_has_its_own_scope(name: str, engine: Engine) -> None:
-    """Response ids and encrypted reasoning of one provider are not valid for another."""
-    scope = getattr(engine, "scope", "")
-    assert scope.startswith(name.partition(",")[0])
-    assert (name in STATELESS) == ("responses" not in scope)

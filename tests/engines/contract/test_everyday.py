@@ -5,32 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from engines.contract.checks import check_law
+from engines.runs import last_text
 from kedge.chat import Chat
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.middleware import tools, with_middleware
 from kedge.store import open_store
 from kedge.testing import TestServer
-from kedge.turns import AssistantBlock, Turn, assistant, user
+from kedge.turns import Turn, assistant, user
 
 
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
-
-
-def last_text(turn: Turn) -> str:
-    """Return the text of the last answer."""
-    block = turn.blocks[-1]
-    assert isinstance(block, AssistantBlock)
-    return block.text
-
-
-async def test_functions_are_tools_of_one_run(engine: Engine, server: TestServer) -> None:
-    """Functions passed as tools are called until the model has its answer."""
-    turn = await engine.run(Turn([user("Call add with 2 and 3")]), tools=[add])
-    assert "5" in last_text(turn)
-    check_law(server, turn)
 
 
 async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:

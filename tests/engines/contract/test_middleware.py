@@ -17,11 +17,10 @@ from kedge.compaction import (
     is_summary,
 )
 from kedge.engines import Engine
-from kedge.errors import Blocked, RateLimited
+from kedge.errors import RateLimited
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
-    block,
     compact,
     guard,
     log,
@@ -34,7 +33,7 @@ from kedge.middleware import (
 )
 from kedge.planning import find_problems
 from kedge.testing import TestServer
-from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_call, user
+from kedge.turns import ToolResultBlock, Turn, tool_call, user
 
 
 def add(a: float, b: float) -> float:
@@ -76,22 +75,6 @@ async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -
     assert "sunny in Rome" in stream.text
     assert "secret-123" not in str([each.body for each in server.requests])
     assert len(stream.answers) == 2
-
-
-async def test_open_calls_are_answered_at_the_round_limit(engine: Engine) -> None:
-    """At the limit of rounds, open calls are answered and the model is asked for text."""
-    stack = with_middleware(engine, tools(add, max_rounds=0))
-    turn = await stack.run(Turn([user("Call add with 2 and 3")]))
-    assert find_problems(turn) == ()
-    assert any(isinstance(block, ToolCallBlock) for block in turn)
-
-
-async def test_guard_blocks_before_sending(engine: Engine, server: TestServer) -> None:
-    """A blocked Turn raises an error, and nothing is sent."""
-    stack = with_middleware(engine, guard(block("launch codes")))
-    with pytest.raises(Blocked):
-        await stack.run(Turn([user("The launch codes are 0000")]))
-    assert server.requests == []
 
 
 async def test_retry_middleware_retries_temporary_errors(

@@ -82,16 +82,6 @@ async def test_an_invalid_answer_is_corrected_within_the_law(
     check_law(server, continued.turn)
 
 
-async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: TestServer) -> None:
-    """After the last retry, the error has the text and the problems of the last answer."""
-    turn = Turn([user("Always invalid: What is 2 + 3?")])
-    with pytest.raises(OutputInvalid) as exc_info:
-        await engine.run(turn, output=int, output_retries=1)
-    assert exc_info.value.text == "Not JSON: 2 + 3 = 5."
-    assert "not valid JSON" in exc_info.value.problems[0]
-    assert len(server.requests) == exc_info.value.attempts == 2
-
-
 async def test_a_server_without_structured_output_gets_the_schema_as_text(
     server: TestServer, name: str
 ) -> None:

@@ -10,7 +10,7 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
-from engines.runs import last_context
+from engines.runs import check_law, collect_events, list_reasons, request_bodies
 from for_each import for_each
 from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
@@ -26,11 +26,9 @@ from kedge.errors import (
     Unreachable,
 )
 from kedge.events import TextDelta
-from kedge.events.run import Healed
 from kedge.planning import get_state
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
-from normalization import expected_context, normalize_items
 from server.gated_model import GatedModel
 from server.waiting import wait_until_async as wait_until
 
@@ -65,15 +63,6 @@ async def send(engine: ResponsesEngine, turn: Turn, text: str, **options: Any) -
 def get_pool(engine: ResponsesEngine) -> ConnectionPool:
     assert isinstance(engine.transport, SocketTransport)
     return engine.transport._pools.get()
-
-
-def request_bodies(server: TestServer) -> list[dict[str, Any]]:
-    return [each.body for each in server.requests if each.path == "/v1/responses"]
-
-
-def check_law(server: TestServer, turn: Turn) -> None:
-    """Check that the context of the newest request equals the Turn."""
-    assert normalize_items(last_context(server)) == expected_context(turn)
 
 
 async def test_unstored_responses_are_chained_on_their_connection(
@@ -133,10 +122,9 @@ async def test_lost_response_is_healed(engine: ResponsesEngine, server: TestServ
     """A server that rejects a lost response gets the complete Turn."""
     turn = await send(engine, Turn(), "One", **UNSTORED)
     server.forget()
-    async with engine.stream(turn.append(user("Two")), **UNSTORED) as stream:
-        events = [event async for event in stream]
-    assert [event.reason for event in events if isinstance(event, Healed)] == ["gone"]
-    check_law(server, stream.turn)
+    answer, events = await collect_events(engine, turn.append(user("Two")), **UNSTORED)
+    assert list_reasons(events) == ["gone"]
+    check_law(server, answer)
 
 
 async def test_branches_of_an_unstored_response(
@@ -305,38 +293,6 @@ async def test_failed_continuation_is_no_anchor(
     check_law(server, turn)
 
 
-@pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=4", "cut_in_event=3"])
-async def test_cut_stream_error_has_the_turn(
-    engine: ResponsesEngine, server: TestServer, fault: str
-) -> None:
-    """The Turn of the error can be sent again."""
-    turn = await send(engine, Turn(), "One")
-    server.faults.set(fault, times=1)
-    with pytest.raises(StreamCut) as exc_info:
-        async with engine.stream(turn.append(user("Write 50 words."))) as stream:
-            await stream.finish()
-    assert exc_info.value.turn is not None
-    assert exc_info.value.retryable
-    turn = await engine.run(exc_info.value.turn)
-    check_law(server, turn)
-
-
-async def test_errors_are_the_same_as_over_http(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Errors are mapped by their status, with the server's message and retry delay."""
-    server.faults.set("status=429,retry_after=7", times=1)
-    with pytest.raises(RateLimited) as limited:
-        await engine.run(Turn([user("x")]))
-    assert limited.value.retry_after == 7
-    server.faults.set("status=503", times=1)
-    with pytest.raises(ServerFailed):
-        await engine.run(Turn([user("x")]))
-    with pytest.raises(RequestRefused, match="Unknown parameter: 'bogus'") as exc_info:
-        await engine.run(Turn([user("x")]), extra_body={"bogus": 1})
-    assert exc_info.value.param == "bogus"
-
-
 @pytest.mark.parametrize("fault", ["status=429,retry_after=0", "status=500", "cut_after_events=0"])
 async def test_retryable_errors_are_retried(server: TestServer, fault: str) -> None:
     """Retries are limited by ``max_retries`` and happen only before the first event."""
@@ -423,6 +379,7 @@ async def test_redirect_is_not_followed(status: int, is_other_origin: bool) -> N
     assert (exc_info.value.status, exc_info.value.retryable) == (status, False)
 
 
+HEADERS = {"Retry-After": 7, "X-Request-Id": "req_1"}
 ERROR = {"code": "rate_limit_exceeded", "message": "Slow down.", "param": None}
 
 
@@ -440,32 +397,24 @@ async def run_on_socket(
             return [await engine.run(Turn([user("x")])) for _ in range(times)]
 
 
-@pytest.mark.parametrize("error", [ERROR, {"error": ERROR}], ids=["flat", "nested"])
-async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict[str, Any]) -> None:
-    """Errors are nested over WebSocket and flat in a stream; some servers send the flat form over both."""
+@for_each(
+    "error",
+    [
+        {"status": 429, **ERROR, "headers": HEADERS},
+        {"status": 429, "error": ERROR, "headers": HEADERS},
+        {"status_code": 429, "error": {**ERROR, "headers": HEADERS}},
+    ],
+)
+async def test_a_rejection_of_any_form_is_raised_with_its_message(error: dict[str, Any]) -> None:
+    """Errors are nested or flat, with headers beside the error or within it, whose names are in any case."""
 
     async def reject(socket: ServerConnection) -> None:
         async for _ in socket:
-            await socket.send(json.dumps({"type": "error", "status": 429, **error}))
+            await socket.send(json.dumps({"type": "error", **error}))
 
     with pytest.raises(RateLimited) as exc_info:
         await run_on_socket(reject)
     assert (exc_info.value.message, exc_info.value.code) == ("Slow down.", "rate_limit_exceeded")
-
-
-@pytest.mark.parametrize("nested", [True, False])
-async def test_headers_of_an_error_message_are_read(nested: bool) -> None:
-    """The headers are beside the error or within it, with names in any case."""
-    headers = {"headers": {"Retry-After": 7, "X-Request-Id": "req_1"}}
-    error = {"message": "Slow down.", **(headers if nested else {})}
-    rejection = {"type": "error", "status_code": 429, "error": error, **({} if nested else headers)}
-
-    async def reject(socket: ServerConnection) -> None:
-        async for _ in socket:
-            await socket.send(json.dumps(rejection))
-
-    with pytest.raises(RateLimited) as exc_info:
-        await run_on_socket(reject)
     assert (exc_info.value.retry_after, exc_info.value.request_id) == (7, "req_1")
 
 
@@ -592,13 +541,3 @@ async def test_a_tap_receives_what_was_transmitted(
     assert b"response.completed" in reply
     assert (status, refused_status) == (200, 400)
     assert b"bogus" in rejected
-
-
-async def test_duplicate_events_are_ignored(engine: ResponsesEngine, server: TestServer) -> None:
-    """No event of an answer is read as an answer to the next request."""
-    server.faults.set("duplicate_events")
-    turn = Turn()
-    for number in range(4):
-        turn = await send(engine, turn, f"Line {number}", **UNSTORED)
-        check_law(server, turn)
-    assert len({block.response_id for block in turn.blocks if block.response_id}) == 4
