@@ -1,12 +1,13 @@
 """Fixtures: a server on a real socket, the official client, and validators for its responses."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 import openresponses_types as spec
 import pytest
-from openai import OpenAI
+from openai import APIStatusError, OpenAI
 from openai.types.responses import ResponseStreamEvent
 from openresponses_types import ResponseResource
 from pydantic import BaseModel, TypeAdapter
@@ -14,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.gated_model import GatedModel
 from server.waiting import TIMEOUT
 
 CheckResponse = Callable[[Any], dict[str, Any]]
@@ -52,11 +54,39 @@ def client(server: TestServer, connect: Connect) -> OpenAI:
     return connect(server)
 
 
+def open_client(server: TestServer, **headers: str) -> httpx2.Client:
+    """Return a plain HTTP client of a server."""
+    return httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT, headers=headers)
+
+
 @pytest.fixture
 def http(server: TestServer) -> Iterator[httpx2.Client]:
     """Yield a plain HTTP client, for requests that the official client does not send."""
-    with httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http_client:
+    with open_client(server) as http_client:
         yield http_client
+
+
+def ask(client: OpenAI, prompt: Any, previous: str | None = None, **more: Any) -> Any:
+    """Create a response, which continues another one if its id is given."""
+    if previous is not None:
+        more["previous_response_id"] = previous
+    return client.responses.create(model="practice", input=prompt, **more)
+
+
+@contextmanager
+def rejects(
+    code: str | None, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[APIStatusError]]:
+    """Expect that the official client raises an error with a code."""
+    with pytest.raises(APIStatusError, match=match) as exc_info:
+        yield exc_info
+    assert exc_info.value.code == code
+
+
+@pytest.fixture
+def model() -> GatedModel:
+    """Return a model that continues when the test allows it."""
+    return GatedModel()
 
 
 @pytest.fixture

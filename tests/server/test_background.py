@@ -15,18 +15,12 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage.database import SQLiteServerDatabase
 from kedge.testing import TestServer, serve
-from server.conftest import check_response_object
+from server.conftest import check_response_object, open_client
 from server.gated_model import GatedModel
-from server.waiting import TIMEOUT, wait_until
+from server.waiting import wait_until
 
 Connect = Callable[[TestServer], OpenAI]
 Event = dict[str, Any]
-
-
-@pytest.fixture
-def model() -> GatedModel:
-    """Return a model that waits for the test."""
-    return GatedModel()
 
 
 @pytest.fixture
@@ -108,7 +102,7 @@ def test_response_is_queued_in_progress_and_completed(
 def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
     """Responses above the limit are queued; one that does not fit in the queue is rejected."""
     limits = Limits(background_running=1, background_waiting=1, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, make_client(server) as http:
+    with serve(model=model, limits=limits) as server, open_client(server) as http:
         first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
         wait_until(lambda: model.started)
         assert get_status(http, second["id"]) == "queued"
@@ -118,10 +112,6 @@ def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
         wait_until(lambda: get_status(http, second["id"]) == "completed")
         assert get_status(http, first["id"]) == "completed"
         assert model.started == ["wait 1", "wait 2"]
-
-
-def make_client(server: TestServer) -> httpx2.Client:
-    return httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT)
 
 
 def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedModel) -> None:
@@ -136,11 +126,8 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
         "content_part.added",
         "output_text.delta",
     ]
-    assert [event["response"]["status"] for event in first[:3]] == [
-        "queued",
-        "queued",
-        "in_progress",
-    ]
+    statuses = [event["response"]["status"] for event in first[:3]]
+    assert statuses == ["queued", "queued", "in_progress"]
     known = first[0]["response"]["id"]
     head = http.head(f"/v1/responses/{known}", params={"stream": "true"})
     assert head.headers["content-type"].startswith("text/event-stream")
@@ -230,7 +217,7 @@ def test_events_expire(server: TestServer, http: httpx2.Client) -> None:
 def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> None:
     """The oldest streams are dropped above the memory limit; their responses remain."""
     limits = Limits(stream_bytes=10_000, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, make_client(server) as http:
+    with serve(model=model, limits=limits) as server, open_client(server) as http:
         ids: list[str] = []
         for _ in range(3):
             with open_stream(http, "hello") as answer:
@@ -290,7 +277,7 @@ def test_cancelled_stream_ends_with_a_failure(http: httpx2.Client, model: GatedM
 def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
     """A cancelled response in the queue never starts, and the next one runs."""
     limits = Limits(background_running=1, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, make_client(server) as http:
+    with serve(model=model, limits=limits) as server, open_client(server) as http:
         create_response(http, "wait 1")
         wait_until(lambda: model.started)
         with open_stream(http, "two") as answer:
@@ -314,16 +301,12 @@ def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
 def test_cancelling_a_finished_response_is_rejected(
     http: httpx2.Client, background: bool, message: str
 ) -> None:
-    """Completed and synchronous responses cannot be cancelled."""
+    """Completed, synchronous and unknown responses cannot be cancelled."""
     response = create_response(http, "hello", background=background)
     wait_until(lambda: get_status(http, response["id"]) == "completed")
     rejected = http.post(f"/v1/responses/{response['id']}/cancel")
     assert rejected.status_code == 400
     assert rejected.json()["error"]["message"] == message
-
-
-def test_an_unknown_response_cannot_be_cancelled(http: httpx2.Client) -> None:
-    """Cancelling an unknown response is a 404 error."""
     assert http.post("/v1/responses/resp_x/cancel").status_code == 404
 
 
@@ -348,11 +331,12 @@ def test_unfinished_response_cannot_be_continued_or_deleted(
 def test_streamed_response_cannot_be_deleted_before_its_end(
     http: httpx2.Client, model: GatedModel
 ) -> None:
-    """A conversation would lack the exchange although its client sees the response complete."""
+    """A conversation would lack the exchange although its client sees the response from its first delta on."""
     conversation = http.post("/v1/conversations", json={}).json()["id"]
     with open_stream(http, background=False, conversation=conversation) as answer:
         reader = EventReader(answer)
-        known: str = reader.read(1)[0]["response"]["id"]
+        known: str = reader.read(5)[0]["response"]["id"]
+        assert get_status(http, known) == "in_progress"
         deleted = http.delete(f"/v1/responses/{known}")
         model.open_gate()
         assert reader.read_rest()[-1]["type"] == "response.completed"
@@ -379,7 +363,7 @@ def test_conversation_is_locked_by_its_background_response(
 @pytest.mark.parametrize("retention", [True, False])
 def test_background_requires_storage(retention: bool) -> None:
     """A background response that is not stored is rejected, because it could not be retrieved."""
-    with serve(zero_data_retention=not retention) as server, make_client(server) as http:
+    with serve(zero_data_retention=not retention) as server, open_client(server) as http:
         body = {"model": "m", "input": "x", "background": True, "store": not retention}
         rejected = http.post("/v1/responses", json=body)
     assert rejected.status_code == 400
@@ -394,7 +378,7 @@ def test_model_error_fails_the_response() -> None:
             raise RuntimeError("broken")
             yield ItemClosed()
 
-    with serve(model=Broken()) as broken, make_client(broken) as http:
+    with serve(model=Broken()) as broken, open_client(broken) as http:
         with open_stream(http) as answer:
             events = EventReader(answer).read_rest()
         assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
@@ -407,10 +391,10 @@ def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_p
     """After the shutdown timeout, running and queued responses are stored as failed with the reason."""
     db = str(tmp_path / "server.db")
     limits = Limits(background_running=1, shutdown_seconds=0)
-    with serve(model=model, db=db, limits=limits) as server, make_client(server) as http:
+    with serve(model=model, db=db, limits=limits) as server, open_client(server) as http:
         ids = [create_response(http, f"wait {number}")["id"] for number in range(2)]
         wait_until(lambda: model.started)
-    with serve(db=db) as server, make_client(server) as http:
+    with serve(db=db) as server, open_client(server) as http:
         for known in ids:
             response = http.get(f"/v1/responses/{known}").json()
             assert response["status"] == "failed"
@@ -422,7 +406,7 @@ def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_p
 def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> None:
     """A restart marks running and queued responses as failed and does not resume them."""
     db = str(tmp_path / "server.db")
-    with serve(model=model, db=db) as server, make_client(server) as http:
+    with serve(model=model, db=db) as server, open_client(server) as http:
         ids = [create_response(http, "hello")["id"] for _ in range(2)]
         wait_until(lambda: {get_status(http, each) for each in ids} == {"completed"})
     database = SQLiteServerDatabase(db)
@@ -433,7 +417,7 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
             (left, f'{left}"', node),
         )
     database._connection.close()  # without a clean shutdown
-    with serve(db=db) as server, make_client(server) as http:
+    with serve(db=db) as server, open_client(server) as http:
         for known in ids:
             stored = http.get(f"/v1/responses/{known}").json()
             assert stored["status"] == "failed"

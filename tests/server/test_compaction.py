@@ -14,11 +14,13 @@ from kedge.server.encrypted_content import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 from kedge.tokens import count_items
+from server.conftest import ask, rejects
 
 CheckResponse = Callable[[Any], dict[str, Any]]
 Connect = Callable[[TestServer], OpenAI]
 
 LONG_TEXT = "word " * 700
+COMPACT: Any = [{"type": "compaction", "compact_threshold": 1000}]
 
 
 def user_message(text: str) -> Any:
@@ -36,9 +38,7 @@ def context_texts(server: TestServer) -> list[str]:
 def create_long_chain(client: OpenAI, turns: int = 3) -> str:
     previous: str | None = None
     for number in range(turns):
-        response = client.responses.create(
-            model="m", input=f"turn {number}: {LONG_TEXT}", previous_response_id=previous
-        )
+        response = ask(client, f"turn {number}: {LONG_TEXT}", previous)
         previous = response.id
     assert previous is not None
     return previous
@@ -54,14 +54,13 @@ def test_context_above_the_threshold_is_compacted(
             model="m",
             input="newest",
             previous_response_id=previous,
-            context_management=[{"type": "compaction", "compact_threshold": 1000}],
+            context_management=COMPACT,
         )
     )
     assert [item["type"] for item in body["output"]] == ["compaction", "message"]
     assert context_texts(server)[-1] == "newest"
     assert body["usage"]["input_tokens"] > 1500
-    after = client.responses.create(model="m", input="later", previous_response_id=body["id"])
-    assert after.usage
+    after = ask(client, "later", body["id"])
     assert after.usage.input_tokens < 1000
     assert context_texts(server)[-1] == "later"
     assert context_texts(server)[0].startswith("Earlier items of this conversation were compacted")
@@ -69,11 +68,7 @@ def test_context_above_the_threshold_is_compacted(
 
 def test_context_below_the_threshold_is_not_compacted(client: OpenAI) -> None:
     """A context below the threshold is not compacted."""
-    response = client.responses.create(
-        model="m",
-        input="short",
-        context_management=[{"type": "compaction", "compact_threshold": 1000}],
-    )
+    response = ask(client, "short", context_management=COMPACT)
     assert [item.type for item in response.output] == ["message"]
 
 
@@ -82,16 +77,11 @@ def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
     db = str(tmp_path / "server.db")
     with serve(db=db) as server:
         client = connect(server)
-        response = client.responses.create(
-            model="m",
-            input="newest",
-            previous_response_id=create_long_chain(client),
-            context_management=[{"type": "compaction", "compact_threshold": 1000}],
-        )
-        client.responses.create(model="m", input="later", previous_response_id=response.id)
+        response = ask(client, "newest", create_long_chain(client), context_management=COMPACT)
+        ask(client, "later", response.id)
         warm = server.requests[-1].context
     with serve(db=db) as server:
-        connect(server).responses.create(model="m", input="later", previous_response_id=response.id)
+        ask(connect(server), "later", response.id)
         cold = server.requests[-1].context
     assert warm is not None
     assert cold is not None
@@ -103,20 +93,15 @@ def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: T
     ids: list[str] = []
     previous: str | None = None
     for text in ("a secret " + LONG_TEXT, "more " + LONG_TEXT):
-        response = client.responses.create(model="m", input=text, previous_response_id=previous)
+        response = ask(client, text, previous)
         ids.append(response.id)
         previous = response.id
-    compacted = client.responses.create(
-        model="m",
-        input="newest",
-        previous_response_id=previous,
-        context_management=[{"type": "compaction", "compact_threshold": 1000}],
-    )
-    child = client.responses.create(model="m", input="x", previous_response_id=compacted.id)
+    compacted = ask(client, "newest", previous, context_management=COMPACT)
+    child = ask(client, "x", compacted.id)
     before = server.requests[-1].context or ()
     for id_ in (*ids, compacted.id):
         client.responses.delete(id_)
-    client.responses.create(model="m", input="x", previous_response_id=child.id)
+    ask(client, "x", child.id)
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
     count = server.call(
@@ -129,24 +114,18 @@ def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
     """The response to a trigger is one compaction item and can be continued."""
     previous = create_long_chain(client)
     trigger: Any = {"type": "compaction_trigger"}
-    response = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
+    response = ask(client, [trigger], previous)
     assert [item.type for item in response.output] == ["compaction"]
-    client.responses.create(model="m", input="later", previous_response_id=response.id)
+    ask(client, "later", response.id)
     assert context_texts(server)[-1] == "later"
     with pytest.raises(BadRequestError, match="last input item"):
-        client.responses.create(model="m", input=[trigger, user_message("x")])
+        ask(client, [trigger, user_message("x")])
 
 
 def test_compaction_is_streamed(client: OpenAI, check_event: Any) -> None:
     """A stream sends the compaction events before the answer."""
     events = list(
-        client.responses.create(
-            model="m",
-            input="newest",
-            previous_response_id=create_long_chain(client),
-            stream=True,
-            context_management=[{"type": "compaction", "compact_threshold": 1000}],
-        )
+        ask(client, "newest", create_long_chain(client), stream=True, context_management=COMPACT)
     )
     for event in events:
         check_event(event.model_dump(exclude_unset=True))
@@ -170,13 +149,11 @@ def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> No
     assert [item["type"] for item in body["output"]] == ["compaction"]
     compacted = raw.parse()
     assert compacted.usage.input_tokens > 1500
-    with pytest.raises(BadRequestError) as exc_info:
-        client.responses.create(model="m", input="x", previous_response_id=compacted.id)
-    assert exc_info.value.code == "previous_response_not_found"
+    with rejects("previous_response_not_found"):
+        ask(client, "x", compacted.id)
     with pytest.raises(NotFoundError):
         client.responses.retrieve(compacted.id)
-    response = client.responses.create(model="m", input=[*body["output"], user_message("later")])
-    assert response.usage
+    response = ask(client, [*body["output"], user_message("later")])
     assert response.usage.input_tokens < compacted.usage.input_tokens
     assert context_texts(server)[-2:] == ["newest", "later"]
 
@@ -189,9 +166,7 @@ def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestSer
             model="m", input=[user_message("My name is Ada."), user_message("Hello")]
         )
         items: Any = [item.model_dump(exclude_none=True) for item in compacted.output]
-        response = client.responses.create(
-            model="m", input=[*items, user_message("What did I say first?")]
-        )
+        response = ask(client, [*items, user_message("What did I say first?")])
     assert response.output_text == 'You said first: "My name is Ada."'
 
 
@@ -202,7 +177,7 @@ def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
     )
     item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
     with pytest.raises(BadRequestError) as exc_info:
-        client.responses.create(model="m", input=[item, user_message("y")])
+        ask(client, [item, user_message("y")])
     assert exc_info.value.code == "invalid_encrypted_content"
     assert "could not be verified" in str(exc_info.value)
 
@@ -213,15 +188,13 @@ def test_reasoning_content_in_a_compaction_item_is_rejected(
     """Encrypted reasoning in a compaction item can be decrypted, but it is not a context."""
     with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
         client = connect(server)
-        response = client.responses.create(
-            model="m", input="x", include=["reasoning.encrypted_content"], store=False
-        )
+        response = ask(client, "x", include=["reasoning.encrypted_content"], store=False)
         item: Any = {
             **response.output[0].model_dump(include={"encrypted_content"}),
             "type": "compaction",
         }
         with pytest.raises(BadRequestError) as exc_info:
-            client.responses.create(model="m", input=[item, user_message("y")])
+            ask(client, [item, user_message("y")])
     assert exc_info.value.code == "invalid_encrypted_content"
 
 
@@ -230,13 +203,8 @@ def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServ
     conversation = client.conversations.create(
         items=[user_message(LONG_TEXT), user_message(LONG_TEXT)]
     )
-    response = client.responses.create(
-        model="m",
-        input="newest",
-        conversation=conversation.id,
-        context_management=[{"type": "compaction", "compact_threshold": 1000}],
-    )
-    client.responses.create(model="m", input="later", conversation=conversation.id)
+    response = ask(client, "newest", conversation=conversation.id, context_management=COMPACT)
+    ask(client, "later", conversation=conversation.id)
     assert LONG_TEXT not in context_texts(server)[1:]
     client.responses.delete(response.id)
     items = list(client.conversations.items.list(conversation.id, order="asc"))
@@ -326,14 +294,9 @@ def test_default_threshold_is_the_window(connect: Connect) -> None:
     """Without ``compact_threshold``, the context window is the threshold."""
     with serve(model=PracticeModel(window=1800)) as server:
         client = connect(server)
-        first = client.responses.create(model="m", input="a " + LONG_TEXT)
-        second = client.responses.create(
-            model="m", input="b " + LONG_TEXT, previous_response_id=first.id
-        )
-        third = client.responses.create(
-            model="m",
-            input="c " + LONG_TEXT,
-            previous_response_id=second.id,
-            context_management=[{"type": "compaction"}],
+        first = ask(client, "a " + LONG_TEXT)
+        second = ask(client, "b " + LONG_TEXT, first.id)
+        third = ask(
+            client, "c " + LONG_TEXT, second.id, context_management=[{"type": "compaction"}]
         )
         assert [item.type for item in third.output] == ["compaction", "message"]

@@ -83,12 +83,6 @@ def users() -> Iterator[Users]:
 
 
 @pytest.fixture
-def model() -> GatedModel:
-    """Return a model that continues when the test allows it."""
-    return GatedModel()
-
-
-@pytest.fixture
 def gated_users(model: GatedModel) -> Iterator[Users]:
     """Yield a server with the gated model."""
     yield from make_users(model=model, limits=Limits(shutdown_seconds=0))

@@ -8,6 +8,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.testing import TestServer, serve
+from server.conftest import ask, rejects
 from server.gated_model import GatedModel
 
 Connect = Callable[[TestServer], OpenAI]
@@ -42,10 +43,10 @@ def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
 def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: TestServer) -> None:
     """Input and output are added after completion, and the next response sees them."""
     conversation = client.conversations.create(items=[user_message("zero")])
-    first = client.responses.create(model="m", input="one", conversation=conversation.id)
+    first = ask(client, "one", conversation=conversation.id)
     assert first.conversation
     assert first.conversation.id == conversation.id
-    second = client.responses.create(model="m", input="two", conversation={"id": conversation.id})
+    second = ask(client, "two", conversation={"id": conversation.id})
     texts = ["zero", "one", first.output_text, "two", second.output_text]
     assert item_texts(client, conversation.id, order="asc") == texts
     assert len(server.requests[-2].context or ()) == 4
@@ -54,7 +55,7 @@ def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: Tes
 def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -> None:
     """A response with ``store: false`` sees the conversation and adds no items to it."""
     conversation = client.conversations.create(items=[user_message("zero")])
-    client.responses.create(model="m", input="one", conversation=conversation.id, store=False)
+    ask(client, "one", conversation=conversation.id, store=False)
     assert len(server.requests[-1].context or ()) == 2
     assert item_texts(client, conversation.id) == ["zero"]
 
@@ -62,8 +63,8 @@ def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -
 def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: TestServer) -> None:
     """A chained response has the same context and does not belong to the conversation."""
     conversation = client.conversations.create(items=[user_message("zero")])
-    first = client.responses.create(model="m", input="one", conversation=conversation.id)
-    second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+    first = ask(client, "one", conversation=conversation.id)
+    second = ask(client, "two", first.id)
     assert second.conversation is None
     assert len(server.requests[-1].context or ()) == 4
     assert len(item_texts(client, conversation.id)) == 3
@@ -72,13 +73,13 @@ def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: Tes
 def test_conversation_and_responses_are_independent(client: OpenAI, server: TestServer) -> None:
     """Items remain when a response is deleted or expires, and a response when its conversation is deleted."""
     conversation = client.conversations.create()
-    first = client.responses.create(model="m", input="one", conversation=conversation.id)
+    first = ask(client, "one", conversation=conversation.id)
     client.responses.delete(first.id)
-    second = client.responses.create(model="m", input="two", conversation=conversation.id)
+    second = ask(client, "two", conversation=conversation.id)
     server.clock.advance(days=31)
     assert server.purge() == 1
     assert len(item_texts(client, conversation.id)) == 4
-    third = client.responses.create(model="m", input="three", conversation=conversation.id)
+    third = ask(client, "three", conversation=conversation.id)
     client.conversations.delete(conversation.id)
     assert len(list(client.responses.input_items.list(third.id))) == 5
     with pytest.raises(NotFoundError):
@@ -104,7 +105,7 @@ def test_items_are_added_read_and_deleted(client: OpenAI, server: TestServer) ->
         with pytest.raises(NotFoundError, match="not found in conversation"):
             call(added_item.id, conversation_id=conversation.id)
     assert item_texts(client, conversation.id, order="asc") == ["zero", "two"]
-    client.responses.create(model="m", input="three", conversation=conversation.id)
+    ask(client, "three", conversation=conversation.id)
     assert "one" not in str(server.requests[-1].context)
 
 
@@ -114,19 +115,19 @@ def test_deleted_item_cannot_be_referenced(client: OpenAI, deletes_all: bool) ->
     conversation = client.conversations.create(items=[user_message("secret")])
     (item,) = client.conversations.items.list(conversation.id).data
     assert item.id
-    answered = client.responses.create(model="m", input="one", conversation=conversation.id)
+    answered = ask(client, "one", conversation=conversation.id)
     reference: Any = [{"type": "item_reference", "id": item.id}, user_message("two")]
-    assert client.responses.create(model="m", input=reference, store=False)
+    assert ask(client, reference, store=False)
     if deletes_all:
         client.conversations.delete(conversation.id)
     else:
         client.conversations.items.delete(item.id, conversation_id=conversation.id)
     with pytest.raises(NotFoundError, match="not found"):
-        client.responses.create(model="m", input=reference)
+        ask(client, reference)
     assert len(list(client.responses.input_items.list(answered.id))) == 2
-    client.responses.create(model="m", input="three", previous_response_id=answered.id)
+    ask(client, "three", answered.id)
     output: Any = [{"type": "item_reference", "id": answered.output[0].id}, user_message("four")]
-    assert client.responses.create(model="m", input=output)
+    assert ask(client, output)
 
 
 def test_last_item_can_be_deleted(client: OpenAI) -> None:
@@ -136,7 +137,7 @@ def test_last_item_can_be_deleted(client: OpenAI) -> None:
     assert item.id
     client.conversations.items.delete(item.id, conversation_id=conversation.id)
     assert item_texts(client, conversation.id) == []
-    assert client.responses.create(model="m", input="one", conversation=conversation.id)
+    assert ask(client, "one", conversation=conversation.id)
 
 
 def test_items_are_paginated(client: OpenAI) -> None:
@@ -217,10 +218,10 @@ def test_tool_call_without_result_blocks_a_conversation(client: OpenAI) -> None:
     call: Any = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     conversation = client.conversations.create(items=[user_message("x"), call])
     with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
-        client.responses.create(model="m", input="y", conversation=conversation.id)
+        ask(client, "y", conversation=conversation.id)
     output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
     client.conversations.items.create(conversation.id, items=[output])
-    assert client.responses.create(model="m", input="y", conversation=conversation.id)
+    assert ask(client, "y", conversation=conversation.id)
 
 
 def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
@@ -228,14 +229,12 @@ def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
     with serve(model=GatedModel()) as server:
         client = connect(server)
         conversation = client.conversations.create(items=[user_message("zero")])
-        with client.responses.create(
-            model="m", input="wait", conversation=conversation.id, stream=True
-        ) as stream:
+        with ask(client, "wait", conversation=conversation.id, stream=True) as stream:
             next(iter(stream))
             (item,) = client.conversations.items.list(conversation.id).data
             assert item.id
             changes = (
-                lambda: client.responses.create(model="m", input="x", conversation=conversation.id),
+                lambda: ask(client, "x", conversation=conversation.id),
                 lambda: client.conversations.items.create(
                     conversation.id, items=[user_message("x")]
                 ),
@@ -245,18 +244,17 @@ def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
                 lambda: client.conversations.delete(conversation.id),
             )
             for change in changes:
-                with pytest.raises(BadRequestError) as exc_info:
+                with rejects("conversation_locked", "Another process is currently") as error:
                     change()
-                assert exc_info.value.code == "conversation_locked"
-                assert exc_info.value.param == "conversation"
+                assert error.value.param == "conversation"
             other = client.conversations.create()
-            assert client.responses.create(model="m", input="x", conversation=other.id)
+            assert ask(client, "x", conversation=other.id)
 
 
 def test_an_unknown_conversation_is_not_found(client: OpenAI) -> None:
     """Every endpoint returns 404 for an unknown conversation."""
     calls = (
-        lambda: client.responses.create(model="m", input="x", conversation="conv_x"),
+        lambda: ask(client, "x", conversation="conv_x"),
         lambda: client.conversations.update("conv_x", metadata={}),
         lambda: client.conversations.delete("conv_x"),
         lambda: client.conversations.items.list("conv_x"),

@@ -10,6 +10,7 @@ from openai import OpenAI
 
 from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
+from server.conftest import ask
 from server.waiting import TIMEOUT
 
 Scripted = Callable[..., PracticeModel]
@@ -179,7 +180,7 @@ def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> N
     with client.responses.stream(model="m", input="one") as response_stream:
         final = response_stream.get_final_response()
     assert client.responses.retrieve(final.id).output_text == final.output_text
-    client.responses.create(model="m", input="two", previous_response_id=final.id)
+    ask(client, "two", final.id)
     context = server.requests[-1].context
     assert context is not None
     assert len(context) == 3

@@ -18,6 +18,7 @@ from kedge.server.storage.responses import ResponseEntry
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
+from server.conftest import ask, rejects
 from server.waiting import wait_until
 
 SECRET = "the-unmistakable-words-of-a-user"
@@ -60,15 +61,15 @@ def test_responses_and_conversations_survive_a_restart(address: str, running: Ru
     """A chain and a conversation can be continued after a restart of the server."""
     db = address
     with running(db=db) as (_, client):
-        first = client.responses.create(model="m", input="one")
+        first = ask(client, "one")
         conversation = client.conversations.create(metadata={"a": "b"})
-        client.responses.create(model="m", input="two", conversation=conversation.id)
+        ask(client, "two", conversation=conversation.id)
     with running(db=db) as (server, client):
         assert client.responses.retrieve(first.id).output_text == first.output_text
-        client.responses.create(model="m", input="three", previous_response_id=first.id)
+        ask(client, "three", first.id)
         assert len(server.requests[-1].context or ()) == 3
         assert client.conversations.retrieve(conversation.id).metadata == {"a": "b"}
-        client.responses.create(model="m", input="four", conversation=conversation.id)
+        ask(client, "four", conversation=conversation.id)
         assert len(server.requests[-1].context or ()) == 3
 
 
@@ -79,7 +80,7 @@ def test_encrypted_content_is_valid_after_a_restart(address: str, running: RunSe
         compacted = client.responses.compact(model="m", input="hello")
     item: Any = compacted.output[-1].model_dump(exclude_none=True)
     with running(db=db) as (_, client):
-        assert client.responses.create(model="m", input=[item, {"role": "user", "content": "?"}])
+        assert ask(client, [item, {"role": "user", "content": "?"}])
 
 
 def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -> None:
@@ -88,9 +89,7 @@ def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -
     previous: str | None = None
     with running(db=db) as (_, client):
         for number in range(30):
-            response = client.responses.create(
-                model="m", input=str(number), previous_response_id=previous
-            )
+            response = ask(client, str(number), previous)
             previous = response.id
     with running(db=db) as (server, client):
         statements: list[str] = []
@@ -99,7 +98,7 @@ def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -
             service._database._connection.set_trace_callback(statements.append)
 
         server.call(trace)
-        client.responses.create(model="m", input="last", previous_response_id=previous)
+        ask(client, "last", previous)
         assert len(server.requests[-1].context or ()) == 61
         assert len(statements) < 10
         assert sum("RECURSIVE" in statement for statement in statements) == 1
@@ -113,9 +112,7 @@ def test_small_cache_does_not_change_results(address: str, running: RunServer) -
         chains: list[str | None] = [None] * 4
         for turn in range(4):
             for index, previous in enumerate(chains):
-                response = client.responses.create(
-                    model="m", input=f"{index}-{turn}", previous_response_id=previous
-                )
+                response = ask(client, f"{index}-{turn}", previous)
                 chains[index] = response.id
                 texts = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
                 assert texts[::2] == [f"{index}-{number}" for number in range(turn + 1)]
@@ -127,17 +124,16 @@ def test_deleting_a_parent_leaves_its_children_their_context(
 ) -> None:
     """A deleted response cannot be found or continued, but its children can."""
     with running(db=address) as (server, client):
-        first = client.responses.create(model="m", input="one")
-        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        first = ask(client, "one")
+        second = ask(client, "two", first.id)
         client.responses.delete(first.id)
         with pytest.raises(NotFoundError):
             client.responses.retrieve(first.id)
         with pytest.raises(NotFoundError):
             client.responses.delete(first.id)
-        with pytest.raises(BadRequestError) as exc_info:
-            client.responses.create(model="m", input="x", previous_response_id=first.id)
-        assert exc_info.value.code == "previous_response_not_found"
-        client.responses.create(model="m", input="three", previous_response_id=second.id)
+        with rejects("previous_response_not_found"):
+            ask(client, "x", first.id)
+        ask(client, "three", second.id)
         assert len(server.requests[-1].context or ()) == 5
         assert len(list(client.responses.input_items.list(second.id))) == 3
 
@@ -146,8 +142,8 @@ def test_deleted_content_is_removed_from_disk(tmp_path: Path, running: RunServer
     """When the last response with a text is deleted, the database files do not contain the text."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
-        first = client.responses.create(model="m", input=SECRET)
-        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        first = ask(client, SECRET)
+        second = ask(client, "two", first.id)
         client.responses.delete(first.id)
         assert SECRET.encode() in read_files(db)
         client.responses.delete(second.id)
@@ -159,15 +155,14 @@ def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) ->
     """After its retention a response is not found, and the purge deletes its content."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
-        response = client.responses.create(model="m", input=SECRET)
+        response = ask(client, SECRET)
         server.clock.advance(days=29)
         assert client.responses.retrieve(response.id)
         server.clock.advance(days=1, seconds=1)
         with pytest.raises(NotFoundError):
             client.responses.retrieve(response.id)
-        with pytest.raises(BadRequestError) as exc_info:
-            client.responses.create(model="m", input="x", previous_response_id=response.id)
-        assert exc_info.value.code == "previous_response_not_found"
+        with rejects("previous_response_not_found"):
+            ask(client, "x", response.id)
         assert SECRET.encode() in read_files(db)
         assert server.purge() == 1
         assert SECRET.encode() not in read_files(db)
@@ -176,12 +171,12 @@ def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) ->
 def test_expired_parent_is_retained_for_its_children(address: str, running: RunServer) -> None:
     """Expired ancestors of a live response are retained, and deleted with it."""
     with running(db=address, retention=10 * DAY) as (server, client):
-        first = client.responses.create(model="m", input="one")
+        first = ask(client, "one")
         server.clock.advance(days=6)
-        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        second = ask(client, "two", first.id)
         server.clock.advance(days=6)
         assert server.purge() == 1
-        client.responses.create(model="m", input="three", previous_response_id=second.id)
+        ask(client, "three", second.id)
         assert len(server.requests[-1].context or ()) == 5
         server.clock.advance(days=11)
         assert server.purge() == 2
@@ -192,7 +187,7 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
     """A server deletes expired responses when it starts."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (_, client):
-        client.responses.create(model="m", input=SECRET)
+        ask(client, SECRET)
     with running(db=str(db), retention=30 * DAY) as (server, _):
         assert SECRET.encode() in read_files(db)
     with sqlite3.connect(db) as direct:
@@ -225,17 +220,17 @@ def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) 
     """Chaining is rejected with the hosted API's message, and no content is written to disk."""
     db = tmp_path / "server.db"
     with running(db=str(db), zero_data_retention=True) as (_, client):
-        response = client.responses.create(model="m", input=SECRET, store=True)
+        response = ask(client, SECRET, store=True)
         assert response.model_extra is not None
         assert response.model_extra["store"] is False
         with pytest.raises(BadRequestError) as exc_info:
-            client.responses.create(model="m", input="x", previous_response_id=response.id)
+            ask(client, "x", response.id)
         assert exc_info.value.code == "unsupported_parameter"
         assert "due to Zero Data Retention." in str(exc_info.value)
         with pytest.raises(BadRequestError, match="Zero Data Retention"):
             client.conversations.create()
         with pytest.raises(BadRequestError, match="Zero Data Retention"):
-            client.responses.create(model="m", input="x", conversation="conv_x")
+            ask(client, "x", conversation="conv_x")
         assert SECRET.encode() not in read_files(db)
 
 
@@ -260,11 +255,9 @@ def test_several_servers_can_use_a_store(address: str, running: RunServer) -> No
     create_store(address)
     shared: dict[str, Any] = {"db": address, "in_store": True}
     with running(**shared) as (_, one), running(**shared) as (server, other):
-        responses = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
+        responses = [ask(one, "My name is Ada.") for _ in range(3)]
         second = [
-            client.responses.create(
-                model="m", input="What is my name?", previous_response_id=response.id
-            )
+            ask(client, "What is my name?", response.id)
             for response in responses
             for client in (one, other)
         ]
@@ -304,7 +297,7 @@ def test_the_oldest_responses_of_a_large_database_are_deleted(
         conversation = client.conversations.create(
             items=[{"type": "message", "role": "user", "content": "x" * 50_000}]
         )
-        old = client.responses.create(model="m", input="x" * 50_000)
+        old = ask(client, "x" * 50_000)
         assert server.call(lambda service: service.purge()) == 1
         with pytest.raises(NotFoundError):
             client.responses.retrieve(old.id)
@@ -342,15 +335,14 @@ def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
     """Other users of the machine have no permissions on the database files."""
     db = tmp_path / "folder" / "server.db"
     with running(db=str(db)) as (_, client):
-        client.responses.create(model="m", input="x")
+        ask(client, "x")
         assert all(path.stat().st_mode & 0o077 == 0 for path in db.parent.iterdir())
 
 
 def test_forget_deletes_all_responses(address: str, running: RunServer) -> None:
     """After ``forget``, previous responses are not found, as if the server had lost its disk."""
     with running(db=address) as (server, client):
-        response = client.responses.create(model="m", input="one")
+        response = ask(client, "one")
         server.forget()
-        with pytest.raises(BadRequestError) as exc_info:
-            client.responses.create(model="m", input="x", previous_response_id=response.id)
-        assert exc_info.value.code == "previous_response_not_found"
+        with rejects("previous_response_not_found"):
+            ask(client, "x", response.id)
