@@ -1,23 +1,29 @@
-"""Recorded streams of the stateless APIs, with the same properties as those of the Responses API.
-
-The chat transcripts have the shapes of OpenAI, Azure, DeepSeek, OpenRouter, Mistral, Ollama, vLLM and
-llama.cpp, with their variations: reasoning under two names and as parts, and calls without ids, all with
-index 0, in one chunk, with an object as arguments, or with a new id in every chunk. Those of Anthropic
-contain reasoning with signatures, redacted reasoning, calls, a hosted search, citations, refusals,
-pauses, token limits within text and within a call, and an unknown content block.
-"""
+"""Streams of the Chat Completions and Messages APIs: their variations, and what is read from them."""
 
 import json
-import re
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.streams import TRANSCRIPTS, assemble, choose_cuts, encode_sse
+from events.recorded_streams import (
+    BERN,
+    DECODERS,
+    EXPECTED,
+    PATHS,
+    REASONING_TEXT,
+    SIX,
+    block_contents,
+    block_text,
+    decode,
+    decode_outcome,
+    make_decoder,
+    normalize,
+    read_bytes,
+    split_messages,
+)
+from events.streams import assemble, encode_sse
 from for_each import for_each
 from kedge.events import (
     AnthropicDecoder,
@@ -28,161 +34,7 @@ from kedge.events import (
     ToolCallStarted,
     Usage,
 )
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    RefusalPart,
-    ToolCallBlock,
-    assistant,
-    opaque,
-    reasoning,
-    tool_call,
-)
-
-DECODERS: dict[str, type[ChatDecoder | AnthropicDecoder]] = {
-    "chat": ChatDecoder,
-    "anthropic": AnthropicDecoder,
-}
-PATHS = {
-    f"{api}/{path.stem}": path
-    for api in DECODERS
-    for path in sorted((TRANSCRIPTS / api).glob("*.sse"))
-}
-GENERATED = "made up"
-"""A placeholder for a call id that is generated because the server sent none."""
-REASONING_TEXT = "Two and two make four."
-_GENERATED_ID = re.compile(r"call_18[0-9a-f]{24}")
-BERN, SIX = '{"city":"Bern"}', '{"sides":6}'
-
-EXPECTED: dict[str, tuple[str, list[Block]]] = {
-    "chat/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
-    "chat/tool_call": (
-        "completed",
-        [tool_call("get_weather", '{"city":"Zürich"}', call_id="call_a1")],
-    ),
-    "chat/parallel_calls": (
-        "completed",
-        [
-            assistant("Both."),
-            tool_call("get_weather", BERN, call_id="call_alpha"),
-            tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
-        ],
-    ),
-    "chat/refusal": ("completed", [assistant([RefusalPart("I can't help with that.")])]),
-    "chat/length": ("incomplete", [assistant("Once upon a")]),
-    "chat/content_filter": ("incomplete", [assistant("Well")]),
-    "chat/custom_tool": (
-        "completed",
-        [tool_call("apply", "*** Begin\n+ naïve\n*** End", call_id="call_patch", custom=True)],
-    ),
-    "chat/deepseek": ("completed", [reasoning(text=REASONING_TEXT), assistant("It is 4")]),
-    "chat/openrouter": ("completed", [reasoning(text=REASONING_TEXT), assistant("4")]),
-    "chat/ollama_calls": (
-        "completed",
-        [
-            tool_call("get_weather", BERN, call_id="call_x1"),
-            tool_call("get_weather", '{"city":"Basel"}', call_id="call_x2"),
-        ],
-    ),
-    "chat/no_ids": (
-        "completed",
-        [tool_call("roll", SIX, call_id=GENERATED), tool_call("flip", "{}", call_id=GENERATED)],
-    ),
-    "chat/object_arguments": (
-        "completed",
-        [
-            tool_call("roll", '{"sides": 6}', call_id="call_o1"),
-            tool_call("now", "{}", call_id="call_o2"),
-        ],
-    ),
-    "chat/new_id_each_piece": (
-        "completed",
-        [tool_call("get_weather", BERN, call_id="chatcmpl-tool-1")],
-    ),
-    "chat/no_done": ("completed", [assistant("Just words")]),
-    "chat/azure": ("completed", [assistant("Hi there")]),
-    "chat/thinking_parts": ("completed", [reasoning(text=REASONING_TEXT), assistant("4!")]),
-    "chat/function_call": ("completed", [tool_call("roll", SIX, call_id=GENERATED)]),
-    "chat/error": ("failed", [assistant("Let")]),
-    "chat/choice_error": ("failed", [assistant("Let me")]),
-    "anthropic/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
-    "anthropic/thinking_and_call": (
-        "completed",
-        [
-            reasoning(text=REASONING_TEXT, encrypted_content="EqQBCgIYAhIM1sig=="),
-            assistant("Let me see."),
-            tool_call("get_weather", '{"city": "Zürich"}', call_id="toolu_01A"),
-        ],
-    ),
-    "anthropic/parallel_calls": (
-        "completed",
-        [
-            tool_call("get_weather", BERN, call_id="toolu_01B"),
-            tool_call("get_time", '{"zone":"CET"}', call_id="toolu_01C"),
-        ],
-    ),
-    "anthropic/no_arguments": ("completed", [tool_call("now", "{}", call_id="toolu_01D")]),
-    "anthropic/redacted": (
-        "completed",
-        [
-            reasoning(encrypted_content="EmwKAhgBEgy3va3p"),
-            reasoning(encrypted_content="EqQomitted"),
-            assistant("4"),
-        ],
-    ),
-    "anthropic/max_tokens": ("incomplete", [assistant("Once upon a")]),
-    "anthropic/max_tokens_in_call": (
-        "incomplete",
-        [assistant("Rolling."), tool_call("roll", '{"sides":', call_id="toolu_01E")],
-    ),
-    "anthropic/refusal": (
-        "completed",
-        [assistant("Well"), assistant([RefusalPart("This could harm.")])],
-    ),
-    "anthropic/refusal_at_once": (
-        "completed",
-        [assistant([RefusalPart("The model declined to answer.")])],
-    ),
-    "anthropic/pause_turn": (
-        "incomplete",
-        [
-            assistant("I look it up."),
-            opaque(
-                {
-                    "type": "server_tool_use",
-                    "id": "srvtoolu_01F",
-                    "name": "web_search",
-                    "input": {"query": "kedge"},
-                }
-            ),
-            opaque(
-                {
-                    "type": "web_search_tool_result",
-                    "tool_use_id": "srvtoolu_01F",
-                    "content": [
-                        {
-                            "type": "web_search_result",
-                            "title": "Kedge",
-                            "url": "https://x/kedge",
-                            "encrypted_content": "EqgfCi",
-                        }
-                    ],
-                }
-            ),
-        ],
-    ),
-    "anthropic/citations": ("completed", [assistant("A kedge is a light anchor.")]),
-    "anthropic/overloaded": ("failed", [assistant("Let")]),
-    "anthropic/tomorrow": (
-        "completed",
-        [
-            opaque({"type": "hologram", "shape": "cube", "content": "blue light"}),
-            assistant("There."),
-        ],
-    ),
-}
-FINISH_MARKERS = {"chat": '"finish_reason":"', "anthropic": '"message_stop"'}
-"""Text contained in the message that ends an answer of each API."""
+from kedge.turns import AssistantBlock, ToolCallBlock, assistant, reasoning, tool_call
 
 MEMBERS = [
     "type",
@@ -218,109 +70,6 @@ MEMBERS = [
     "prompt_tokens",
     "input_tokens",
 ]
-
-all_transcripts = for_each("name", PATHS)
-
-
-def read_bytes(name: str) -> bytes:
-    """Return the bytes of a transcript."""
-    return PATHS[name].read_bytes()
-
-
-def split_messages(name: str) -> list[bytes]:
-    """Return the messages of a transcript."""
-    return [message + b"\n\n" for message in read_bytes(name).split(b"\n\n") if message]
-
-
-def make_decoder(name: str) -> ChatDecoder | AnthropicDecoder:
-    """Return a decoder for the API of a transcript."""
-    return DECODERS[name.partition("/")[0]]()
-
-
-def decode(name: str, *chunks: bytes) -> list[StreamEvent]:
-    """Return the events the decoder gives for these chunks and the end of the stream."""
-    decoder = make_decoder(name)
-    return [event for chunk in chunks for event in decoder.feed(chunk)] + decoder.close()
-
-
-def decode_outcome(name: str, *chunks: bytes) -> Outcome:
-    """Decode and assemble chunks of bytes."""
-    return assemble(decode(name, *chunks))
-
-
-def normalize(value: object) -> str:
-    """Return the repr of events or blocks, with generated call ids replaced by a placeholder."""
-    return _GENERATED_ID.sub(GENERATED, repr(value))
-
-
-def block_contents(blocks: object) -> list[str]:
-    """Return the kind and content of each block, normalized."""
-    return [normalize((b.kind, b.content)) for b in blocks]  # type: ignore[attr-defined]
-
-
-def test_every_transcript_has_an_expected_result() -> None:
-    """Every transcript has an expected result, and every expected result a transcript."""
-    assert sorted(EXPECTED) == sorted(PATHS)
-    assert all(isinstance(path, Path) for path in PATHS.values())
-
-
-@all_transcripts
-def test_transcript_gives_the_expected_blocks(name: str) -> None:
-    """Each transcript, fed at once, gives the expected status and blocks."""
-    status, blocks = EXPECTED[name]
-    result = decode_outcome(name, read_bytes(name))
-    assert (result.status, block_contents(result.blocks)) == (status, block_contents(blocks))
-
-
-@all_transcripts
-def test_blocks_have_response_metadata(name: str) -> None:
-    """Each block has its response id and origin, and the output indexes are consecutive."""
-    result = decode_outcome(name, read_bytes(name))
-    assert result.response_id
-    assert [block.output_index for block in result.blocks] == list(range(len(result.blocks)))
-    for block in result.blocks:
-        assert (block.origin, block.response_id) == ("engine", result.response_id)
-
-
-@all_transcripts
-def test_stream_fed_byte_by_byte_gives_the_same_events(name: str) -> None:
-    """A stream fed one byte at a time gives the same events."""
-    stream = read_bytes(name)
-    chunks = [stream[at : at + 1] for at in range(len(stream))]
-    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
-
-
-@given(st.sampled_from(sorted(PATHS)), st.data())
-def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
-    """The events do not depend on how the stream is split into chunks."""
-    stream = read_bytes(name)
-    positions = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
-    edges = [0, *sorted(positions), len(stream)]
-    chunks = [stream[a:b] for a, b in pairwise(edges)]
-    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
-
-
-@all_transcripts
-@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
-def test_stream_with_other_line_ends_gives_the_same_events(name: str, end: bytes) -> None:
-    """The events do not depend on the line ends of the stream."""
-    other = decode(name, read_bytes(name).replace(b"\n", end))
-    assert normalize(other) == normalize(decode(name, read_bytes(name)))
-
-
-@all_transcripts
-def test_messages_as_text_or_objects_give_the_same_events(name: str) -> None:
-    """Messages fed as text or as objects give the same events as the stream."""
-    data = [
-        line.removeprefix("data: ")
-        for line in read_bytes(name).decode().splitlines()
-        if line.startswith("data: {")
-    ]
-    expected = normalize(decode(name, read_bytes(name)))
-    for messages in (data, [json.loads(each) for each in data]):
-        decoder = make_decoder(name)
-        events = [event for each in messages for event in decoder.feed_message(each)]
-        assert normalize(events + decoder.close()) == expected
 
 
 @for_each("name", [name for name in PATHS if name.startswith("anthropic/")])
@@ -465,72 +214,6 @@ def test_message_beside_an_empty_delta_is_not_read_twice() -> None:
     ending["choices"][0]["message"] = {"role": "assistant", "content": "Hello"}
     for started in ([chunk({"content": "Hel"}), chunk({"content": "lo"})], []):
         assert list(decode_chunks([*started, ending]).blocks) == [assistant("Hello")]
-
-
-@all_transcripts
-def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
-    """Before the finish message the response is not completed, and its blocks are a prefix."""
-    _, blocks = EXPECTED[name]
-    messages = split_messages(name)
-    mark = FINISH_MARKERS[name.partition("/")[0]].encode()
-    end = next((at for at, message in enumerate(messages) if mark in message), len(messages))
-    for at in range(len(messages)):
-        result = decode_outcome(name, *messages[:at])
-        if at <= end:
-            assert result.status in ("cut", "failed"), at
-        texts = [block_text(block) for block in blocks]
-        for block in result.blocks:
-            position = block.output_index
-            assert isinstance(position, int)
-            assert texts[position].startswith(block_text(block))
-            assert block.metadata.get("kedge.partial") or texts[position] == block_text(block)
-
-
-@all_transcripts
-def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
-    """An incomplete message at the end is ignored, unless only its line end is missing."""
-    stream, messages = read_bytes(name), split_messages(name)
-    ends = [0]
-    for message in messages:
-        ends.append(ends[-1] + len(message))
-    known = [normalize(decode(name, stream[:end])) for end in ends]
-    for at in choose_cuts(stream)[:-1]:
-        complete = max(index for index, end in enumerate(ends) if end <= at)
-        near = min(complete + 1, len(messages))
-        assert normalize(decode(name, stream[:at])) in (known[complete], known[near])
-
-
-@all_transcripts
-def test_unknown_messages_do_not_change_the_outcome(name: str) -> None:
-    """Messages of an unknown type do not change the blocks and the status."""
-    unknown = encode_sse(
-        [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
-    )
-    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + unknown
-    interleaved = b"".join(noise + message for message in split_messages(name))
-    assert block_contents(decode_outcome(name, interleaved).blocks) == block_contents(
-        decode_outcome(name, read_bytes(name)).blocks
-    )
-    assert decode_outcome(name, interleaved).status == EXPECTED[name][0]
-
-
-@all_transcripts
-def test_unreadable_message_gives_correct_blocks_or_a_failure(name: str) -> None:
-    """If any one message is unreadable, a completed response still has exactly the expected blocks."""
-    _, blocks = EXPECTED[name]
-    messages = split_messages(name)
-    for at, message in enumerate(messages):
-        if b"data: {" not in message:
-            continue
-        result = decode_outcome(name, *messages[:at], b'data: {"id": \n\n', *messages[at + 1 :])
-        if result.completed:
-            assert block_contents(result.blocks) == block_contents(blocks), at
-
-
-def block_text(block: Block) -> str:
-    """Return all text of a block: reasoning, text, refusal and arguments."""
-    texts = "".join(getattr(block, "texts", ()))
-    return texts + "".join(str(getattr(block, n, "")) for n in ("text", "refusal", "arguments"))
 
 
 @pytest.mark.parametrize(
@@ -966,7 +649,7 @@ def test_content_of_a_message_as_a_string_is_its_text() -> None:
     assert list(outcome.blocks) == [assistant("It is 4.")]
 
 
-@pytest.mark.parametrize("api", DECODERS)
+@pytest.mark.parametrize("api", ["chat", "anthropic"])
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"data: {text}".encode()))
 def test_decoder_does_not_raise_for_any_bytes(api: str, stream: bytes) -> None:
     """Arbitrary bytes do not raise and do not complete a response."""
@@ -983,7 +666,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("api", DECODERS)
+@pytest.mark.parametrize("api", ["chat", "anthropic"])
 @given(st.lists(st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5), max_size=4))
 def test_decoder_does_not_raise_for_any_message(api: str, messages: list[dict[str, Any]]) -> None:
     """Messages with known members of any value do not raise."""

@@ -20,6 +20,7 @@ from events.streams import (
     read_transcript,
     replay,
 )
+from for_each import for_each
 from kedge.events import (
     AnomalyNoted,
     CallSummary,
@@ -257,6 +258,89 @@ def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> 
 # Servers with irregular events.
 
 
+ONE = item_added("fc_1", "call_1")
+TWO_LISTED = [
+    call_item("fc_roll", "call_1", args="[1]"),
+    call_item("fc_roll", "call_2", args="[2]"),
+]
+TWO_WITH_ONE_ITEM_ID = [
+    item_added("fc_roll", "call_1", 0),
+    item_added("fc_roll", "call_2", 1),
+    arguments_delta("fc_roll", "[1", 0),
+    arguments_delta("fc_roll", "[2", 1),
+    arguments_delta("fc_roll", "]", 0),
+    arguments_done("fc_roll", "[2]", 1),
+    item_done("fc_roll", "call_1", 0, args="[1]"),
+    item_done("fc_roll", "call_2", 1, args="[2]"),
+]
+STREAMS: dict[str, tuple[list[Message], dict[str, str]]] = {
+    "early deltas are stored by item id": (
+        [
+            arguments_delta("fc_2", "[2]", 1),
+            arguments_delta("fc_1", "[1]", 0),
+            arguments_done("fc_1", "[1]", 0),
+            item_added("fc_1", "call_1", 0),
+            item_added("fc_2", "call_2", 1),
+            response_completed(),
+        ],
+        {"call_1": "[1]", "call_2": "[2]"},
+    ),
+    "empty final arguments do not erase those of the deltas": (
+        [
+            ONE,
+            arguments_delta("fc_1", "{}"),
+            item_done("fc_1", "call_1", args=""),
+            response_completed(),
+        ],
+        {"call_1": "{}"},
+    ),
+    "a finished call without any arguments is complete": (
+        [ONE, item_done("fc_1", "call_1", args=""), response_completed()],
+        {"call_1": ""},
+    ),
+    "a changed item id is matched by the index": (
+        [
+            item_added("fc_1", "call_1", 0),
+            item_added("fc_2", "call_2", 1),
+            arguments_delta("fc_x", "[1]", 0),
+            arguments_delta("fc_y", "[2]", 1),
+            item_done("fc_z", "call_2", 1, args="[2]"),
+            item_done("fc_w", "call_1", 0, args="[1]"),
+            response_completed(
+                call_item("fc_p", "call_1", args="[1]"), call_item("fc_q", "call_2", args="[2]")
+            ),
+        ],
+        {"call_1": "[1]", "call_2": "[2]"},
+    ),
+    "calls with one item id are told apart by call id and index": (
+        [*TWO_WITH_ONE_ITEM_ID, response_completed(*TWO_LISTED)],
+        {"call_1": "[1]", "call_2": "[2]"},
+    ),
+    "calls with one item id that are not listed": (
+        [*TWO_WITH_ONE_ITEM_ID, response_completed()],
+        {"call_1": "[1]", "call_2": "[2]"},
+    ),
+    "calls are in output order, in whichever order they start and finish": (
+        [
+            item_added("fc_2", "call_2", 1),
+            item_added("fc_1", "call_1", 0),
+            item_done("fc_2", "call_2", 1),
+            item_done("fc_1", "call_1", 0),
+            response_completed(),
+        ],
+        {"call_1": "{}", "call_2": "{}"},
+    ),
+}
+
+
+@for_each("name", STREAMS)
+def test_calls_of_a_stream_have_their_arguments(name: str) -> None:
+    """Events are assigned to calls by call id, item id and output index, in this order."""
+    stream, expected = STREAMS[name]
+    found = [(call.call_id, call.arguments) for call in decode_calls(*stream)]
+    assert found == list(expected.items())
+
+
 @pytest.mark.parametrize("late", ["done", "listed"])
 def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
     """A call id that first appears in the finished item or response replaces the fallback id."""
@@ -314,22 +398,6 @@ def test_early_deltas_wait_for_their_call() -> None:
     ]
 
 
-def test_early_deltas_are_stored_by_item_id() -> None:
-    """Early deltas of two calls are assigned by item id."""
-    stream = [
-        arguments_delta("fc_2", "[2]", 1),
-        arguments_delta("fc_1", "[1]", 0),
-        arguments_done("fc_1", "[1]", 0),
-        item_added("fc_1", "call_1", 0),
-        item_added("fc_2", "call_2", 1),
-        response_completed(),
-    ]
-    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
-        ("call_1", "[1]"),
-        ("call_2", "[2]"),
-    ]
-
-
 def test_call_without_an_added_event() -> None:
     """A call with only a ``done`` event is started and completed."""
     events = decode_events(arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"))
@@ -355,45 +423,6 @@ def test_final_arguments_override_the_deltas(
     assert call.arguments == '{"secret":"hunter2"}'
     assert "'call_1': the complete arguments (20 characters) differ" in caplog.text
     assert "hunter" not in caplog.text
-
-
-def test_empty_final_arguments_are_ignored() -> None:
-    """A finished item with empty arguments does not erase those of the deltas."""
-    stream = [
-        item_added("fc_1", "call_1"),
-        arguments_delta("fc_1", "{}"),
-        item_done("fc_1", "call_1", args=""),
-    ]
-    assert [call.arguments for call in decode_calls(*stream, response_completed())] == ["{}"]
-
-
-def test_call_without_arguments_is_complete() -> None:
-    """A finished call without any arguments is complete with an empty string."""
-    stream = [
-        item_added("fc_1", "call_1"),
-        item_done("fc_1", "call_1", args=""),
-        response_completed(),
-    ]
-    assert [call.arguments for call in decode_calls(*stream)] == [""]
-
-
-def test_changed_item_id_is_matched_by_index() -> None:
-    """Events with another item id belong to the only call at the same output index."""
-    stream = [
-        item_added("fc_1", "call_1", 0),
-        item_added("fc_2", "call_2", 1),
-        arguments_delta("fc_x", "[1]", 0),
-        arguments_delta("fc_y", "[2]", 1),
-        item_done("fc_z", "call_2", 1, args="[2]"),
-        item_done("fc_w", "call_1", 0, args="[1]"),
-        response_completed(
-            call_item("fc_p", "call_1", args="[1]"), call_item("fc_q", "call_2", args="[2]")
-        ),
-    ]
-    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
-        ("call_1", "[1]"),
-        ("call_2", "[2]"),
-    ]
 
 
 def test_changed_call_id_is_matched_by_index() -> None:
@@ -429,27 +458,6 @@ def test_duplicate_call_id_falls_back_to_the_item_id(caplog: pytest.LogCaptureFi
     assert "its call_id is duplicate" in caplog.text
 
 
-@pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
-def test_calls_with_one_item_id_are_distinguished_by_call_id_and_index(lists: bool) -> None:
-    """Calls with the same item id are distinguished by call id and output index."""
-    items = [call_item("fc_roll", "call_1", args="[1]"), call_item("fc_roll", "call_2", args="[2]")]
-    stream = [
-        item_added("fc_roll", "call_1", 0),
-        item_added("fc_roll", "call_2", 1),
-        arguments_delta("fc_roll", "[1", 0),
-        arguments_delta("fc_roll", "[2", 1),
-        arguments_delta("fc_roll", "]", 0),
-        arguments_done("fc_roll", "[2]", 1),
-        item_done("fc_roll", "call_1", 0, args="[1]"),
-        item_done("fc_roll", "call_2", 1, args="[2]"),
-        response_completed(*(items if lists else [])),
-    ]
-    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
-        ("call_1", "[1]"),
-        ("call_2", "[2]"),
-    ]
-
-
 def test_further_deltas_of_a_complete_call_are_ignored() -> None:
     """Deltas of a completed call are ignored, even with an unknown item id."""
     stream = [item_added("fc_1", "call_1"), item_done("fc_1", "call_1", args="[1]")]
@@ -478,18 +486,6 @@ def test_calls_without_ids_are_distinguished_by_index() -> None:
     calls = decode_calls(*stream)
     assert [call.arguments for call in calls] == ["[1]", "[2]"]
     assert len({call.call_id for call in calls}) == 2
-
-
-def test_calls_are_in_output_order() -> None:
-    """Calls are in output order, regardless of the order in which they start and finish."""
-    stream = [
-        item_added("fc_2", "call_2", 1),
-        item_added("fc_1", "call_1", 0),
-        item_done("fc_2", "call_2", 1),
-        item_done("fc_1", "call_1", 0),
-        response_completed(),
-    ]
-    assert [call.call_id for call in decode_calls(*stream)] == ["call_1", "call_2"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""The transcripts of every API give the same blocks in any chunks, and a partial response is never completed."""
+
+import json
+import re
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.recorded_streams import (
+    EXPECTED,
+    PATHS,
+    block_contents,
+    block_text,
+    decode,
+    decode_outcome,
+    make_decoder,
+    normalize,
+    read_bytes,
+    split_messages,
+)
+from events.streams import choose_cuts, encode_sse
+from for_each import for_each
+
+FINISH_MARKERS = {
+    "responses": '"type":"(response.(completed|incomplete|failed)|error)"',
+    "chat": '"finish_reason":"',
+    "anthropic": '"message_stop"',
+}
+"""A pattern of the message that ends an answer of each API."""
+
+all_transcripts = for_each("name", PATHS)
+
+
+def test_every_transcript_has_an_expected_result() -> None:
+    """Every transcript has an expected result, and every expected result a transcript."""
+    assert sorted(EXPECTED) == sorted(PATHS)
+
+
+@all_transcripts
+def test_transcript_gives_the_expected_blocks(name: str) -> None:
+    """Each transcript, fed at once, gives the expected status and blocks."""
+    status, blocks = EXPECTED[name]
+    result = decode_outcome(name, read_bytes(name))
+    assert (result.status, block_contents(result.blocks)) == (status, block_contents(blocks))
+
+
+@all_transcripts
+def test_blocks_have_response_metadata(name: str) -> None:
+    """Each block has its response id and origin, and the output indexes are consecutive."""
+    result = decode_outcome(name, read_bytes(name))
+    assert result.response_id
+    assert [block.output_index for block in result.blocks] == list(range(len(result.blocks)))
+    for block in result.blocks:
+        assert (block.origin, block.response_id) == ("engine", result.response_id)
+
+
+@all_transcripts
+def test_stream_fed_byte_by_byte_gives_the_same_events(name: str) -> None:
+    """A stream fed one byte at a time gives the same events."""
+    stream = read_bytes(name)
+    chunks = [stream[at : at + 1] for at in range(len(stream))]
+    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
+
+
+@given(st.sampled_from(sorted(PATHS)), st.data())
+def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
+    """The events do not depend on how the stream is split into chunks."""
+    stream = read_bytes(name)
+    positions = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    edges = [0, *sorted(positions), len(stream)]
+    chunks = [stream[a:b] for a, b in pairwise(edges)]
+    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
+
+
+@all_transcripts
+@for_each("end", [b"\r\n", b"\r"])
+def test_stream_with_other_line_ends_gives_the_same_events(name: str, end: bytes) -> None:
+    """The events do not depend on the line ends of the stream."""
+    other = decode(name, read_bytes(name).replace(b"\n", end))
+    assert normalize(other) == normalize(decode(name, read_bytes(name)))
+
+
+@all_transcripts
+def test_messages_as_text_or_objects_give_the_same_events(name: str) -> None:
+    """Messages fed as text or as objects give the same events as the stream."""
+    data = [
+        line.removeprefix("data: ")
+        for line in read_bytes(name).decode().splitlines()
+        if line.startswith("data: {")
+    ]
+    expected = normalize(decode(name, read_bytes(name)))
+    for messages in (data, [json.loads(each) for each in data]):
+        decoder = make_decoder(name)
+        events = [event for each in messages for event in decoder.feed_message(each)]
+        assert normalize(events + decoder.close()) == expected
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
+    """Before the finish message the response is not completed, and its blocks are a prefix."""
+    status, blocks = EXPECTED[name]
+    messages = split_messages(name)
+    mark = FINISH_MARKERS[name.partition("/")[0]].encode()
+    end = next(
+        (at for at, message in enumerate(messages) if re.search(mark, message)), len(messages)
+    )
+    for at in range(len(messages)):
+        result = decode_outcome(name, *messages[:at])
+        if at <= end:
+            assert result.status in ("cut", "failed" if status == "failed" else "cut"), at
+        texts = [block_text(block) for block in blocks]
+        for block in result.blocks:
+            position = block.output_index
+            assert isinstance(position, int)
+            if block.metadata.get("kedge.partial"):
+                assert block not in result.whole_blocks
+                assert texts[position].startswith(block_text(block))
+            else:
+                assert block_contents([block]) == block_contents([blocks[position]])
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
+    """An incomplete message at the end is ignored, unless only its line end is missing."""
+    stream, messages = read_bytes(name), split_messages(name)
+    ends = [0]
+    for message in messages:
+        ends.append(ends[-1] + len(message))
+    known = [normalize(decode(name, stream[:end])) for end in ends]
+    for at in choose_cuts(stream)[:-1]:
+        complete = max(index for index, end in enumerate(ends) if end <= at)
+        near = min(complete + 1, len(messages))
+        assert normalize(decode(name, stream[:at])) in (known[complete], known[near])
+
+
+@all_transcripts
+def test_unknown_messages_do_not_change_the_outcome(name: str) -> None:
+    """Messages of an unknown type do not change the blocks and the status."""
+    unknown = encode_sse(
+        [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
+    )
+    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + unknown
+    interleaved = b"".join(noise + message for message in split_messages(name))
+    assert block_contents(decode_outcome(name, interleaved).blocks) == block_contents(
+        decode_outcome(name, read_bytes(name)).blocks
+    )
+    assert decode_outcome(name, interleaved).status == EXPECTED[name][0]
+
+
+@all_transcripts
+def test_unreadable_message_gives_correct_blocks_or_a_failure(name: str) -> None:
+    """If any one message is unreadable, a completed response still has exactly the expected blocks."""
+    _, blocks = EXPECTED[name]
+    messages = split_messages(name)
+    for at, message in enumerate(messages):
+        if b"data: {" not in message:
+            continue
+        result = decode_outcome(name, *messages[:at], b'data: {"id": \n\n', *messages[at + 1 :])
+        if result.completed:
+            assert block_contents(result.blocks) == block_contents(blocks), at
