@@ -12,7 +12,7 @@ and how to heal.
 
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -208,7 +208,10 @@ class Answer:
         try:
             if self._reply is None or self._reader is None:
                 self._reply = await self._engine.post(self._session, self._decoder)
-                self._reader = self._reply.make_reader(self._decoder)
+                reply, redact = self._reply, self._reply.errors.redact
+                self._reader = ResponseReader(
+                    self._decoder, redact, is_stream=reply.is_stream, max_bytes=reply.max_bytes
+                )
             reply, reader = self._reply, self._reader
             chunk = await (reply.drain() if reader.ended else reply.next_chunk())
             self.is_open = bool(chunk)
@@ -260,6 +263,8 @@ class RequestEngine(Engine):
 
     decoder_type: ClassVar["type[ResponsesDecoder | ChatDecoder | AnthropicDecoder]"]
     """The decoder of a response."""
+    path: ClassVar[str] = "/responses"
+    """The path of requests."""
     is_stateful: ClassVar[bool] = True
     """Whether the API stores responses."""
     retention: float | None = None
@@ -439,23 +444,26 @@ class RequestEngine(Engine):
         """Set the body of a request that is sent."""
         self._assemble_body(session)
 
-    async def _send(
-        self, session: Session, send: Callable[[], Awaitable[RawResponse]]
-    ) -> RawResponse:
-        """Send the request; the tap of the caller receives it with its reply, or with its error."""
+    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
+        """Send the request; the reply, which the decoder will read, is closed by the caller.
+
+        The tap of the caller receives the request with its reply, or with its error.
+        """
         tap = session.request.tap and partial(session.request.tap, session.content)
         try:
-            reply = await send()
+            reply = await self.transport.send(
+                self.path,
+                session.content,
+                streaming=session.request.streaming,
+                retry=session.plan.mode != "conversation",  # the object may contain the first attempt
+                parent_id=session.body.get("previous_response_id") or "",
+            )
         except EngineError as error:
             if tap:
                 tap(error.message.encode(), error.status)
             raise
         reply.tap = tap
         return reply
-
-    @abstractmethod
-    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
-        """Send the request; the reply, which the decoder will read, is closed by the caller."""
 
     def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if an event shows, before any output, that the request has to be sent again."""

@@ -360,14 +360,7 @@ class ResponsesEngine(RequestEngine):
             if session.request.streaming and not in_background:
                 return await stream_response(self.transport, response_id, decoder)
             return await fetch_response(self.transport, response_id, wait=not in_background)
-        send = partial(
-            self.transport.create_response,
-            session.content,
-            session.body.get("previous_response_id") or "",
-            streaming=session.request.streaming,
-            retry=session.plan.mode != "conversation",  # the object may contain the first attempt
-        )
-        send = partial(self._send, session, send)
+        send = partial(super().post, session, decoder)
         try:
             reply = await (self.objects.send(send) if session.object_id else send())
         except RequestRefused:

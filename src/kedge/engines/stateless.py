@@ -13,7 +13,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -24,10 +23,9 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_options import convert_tool, hash_call_id
-from kedge.engines.transport import AnyClient, RawResponse, Sdk, Transport, encode_body
+from kedge.engines.transport import AnyClient, Sdk, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
-from kedge.events.decoder import StreamDecoder
 from kedge.planning import CachePlan, Mode, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
 from kedge.turns import (
@@ -64,7 +62,6 @@ class StatelessEngine(RequestEngine):
     """
 
     is_stateful = False
-    path: ClassVar[str]
     sdk: ClassVar[Sdk] = "openai"
     map_tool: ClassVar[Callable[[Mapping[str, Any]], Mapping[str, Any]]]
     """Converts the definition of a tool from the Responses API."""
@@ -149,12 +146,6 @@ class StatelessEngine(RequestEngine):
         except KedgeError:
             return ""  # the request itself reports it
         return ""
-
-    async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
-        """Send the request."""
-        streaming = session.request.streaming
-        send = partial(self.transport.send, self.path, session.content, streaming=streaming)
-        return await self._send(session, send)
 
     async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         cache = session.plan.cache

@@ -192,11 +192,6 @@ class RawResponse:
         """Whether the body is a stream of events."""
         return is_event_stream(self.headers, requested=self.streaming)
 
-    def make_reader(self, decoder: "StreamDecoder") -> "ResponseReader":
-        """Return a reader of the body."""
-        redact, limit = self.errors.redact, self.max_bytes
-        return ResponseReader(decoder, redact, is_stream=self.is_stream, max_bytes=limit)
-
     async def next_chunk(self) -> bytes:
         """Return the next bytes of the body; empty at its end.
 
@@ -380,10 +375,6 @@ class Transport:
         """Return the unstored records of a Turn that a live connection remembers: over HTTP there are none."""
         return ()
 
-    async def create_response(self, content: bytes, parent_id: str, **options: Any) -> RawResponse:
-        """Send a request that continues a response; ``options`` are those of ``send``."""
-        return await self.send("/responses", content, **options)
-
     async def send(
         self,
         path: str,
@@ -393,8 +384,19 @@ class Transport:
         streaming: bool = False,
         retry: bool = True,
         query: Mapping[str, Any] | None = None,
+        parent_id: str | None = None,
     ) -> RawResponse:
-        """Send a request; the reply must be closed."""
+        """Send a request; the reply must be closed.
+
+        Args:
+            path: The path below the address of the server.
+            body: The body, if it has one.
+            method: The HTTP method.
+            streaming: Whether a stream is requested.
+            retry: Whether a request that fails for a temporary reason is repeated.
+            query: The parameters of the URL.
+            parent_id: The response that a new response continues, or an empty string; None for all other requests.
+        """
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
         reply = await self.client.send(
             method, path, body, headers=headers, query=query, retry=retry

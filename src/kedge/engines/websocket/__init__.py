@@ -99,22 +99,30 @@ class SocketTransport(Transport):
             if not record.stored and record.response_id in live
         )
 
-    async def create_response(
-        self, content: bytes, parent_id: str, *, retry: bool = True, **_: Any
+    async def send(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        retry: bool = True,
+        parent_id: str | None = None,
+        **options: Any,
     ) -> RawResponse:
-        """Send a request that continues a response on its lane; the answer is always streamed."""
+        """Send a request that continues a response on its lane, where the answer is always streamed."""
+        if parent_id is None or body is None:
+            return await super().send(path, body, retry=retry, **options)
         rotations, most = MAX_ROTATIONS, self.client.max_retries
         retries = most if retry else 0
         while True:
             try:
-                return await self._send(content, parent_id)
+                return await self._create_response(body, parent_id)
             except EngineError as error:
                 if error.code == CONNECTION_LIMIT_CODE and rotations:
                     rotations -= 1
                 else:
                     retries = await wait_to_retry(error, retries, most)
 
-    async def _send(self, content: bytes, parent_id: str) -> RawResponse:
+    async def _create_response(self, content: bytes, parent_id: str) -> RawResponse:
         pool = self._pools.get()
         connection, lane = await pool.acquire(parent_id)
         try:
