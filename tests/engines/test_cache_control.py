@@ -188,9 +188,11 @@ def test_a_clock_is_distinguished_from_other_changes(before: str, now: str, hint
 
 def test_other_changes_are_reported() -> None:
     """Changes of the tools, their order and the model are reported."""
-    head = PromptHead("m", "", ("a", "b"))
-    assert list(PromptHead("m", "", ("b", "a")).compare(head)) == ["tool_order"]
-    assert list(PromptHead("n", "", ("a",)).compare(head)) == ["model", "tools"]
+    one, other = {"name": "a"}, {"name": "b"}
+    head = PromptHead("m", "", (one, other))
+    assert list(PromptHead("m", "", (other, one)).compare(head)) == ["tool_order"]
+    assert list(PromptHead("m", "", ({**one}, {**other})).compare(head)) == []
+    assert list(PromptHead("n", "", (one,)).compare(head)) == ["model", "tools"]
     assert list(head.compare(head)) == []
 
 

@@ -211,15 +211,16 @@ class PromptHead:
 
     model: str
     instructions: str
-    tools: tuple[str, ...]
+    tools: tuple[Mapping[str, Any], ...]
 
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
         """Yield the changes since the previous request."""
         if self.model != before.model:
             yield "model"
-        if self.tools != before.tools:
-            same = sorted(self.tools) == sorted(before.tools)
-            yield "tool_order" if same else "tools"
+        if [*map(id, self.tools)] != [*map(id, before.tools)]:
+            now, then = ([*map(format_tool, each.tools)] for each in (self, before))
+            if now != then:
+                yield "tool_order" if sorted(now) == sorted(then) else "tools"
         if self.instructions != before.instructions:
             clock = _changes_like_a_clock(before.instructions, self.instructions)
             yield "clock" if clock else "instructions"

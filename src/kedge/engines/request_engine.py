@@ -32,7 +32,7 @@ from kedge.engines.request_metrics import (
     record_mode_change,
     record_plan,
 )
-from kedge.engines.request_options import check_params, format_tool
+from kedge.engines.request_options import check_params
 from kedge.engines.transport import RawResponse, ResponseReader, Transport
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
@@ -66,7 +66,7 @@ from kedge.planning import (
 )
 from kedge.planning.anchors import validate_mode
 from kedge.planning.render import measure_full_body
-from kedge.turns import Turn
+from kedge.turns import Turn, system
 
 if TYPE_CHECKING:
     from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder
@@ -97,6 +97,7 @@ class Session:
         include_rejected: Whether this request repeats one that was rejected with it.
         check: The decisions about the server's memory, for the current request and its answer.
         is_live: Whether the request is sent over the connection that may remember responses.
+        settings: The members of a body that change how many tokens a server counts, except for the input.
         plan: The plan of the current request.
         head: The part of its prompt before the history, if the provider caches prompts.
         body: Its body.
@@ -128,6 +129,7 @@ class Session:
     include_rejected: bool = False
     check: MemoryCheck = field(init=False)
     is_live: bool = True
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
     plan: RequestPlan = field(init=False)
     head: PromptHead = field(init=False)
     body: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -140,14 +142,23 @@ class Session:
     notices: list[Event] = field(default_factory=list[Event])
     failure: HealableError | None = None
 
-    def build_settings(self, plan: RequestPlan) -> dict[str, Any]:
-        """Return the members of a body that change how many tokens a server counts, except for the input."""
+    def complete_plan(self, plan: RequestPlan) -> RequestPlan:
+        """Return a plan with the system text of this run behind its instructions; set ``settings``.
+
+        Instructions are sent with every request and are not part of a digest or a stored context. So the
+        text does not change what the server remembers, and the response becomes an anchor as usual.
+        """
+        if self.request.ephemeral:
+            block = self.request.filters.apply(system(self.request.ephemeral), ("input",))
+            texts = filter(None, (plan.instructions, block.text))
+            plan = replace(plan, instructions="\n\n".join(texts))
         settings: dict[str, Any] = {"model": self.model}
         if plan.instructions is not None:
             settings["instructions"] = plan.instructions
         if self.request.tools:
             settings["tools"] = list(self.request.tools)
-        return settings | self.members
+        self.settings = settings | self.members
+        return plan if self.reasoning else plan.without_reasoning()
 
     def report_mode(self, before: Mode, reason: str) -> list[Event]:
         """Return the event of a mode that differs from another one, which was requested or used before."""
@@ -192,9 +203,9 @@ class Answer:
         self.is_open = True
         """Whether more of the answer may arrive."""
         self._engine, self._session = engine, session
-        self._decoder = decoder = engine.decoder_type()
+        self.decoder = decoder = engine.decoder_type()
         decoder.calls.infer_name = partial(infer_tool_name, session.request.tools)
-        self._assembler = Assembler(native_api=decoder.NATIVE_API)
+        self.assembler = Assembler(native_api=decoder.NATIVE_API)
         self._reply: RawResponse | None = None
         self._reader: ResponseReader | None = None
         self.cut: StreamCut | None = None
@@ -207,10 +218,12 @@ class Answer:
             raise self._failure
         try:
             if self._reply is None or self._reader is None:
-                self._reply = await self._engine.post(self._session, self._decoder)
-                reply, redact = self._reply, self._reply.errors.redact
+                reply = self._reply = await self._engine.post(self._session, self.decoder)
                 self._reader = ResponseReader(
-                    self._decoder, redact, is_stream=reply.is_stream, max_bytes=reply.max_bytes
+                    self.decoder,
+                    reply.errors.redact,
+                    is_stream=reply.is_stream,
+                    max_bytes=reply.max_bytes,
                 )
             reply, reader = self._reply, self._reader
             chunk = await (reply.drain() if reader.ended else reply.next_chunk())
@@ -227,7 +240,7 @@ class Answer:
 
     def _pass(self, events: list[StreamEvent]) -> list[Event]:
         """Check and assemble events; return those that are not held back, up to one that ends the request."""
-        session, feed = self._session, self._assembler.feed
+        session, feed = self._session, self.assembler.feed
         passed: list[Event] = [] if session.held is None else session.held
         for event in events:
             if not session.shown:
@@ -241,16 +254,6 @@ class Answer:
             if session.held is None and not session.shown and session.request.streaming:
                 session.shown = isinstance(event, VISIBLE_EVENTS)
         return passed if session.held is None else []
-
-    def finish(self) -> Outcome:
-        """Return the outcome of an answer that was read."""
-        record_calls(self._decoder.calls)
-        return self._assembler.finish()
-
-    def list_notices(self) -> list[Event]:
-        """Return the events between those of a stream and its end, when the answer is settled."""
-        rest = self._assembler.unstreamed_text() if self._session.request.streaming else ()
-        return [*self._session.notices, *rest]
 
     async def aclose(self) -> None:
         """Release the connection."""
@@ -322,9 +325,11 @@ class RequestEngine(Engine):
                     while answer.is_open:
                         for event in await answer.receive():
                             yield event
-                outcome = answer.finish()
+                record_calls(answer.decoder.calls)
+                outcome = answer.assembler.finish()
                 finished = await self._settle(session, outcome)
-                for event in answer.list_notices():
+                rest = answer.assembler.unstreamed_text() if request.streaming else ()
+                for event in (*session.notices, *rest):
                     yield event
                 if session.failure is not None:
                     raise session.failure
@@ -376,8 +381,9 @@ class RequestEngine(Engine):
         """
         session = self._open(turn, self._plan_options(options))
         session.plan = plan = self._make_plan(session)
+        session.object_id = plan.conversation_id
         with suppress(KedgeError):  # it cannot be sent
-            self._assemble_body(session, plan.conversation_id)
+            self._assemble_body(session)
         return replace(plan, body_bytes=len(session.content))
 
     def _plan_options(self, options: dict[str, Any]) -> Request:
@@ -417,14 +423,10 @@ class RequestEngine(Engine):
         """Return a plan for the Turn and the options of a session, with a prediction for the prompt cache."""
         start = time.perf_counter()
         plan = self._build_plan(session)
-        if not session.reasoning:
-            plan = plan.without_reasoning()
         if self.prompt_cache:
-            tools = tuple(map(format_tool, session.request.tools))
+            tools, rules = session.request.tools, self._cache_rules(session.model, session.params)
             session.head = PromptHead(session.model, plan.instructions or "", tools)
-            rules = self._cache_rules(session.model, session.params)
-            settings = session.build_settings(plan)
-            plan = self._prompts.plan(session.turn, plan, rules, settings, session.head)
+            plan = self._prompts.plan(session.turn, plan, rules, session.settings, session.head)
         record_plan(plan, time.perf_counter() - start)
         return plan
 
@@ -437,8 +439,8 @@ class RequestEngine(Engine):
         session.plan = self._make_plan(session)
 
     @abstractmethod
-    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
-        """Set the body of a request, in a conversation object, and its bytes."""
+    def _assemble_body(self, session: Session) -> None:
+        """Set the body of a request and its bytes."""
 
     async def _render(self, session: Session) -> None:
         """Set the body of a request that is sent."""
@@ -455,7 +457,8 @@ class RequestEngine(Engine):
                 self.path,
                 session.content,
                 streaming=session.request.streaming,
-                retry=session.plan.mode != "conversation",  # the object may contain the first attempt
+                retry=session.plan.mode
+                != "conversation",  # the object may contain the first attempt
                 parent_id=session.body.get("previous_response_id") or "",
             )
         except EngineError as error:

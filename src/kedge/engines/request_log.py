@@ -47,15 +47,24 @@ CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
 
-class RecordBuilder:
-    """Makes the record of each request of one run from its events.
+class RequestLog:
+    """The records of the requests of one run, which are counted and written to the log.
 
     Args:
         engine: The engine that sends the requests.
         request: The request. Its filters edit settings, such as the temperature, and errors.
+        is_written: Whether records are counted and written; not if another log of the same run does that.
     """
 
-    def __init__(self, engine: "Engine", request: Request) -> None:
+    ids: Mapping[str, str] = EMPTY
+    """The ids of the run, for log records."""
+    is_shared = False
+    """Whether several processes may receive a response in the background, and ``confirm`` says which one was first."""
+    _taken = 0
+    _deferred: RequestRecord | None = None
+
+    def __init__(self, engine: "Engine", request: Request, *, is_written: bool = True) -> None:
+        self.is_written = is_written
         self.provider, self.filters = engine.name, request.filters
         self.model = request.model or engine.model
         """The requested model; the answer names the one that was used."""
@@ -179,7 +188,7 @@ class RecordBuilder:
             sent_blocks=sent_blocks,
             saved_blocks=plan.full_blocks - sent_blocks,
             predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
-            settings=self._encode_settings(),
+            settings=self._encode_settings() if self._settings else "",
             results_by_id=matches["id"],
             results_by_fallback=matches["fallback"],
             results_unmatched=unmatched,
@@ -205,8 +214,36 @@ class RecordBuilder:
             self._end(self._finish(usage, **members))
 
     def _end(self, record: RequestRecord) -> None:
+        is_deferred = self.is_shared and self._in_background
         self.records.append(record)
         self._open = None
+        if not self.is_written:
+            return
+        if not self._is_sent_earlier and record.sent_bytes:
+            anchor = self.plans[-1].anchor if self.plans else None
+            count_request(record, anchor.depth if anchor else 0)
+        if is_deferred:
+            self._deferred = record
+        elif self._is_sent_earlier or record.sent_bytes:
+            self._write(record)
+
+    def _write(self, record: RequestRecord) -> None:
+        if record.status != "running":
+            with bind_fields(**self.ids):
+                record_request(record)
+
+    def take(self) -> RequestRecord | None:
+        """Return the record of the last request, if it has ended since the last call."""
+        known, self._taken = self._taken, len(self.records)
+        return self.records[-1] if self._taken > known else None
+
+    def confirm(self, stored: RequestRecord | None) -> None:
+        """Count a response in the background that is now stored, or use the record that another process stored."""
+        record, self._deferred = self._deferred, None
+        if record and stored is None:
+            self._write(record)
+        elif stored is not None:
+            self.records[-1] = stored
 
     def _finish(self, usage: Usage | None, **members: Any) -> RequestRecord:
         """Return the record of the current request with its duration, its tokens and their cost, and with members."""
@@ -232,50 +269,8 @@ class RecordBuilder:
 
     def _encode_settings(self) -> str:
         """Return the settings after the filters; values that are not JSON are converted to text."""
-        if not self._settings:
-            return ""
         values = json.loads(json.dumps(self._settings, default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
-
-
-class RequestLog(RecordBuilder):
-    """The records of the requests of one run, which are counted and written to the log."""
-
-    ids: Mapping[str, str] = EMPTY
-    """The ids of the run, for log records."""
-    is_shared = False
-    """Whether several processes may receive a response in the background, and ``confirm`` says which one was first."""
-    _taken = 0
-    _deferred: RequestRecord | None = None
-
-    def take(self) -> RequestRecord | None:
-        """Return the record of the last request, if it has ended since the last call."""
-        known, self._taken = self._taken, len(self.records)
-        return self.records[-1] if self._taken > known else None
-
-    def confirm(self, stored: RequestRecord | None) -> None:
-        """Count a response in the background that is now stored, or use the record that another process stored."""
-        record, self._deferred = self._deferred, None
-        if record and stored is None:
-            self._write(record)
-        elif stored is not None:
-            self.records[-1] = stored
-
-    def _end(self, record: RequestRecord) -> None:
-        is_deferred = self.is_shared and self._in_background
-        super()._end(record)
-        if not self._is_sent_earlier and record.sent_bytes:
-            anchor = self.plans[-1].anchor if self.plans else None
-            count_request(record, anchor.depth if anchor else 0)
-        if is_deferred:
-            self._deferred = record
-        elif self._is_sent_earlier or record.sent_bytes:
-            self._write(record)
-
-    def _write(self, record: RequestRecord) -> None:
-        if record.status != "running":
-            with bind_fields(**self.ids):
-                record_request(record)
 
 
 def filter_json(value: Any, filters: ContentFilters) -> Any:

@@ -27,7 +27,7 @@ from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
-from kedge.turns import SystemBlock, Turn, system
+from kedge.turns import SystemBlock, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
 
 WireTap = Callable[[bytes, bytes, int | None], None]
@@ -416,17 +416,6 @@ class Request(msgspec.Struct, frozen=True):
         """Return the request with the schema of the answer as system text, not as a parameter."""
         texts = filter(None, (self.ephemeral, schema.build_instructions()))
         return replace(self, output=None, ephemeral="\n\n".join(texts))
-
-    def add_ephemeral(self, plan: RequestPlan) -> RequestPlan:
-        """Return the plan with the system text of this run behind its instructions.
-
-        Instructions are sent with every request and are not part of a digest or a stored context. So the
-        text does not change what the server remembers, and the response becomes an anchor as usual.
-        """
-        if not self.ephemeral:
-            return plan
-        text = self.filters.apply(system(self.ephemeral), ("input",)).text
-        return replace(plan, instructions="\n\n".join(filter(None, (plan.instructions, text))))
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:

@@ -173,7 +173,8 @@ class ResponsesEngine(RequestEngine):
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
         session = self._open(turn, Request())
-        anchor = self._plan_anchor(session, session.requested_mode).anchor
+        in_object = session.requested_mode == "conversation"
+        anchor = self._plan_mode(session, "conversation" if in_object else "chained").anchor
         if anchor is None:
             return Audit(None, difference="there is no anchor; everything would be sent")
         return await self._audit(session, anchor)
@@ -252,24 +253,22 @@ class ResponsesEngine(RequestEngine):
         await self.memory.attach(store, *checks)
 
     def _choose_mode(self, session: Session) -> None:
-        session.mode_reason = self._find_mode_problem(session)
-        session.mode = "stateless" if session.mode_reason else session.requested_mode
-        session.include = self._should_include(session)
-
-    def _find_mode_problem(self, session: Session) -> str:
-        """Return why a request cannot be sent in the requested mode; empty if it can."""
         # The module has the reader of configuration files.
         from kedge.config.settings import is_chaining_enabled
 
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
-            return "switched_off"
-        if session.requested_mode == "stateless":
-            return ""
-        if not session.check.reasoning.stores:
-            return "never_stores"
-        return "never" if self.memory.trust == "never" else session.check.doubt
+            problem = "switched_off"
+        elif session.requested_mode == "stateless":
+            problem = ""
+        elif not session.check.reasoning.stores:
+            problem = "never_stores"
+        else:
+            problem = "never" if self.memory.trust == "never" else session.check.doubt
+        session.mode_reason = problem
+        session.mode = "stateless" if problem else session.requested_mode
+        session.include = self._should_include(session)
 
     def _should_include(self, session: Session) -> bool:
         """Return whether to request encrypted reasoning with the answer."""
@@ -297,7 +296,8 @@ class ResponsesEngine(RequestEngine):
         if is_shown and await self.objects.is_changed(plan, self._clock()):
             claim = "taken"
         session.plan = self._make_plan(session) if claim == "taken" else plan
-        await self._audit_periodically(session)
+        if self.verify_every and session.plan.anchor:
+            await self._audit_periodically(session, session.plan.anchor)
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,
         # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
         session.held = [] if check.way == "held" or claim == "unknown" else None
@@ -323,23 +323,21 @@ class ResponsesEngine(RequestEngine):
 
     async def _render(self, session: Session) -> None:
         """Set the body of a request; in conversation mode, create the object if there is none."""
-        conversation_id = session.plan.conversation_id
+        session.object_id = session.plan.conversation_id
         if session.running is not None:
-            conversation_id = get_conversation_id(session.running.scope)
-        elif session.mode == "conversation" and not conversation_id:
-            conversation_id = await self.objects.create()
-        self._assemble_body(session, conversation_id)
+            session.object_id = get_conversation_id(session.running.scope)
+        elif session.mode == "conversation" and not session.object_id:
+            session.object_id = await self.objects.create()
+        self._assemble_body(session)
         session.check.describe(session.plan, session.body)
 
-    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
-        session.object_id = conversation_id
+    def _assemble_body(self, session: Session) -> None:
         plan = session.plan
-        body = session.build_settings(plan)
-        body["input"] = build_input(plan)
+        body = {**session.settings, "input": build_input(plan)}
         if not self.transport.always_streams:
             body["stream"] = session.request.streaming
-        if conversation_id:
-            body["conversation"] = conversation_id
+        if session.object_id:
+            body["conversation"] = session.object_id
         elif plan.anchor:
             body["previous_response_id"] = plan.previous_response_id
         if session.mode == "stateless":
@@ -571,12 +569,12 @@ class ResponsesEngine(RequestEngine):
             return replace(
                 plan, mode=session.mode, mode_reason=session.mode_reason, rejected=rejected
             )
-        plan = self._plan_anchor(session, session.mode)
+        plan = self._plan_mode(session, session.mode)
         is_open = plan.conversation_id and session.running is None
         if is_open and self.objects.is_taken(plan):
             session.drop_anchor(plan, "taken")
             return self._build_plan(session)
-        way = session.check.decide(plan, session.build_settings(plan))
+        way = session.check.decide(plan, session.settings)
         if way in ("direct", "held") or plan.anchor is None:
             return plan
         # The server's answer could not be judged.
@@ -593,10 +591,13 @@ class ResponsesEngine(RequestEngine):
         lifetime = RETENTIONS.get(retention, self.cache_rules.lifetime)
         return replace(self.cache_rules, lifetime=lifetime)
 
-    def _plan_mode(
-        self, session: Session, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
-    ) -> RequestPlan:
-        evidence = session.check.evidence
+    def _plan_mode(self, session: Session, mode: Mode) -> RequestPlan:
+        """Plan a request in a mode, whatever the evidence about the server's memory."""
+        evidence, extra = session.check.evidence, tuple[AnchorRecord, ...]()
+        if mode == "chained":
+            # Responses that only a connection remembers are not known to requests outside of it.
+            live = self.transport.live_anchors(session.turn) if session.is_live else ()
+            extra = (*session.request.candidates, *live)
         plan = plan_request(
             session.turn,
             scope=self.scope,
@@ -606,22 +607,11 @@ class ResponsesEngine(RequestEngine):
             max_depth=limit_depth(self.max_depth, evidence.max_depth),
             not_before=evidence.not_before,
         )
-        return session.request.add_ephemeral(plan)
+        return session.complete_plan(plan)
 
-    def _plan_anchor(self, session: Session, mode: Mode) -> RequestPlan:
-        """Plan a request on a response or a conversation object, whatever the evidence."""
-        if mode == "conversation":
-            return self._plan_mode(session, mode)
-        # Responses that only a connection remembers are not known to requests outside of it.
-        live = self.transport.live_anchors(session.turn) if session.is_live else ()
-        return self._plan_mode(session, "chained", (*session.request.candidates, *live))
-
-    async def _audit_periodically(self, session: Session) -> None:
-        anchor = session.plan.anchor
-        if not anchor:
-            return
+    async def _audit_periodically(self, session: Session, anchor: AnchorRecord) -> None:
         self._chained_count += 1
-        if not self.verify_every or self._chained_count % self.verify_every:
+        if self._chained_count % self.verify_every:
             return
         result = await self._audit(session, anchor)
         if result.agrees is False:

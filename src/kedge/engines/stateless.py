@@ -127,9 +127,9 @@ class StatelessEngine(RequestEngine):
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
-        return replace(session.request.add_ephemeral(plan), mode_reason=session.mode_reason)
+        return replace(session.complete_plan(plan), mode_reason=session.mode_reason)
 
-    def _assemble_body(self, session: Session, conversation_id: str = "") -> None:
+    def _assemble_body(self, session: Session) -> None:
         plan = session.plan
         body = {**self._build_body(plan, session.request, session.params), **session.extra}
         if plan.cache:

@@ -198,7 +198,13 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
         """The changes to the Turn by each middleware."""
-        self._log_context = self.log.ids = _build_log_context(turn)
+        # The ids of the Turn, and those bound by the caller.
+        ids = {"turn_id": turn.id}
+        if conversation := get_state(turn).conversation_id:
+            ids["conversation_id"] = conversation
+        bound = BOUND_FIELDS.get().items()
+        ids |= {name: value for name, value in bound if name not in _UNINHERITED_IDS}
+        self._log_context = self.log.ids = ids
 
     @property
     def turn(self) -> Turn:
@@ -267,8 +273,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         if self.log.has_output and isinstance(event, VISIBLE_EVENTS):
             return event
         self.log.record_event(event)
-        if isinstance(event, AnswerFinished | TurnFinished) and self._is_running():
-            event = replace(event, turn=keep_request(event.turn, self.log.records[-1]))
+        if isinstance(event, AnswerFinished | TurnFinished):
+            last = self.log.records[-1] if self.log.records else None
+            if last and last.status == "running":
+                event = replace(event, turn=keep_request(event.turn, last))
         match event:
             case TurnFinished():
                 self._turn = event.turn
@@ -287,9 +295,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case _:
                 pass
         return event
-
-    def _is_running(self) -> bool:
-        return bool(self.log.records) and self.log.records[-1].status == "running"
 
     def _keep_running(self, response_id: str) -> None:
         """Record a response in the background at its start, because the run may be left before its end."""
@@ -314,13 +319,3 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """Close the run; a request without an end is recorded as stopped."""
         await super().aclose()
         self.log.stop()
-
-
-def _build_log_context(turn: Turn) -> dict[str, str]:
-    """Return the ids for log records of this run: those of the Turn, and those bound by the caller."""
-    conversation = get_state(turn).conversation_id
-    turn_ids = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
-    inherited = {
-        name: value for name, value in BOUND_FIELDS.get().items() if name not in _UNINHERITED_IDS
-    }
-    return {**turn_ids, **inherited}

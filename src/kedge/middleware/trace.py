@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Events, Middleware, Request, unwrap
-from kedge.engines.request_log import RecordBuilder
+from kedge.engines.request_log import RequestLog
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
 from kedge.events.request_record import RequestRecord
@@ -130,7 +130,7 @@ class _RunSpans:
         engine = unwrap(trace.inner)
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
-        self.requests = RecordBuilder(engine, request)
+        self.requests = RequestLog(engine, request, is_written=False)
         self.model = self.requests.model
         agent = trace.agent
         self.common = _drop_empty(

@@ -183,7 +183,7 @@ def select_matching(turn: Turn, records: Sequence[AnchorRecord]) -> list[AnchorR
     if not records:
         return []
     index = get_prefix_index(turn)
-    covered = index.count(len(turn) - turn.lead)
+    covered = index.count(turn.body_length)
     return [record for record in records if matches_prefix(record, index, covered)]
 
 

@@ -340,10 +340,9 @@ def get_prefix_index(turn: Turn) -> PrefixIndex:
     """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
     cached, indexed = get_cached_index(turn)
     index = cached if isinstance(cached, PrefixIndex) else PrefixIndex()
-    length = len(turn) - turn.lead
-    if indexed < length or index is not cached:
+    if indexed < turn.body_length or index is not cached:
         index = extend_index(index, turn, indexed, turn.lead)
-        cache_index(turn, index, length)
+        cache_index(turn, index, turn.body_length)
     return index
 
 
@@ -372,7 +371,7 @@ def prefix_digest(turn: Turn, count: int | None = None) -> str:
         The digest, prefixed with the name of its algorithm.
     """
     index = get_prefix_index(turn)
-    covered = index.count(len(turn) - turn.lead)
+    covered = index.count(turn.body_length)
     return index.digest(covered if count is None else max(0, min(count, covered)))
 
 
@@ -385,4 +384,4 @@ def covered_count(turn: Turn) -> int:
     Returns:
         The number of blocks without leading system blocks and reasoning.
     """
-    return get_prefix_index(turn).count(len(turn) - turn.lead)
+    return get_prefix_index(turn).count(turn.body_length)

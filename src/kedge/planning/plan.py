@@ -292,7 +292,7 @@ def plan_request(
         chain.
     """
     index, state = get_prefix_index(turn), get_state(turn)
-    length = len(turn) - turn.lead
+    length = turn.body_length
     barrier = find_compaction_start(turn, index, scope, state)
     first = barrier or 0
     covered = index.count(length)

@@ -99,7 +99,7 @@ def record_response(
         log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
         return turn
     parent, index = plan.anchor, get_prefix_index(turn)
-    covered = index.count(len(turn) - turn.lead)
+    covered = index.count(turn.body_length)
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
@@ -144,7 +144,7 @@ def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
 
     A conversation that is edited or compacted again and again would otherwise accumulate them.
     """
-    if len(state.anchors) <= 2 * (len(turn) - turn.lead + MAX_STALE_ANCHORS):
+    if len(state.anchors) <= 2 * (turn.body_length + MAX_STALE_ANCHORS):
         return state
     matching = {id(record) for record in select_matching(turn, state.anchors)}
     stale = [record for record in state.anchors if id(record) not in matching]
@@ -158,7 +158,7 @@ def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -
     compactions = [index for index, block in enumerate(output) if is_compaction(block)]
     if not compactions:
         return plan.barrier
-    position = len(turn) - turn.lead - len(output) + compactions[-1]
+    position = turn.body_length - len(output) + compactions[-1]
     return get_prefix_index(turn).count(position)
 
 

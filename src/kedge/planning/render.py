@@ -78,7 +78,7 @@ def find_compaction_start(
     """
     if not index.barriers:
         return None
-    length = len(turn) - turn.lead
+    length = turn.body_length
     covered = index.count(length)
     anchors = reversed(state.anchors)  # the record of the longest prefix comes first
     record = next((each for each in anchors if _is_trusted(each, index, covered, scope)), None)
@@ -108,7 +108,7 @@ def find_reusable_ids(
     found: set[str] = set()
     if barrier is not None and barrier == start:
         found.add(turn[turn.lead + start].id)
-    length = len(turn) - turn.lead
+    length = turn.body_length
     reasoning = index.uncovered_positions(start, length)
     if not reasoning:
         return frozenset(found)
@@ -132,7 +132,7 @@ def find_reusable_ids(
 def find_own_responses(turn: Turn, scope: str) -> frozenset[str]:
     """Return the ids of the responses of a provider whose context and output are unchanged."""
     index = get_prefix_index(turn)
-    covered = index.count(len(turn) - turn.lead)
+    covered = index.count(turn.body_length)
     records = get_state(turn).anchors
     return frozenset(
         record.response_id for record in records if _is_trusted(record, index, covered, scope)

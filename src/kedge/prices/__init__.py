@@ -163,22 +163,25 @@ class Prices:
             The price, or None if it is unknown.
         """
         day = on or datetime.now(UTC).date()
-        candidates = (
-            _select_price(table, input_tokens, day) for table in self._find_entries(provider, model)
-        )
-        return next((price for price in candidates if price), None)
+        for price in self._find_entries(provider, model):
+            if price.since <= day and (not price.above or input_tokens > price.above):
+                return price
+        return None
 
     def has_tiers(self, provider: str, model: str) -> bool:
         """Return whether the price of a model depends on the size of a request."""
-        return any(price.above for table in self._find_entries(provider, model) for price in table)
+        return any(price.above for price in self._find_entries(provider, model))
 
     @lru_cache(MAX_CACHED_MODELS)  # noqa: B019 - a process has few tables
-    def _find_entries(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
-        """Return the entries for a model from each table."""
-        return tuple(
-            tuple(p for p in table if provider in p.providers and _matches_model(p.model, model))
-            for table in self.tables
-        )
+    def _find_entries(self, provider: str, model: str) -> tuple[Price, ...]:
+        """Return the entries for a model, those of the first table first, and of each table the most specific one."""
+        found: list[Price] = []
+        for table in self.tables:
+            listed = [
+                p for p in table if provider in p.providers and _matches_model(p.model, model)
+            ]
+            found += sorted(listed, key=_specificity, reverse=True)
+        return tuple(found)
 
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -261,15 +264,6 @@ def cache_savings(
     """
     price = current_prices().find_at(usage, provider, model, at)
     return None if price is None else price.cache_savings(usage)
-
-
-def _select_price(table: tuple[Price, ...], input_tokens: int, day: date) -> Price | None:
-    matching = [
-        price
-        for price in table
-        if price.since <= day and (not price.above or input_tokens > price.above)
-    ]
-    return max(matching, key=_specificity, default=None)
 
 
 def _matches_model(pattern: str, model: str) -> bool:

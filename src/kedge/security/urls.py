@@ -35,6 +35,7 @@ class BaseUrl:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}{self.path}"
 
+    @lru_cache(maxsize=64)  # noqa: B019 - most requests of a process have one of a few paths
     def join(self, path: str, query: str = "") -> str:
         """Return the URL of a path below this one.
 

@@ -107,6 +107,7 @@ class Turn(Immutable):
         data: The data, as an immutable mapping.
         extra: Fields that Kedge does not interpret.
         lead: The number of leading system blocks.
+        body_length: The number of blocks after them.
 
     Raises:
         InvalidTurn: If two blocks have the same id, or a value has the wrong type.
@@ -116,13 +117,14 @@ class Turn(Immutable):
         >>> turn = turn.append(assistant("Hello!"))
     """
 
-    __slots__ = ("_memo", "data", "extra", "id", "lead")
+    __slots__ = ("_memo", "body_length", "data", "extra", "id", "lead")
     _remedy = "a Turn is immutable; its methods return a new one"
 
     id: str
     data: FrozenMap
     extra: FrozenMap
     lead: int
+    body_length: int
     _memo: "_Memo"
 
     # Members are set in __new__, because a second call of __init__ would change the Turn in place.
@@ -367,8 +369,7 @@ class Turn(Immutable):
         if unchanged < 0 or (unchanged == 0 and lead != self.lead):
             # The change is among the leading system blocks. One that affects the body makes it longer or
             # shorter, so a body of the same length is the same.
-            body = len(self) - self.lead
-            return body if length - lead == body else 0
+            return self.body_length if length - lead == self.body_length else 0
         return unchanged
 
     def __len__(self) -> int:
@@ -457,9 +458,8 @@ def count_common_blocks(old: Turn, new: Turn | Sequence[Block]) -> int:
 
 def get_cached_index(turn: Turn) -> tuple[object, int]:
     """Return the value cached for this Turn's body, and the number of its first blocks that it describes."""
-    memo = turn._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    value, described = memo.lineage.entry
-    return value, min(described, memo.length - turn.lead)
+    value, described = turn._memo.lineage.entry  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return value, min(described, turn.body_length)
 
 
 def cache_index(turn: Turn, value: object, count: int) -> None:
@@ -538,6 +538,7 @@ def _build_turn(memo: _Memo, lead: int, name: str, data: FrozenMap, extra: Froze
     turn = object.__new__(Turn)
     _set_field(turn, "_memo", memo)
     _set_field(turn, "lead", lead)
+    _set_field(turn, "body_length", memo.length - lead)
     _set_field(turn, "id", name)
     _set_field(turn, "data", data)
     _set_field(turn, "extra", extra)
