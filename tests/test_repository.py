@@ -123,6 +123,7 @@ FORCED_FIELDS = {
     "backends/models_file.py": CHECKED_ONCE,
     "batch/run.py": CHECKED_ONCE,
     "batch/files.py": CHECKED_ONCE,
+    "chat/state.py": MEMOIZED,
     "compaction/base.py": CHECKED_ONCE,
     "engines/request_options.py": CHECKED_ONCE,
     "events/types.py": CHECKED_ONCE,
@@ -151,7 +152,8 @@ def find_modules(matches: Callable[[ast.AST], bool]) -> set[str]:
 def sets_frozen_field(node: ast.AST) -> bool:
     """Return whether a node is a function that sets a field of a frozen value."""
     name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-    return name.removeprefix("structs.") in ("object.__setattr__", "force_setattr")
+    is_descriptor = isinstance(node, ast.Attribute) and node.attr == "__set__"
+    return is_descriptor or name.removeprefix("structs.") in ("object.__setattr__", "force_setattr")
 
 
 def assigns_class(node: ast.AST) -> bool:

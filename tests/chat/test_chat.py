@@ -22,19 +22,13 @@ from kedge.errors import (
     OutputInvalid,
     Unreachable,
 )
-from kedge.event_loops import run_sync
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import block, guard, redact, system_prompt, two_phase
 from kedge.observe import reset, snapshot
 from kedge.testing import TestServer
-from kedge.turns import Turn, UserBlock, assistant, image, system, tool_call, user
+from kedge.turns import Turn, assistant, system, tool_call, user
 from middleware.scripted_engine import ScriptedEngine
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 async def test_conversation_continues_from_state_bytes(
@@ -72,12 +66,6 @@ async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
     second = await chat.chat_with_state(first.state)
     assert (first.text, second.text) == ("Old.", "New.")
     assert len(second.turn) == 3
-
-
-async def test_text_is_accepted_as_a_user_block(open_chat: OpenChat) -> None:
-    """A string is converted to a user block."""
-    answer = await open_chat().chat_with_state(None, "What is 6 * 7?")
-    assert "42" in answer.text
 
 
 async def test_leading_system_blocks_are_sent_and_never_stored(
@@ -130,16 +118,6 @@ async def test_appended_blocks_are_pending_until_the_next_call(
     ]
     assert len(request_bodies(server)[1]["input"]) == 4
     assert chat.inspect_state(answer.state).pending == 0
-
-
-async def test_event_is_a_user_block(open_chat: OpenChat) -> None:
-    """An event is sent with the role of the user, with the metadata of its block."""
-    event = user("The user has checked in.", metadata={"event": True})
-    state = open_chat().write_state(None, Turn([event]))
-    answer = await open_chat().chat_with_state(state)
-    stored = answer.turn.blocks[0]
-    assert isinstance(stored, UserBlock)
-    assert stored.metadata["event"] is True
 
 
 async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
@@ -207,20 +185,6 @@ async def test_stopped_stream_leaves_a_usable_state(open_chat: OpenChat) -> None
     report = chat.inspect_state(state)
     assert (report.blocks, report.pending) == (1, 1)
     assert (await chat.chat_with_state(state)).text
-
-
-async def test_tools_are_run_and_their_results_are_in_the_state(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """The Chat runs the tools, and each round sends only the results."""
-    chat = open_chat(tools=[add])
-    first = await chat.chat_with_state(None, "Call add with 2 and 3.")
-    assert first.text == "add says: 5."
-    kinds = dict(chat.inspect_state(first.state).kinds)
-    assert kinds == {"user": 1, "tool_call": 1, "tool_result": 1, "assistant": 1}
-    assert [item["type"] for item in request_bodies(server)[1]["input"]] == ["function_call_output"]
-    second = await chat.chat_with_state(first.state, "What did the tool say?")
-    assert "5" in second.text
 
 
 async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenChat) -> None:
@@ -372,20 +336,6 @@ async def test_state_belongs_to_its_provider(server: TestServer, open_chat: Open
     assert "My name is Ada." in answer.text
 
 
-async def test_full_history_is_sent_after_lost_context(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """The state contains the complete history, which is sent again when the server lost its context."""
-    chat = open_chat()
-    first = await chat.chat_with_state(None, "My name is Ada.")
-    server.forget()
-    second = await chat.chat_with_state(first.state, "What did I say first?")
-    assert "My name is Ada." in second.text
-    third = await chat.chat_with_state(second.state, "What did I say first?")
-    assert len(request_bodies(server)[-1]["input"]) == 1
-    assert "My name is Ada." in third.text
-
-
 async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
     """The answer lists the removed blocks and the tokens before and after."""
     chat = open_chat(compactor=MessageLimitCompactor(4))
@@ -442,14 +392,6 @@ async def test_pending_compaction_updates_the_seen_length(open_chat: OpenChat) -
     state = chat.write_state(second.state, second.turn.append(user("Three.")))
     report = chat.inspect_state(await chat.compact_pending(state))
     assert (report.blocks, report.processed_length) == (3, 2)
-
-
-def test_chat_works_in_a_script() -> None:
-    """Sync code uses a Chat with `run_sync`."""
-    chat = Chat("practice")
-    first = run_sync(chat.chat_with_state(None, "My name is Ada."))
-    second = run_sync(chat.chat_with_state(first.state, "What did I say first?"))
-    assert second.text == 'You said first: "My name is Ada."'
 
 
 async def test_plan_is_available_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
@@ -509,15 +451,6 @@ async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
     assert (answer.text, answer.refusal) == ("", "I will not sing.")
 
 
-async def test_images_are_stored(open_chat: OpenChat) -> None:
-    """The state contains every part of a message."""
-    chat = open_chat()
-    question = user(["What is this?", image(b"\x89PNG")])
-    first = await chat.chat_with_state(None, question)
-    second = await chat.chat_with_state(first.state, "And now?")
-    assert second.turn.blocks[0] == question
-
-
 async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
     """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
@@ -551,14 +484,6 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(
     encrypted = await open_chat(state_key=new_key()).chat_with_state(plain.state, "Hello again!")
     assert len(encrypted.turn) == 4
     assert b"My name is Ada." not in encrypted.state
-
-
-@pytest.mark.parametrize("key", ["", "short", b"x" * 44, 7])
-async def test_invalid_key_is_rejected_without_quoting_it(key: Any, open_chat: OpenChat) -> None:
-    """The message explains how to create a key and does not contain the given one."""
-    with pytest.raises(InvalidSetting, match="new_key") as exc_info:
-        open_chat(state_key=[key])
-    assert "short" not in str(exc_info.value)
 
 
 async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:

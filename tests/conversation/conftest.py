@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from kedge import connect
-from kedge.engines import Engine
+from engines.conftest import open_engine
+from kedge import Conversation, connect
+from kedge.engines import Engine, ResponsesEngine
 from kedge.store import Store, open_store
-from kedge.testing import TestServer
+from kedge.testing import TestServer, serve
 
 Connect = Callable[..., Engine]
 
@@ -47,3 +48,23 @@ async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
     yield make
     for engine in engines:
         await engine.aclose()
+
+
+@pytest.fixture
+async def conversation(store: Store, connected: Connect) -> Conversation:
+    """Return a new conversation."""
+    return await Conversation.create(connected(), store=store)
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """Yield a strict local server for this test."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
+    """Yield an engine that uses conversation objects, on the server of this test."""
+    async with open_engine(server, mode="conversation") as opened:
+        yield opened

@@ -14,6 +14,7 @@ import anyio.lowlevel
 import pytest
 from starlette.responses import Response
 
+from conversation.conftest import Connect
 from engines.fake_server import json_response, serve_handler
 from kedge import Conversation, assistant, connect, run_sync, system, tool_result, user
 from kedge.engines import Engine, Events, Request
@@ -37,14 +38,6 @@ from kedge.store import Node, Store
 from kedge.store.records import Claim
 from kedge.testing import TestServer
 from kedge.turns import Block, Turn
-
-Connect = Callable[..., Engine]
-
-
-@pytest.fixture
-async def conversation(store: Store, connected: Connect) -> Conversation:
-    """Return a new conversation."""
-    return await Conversation.create(connected(), store=store, title="A talk")
 
 
 def node_kinds(nodes: Any) -> list[str]:
@@ -659,27 +652,6 @@ async def test_conversation_can_start_with_one_block(
     assert list(conversation.turn) == [user("Hello")]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"mode": "bogus"},
-        {"retention": -5},
-        {"retention": 0},
-        {"retention": float("nan")},
-        {"lease": float("nan")},
-        {"lease": 0},
-        {"concurrent": "wait"},
-    ],
-)
-async def test_invalid_settings_are_rejected(
-    store: Store, connected: Connect, settings: Any
-) -> None:
-    """Invalid settings raise `InvalidSetting`, and no conversation is created."""
-    with pytest.raises(InvalidSetting, match="must be"):
-        await Conversation.create(connected(), store=store, **settings)
-    assert await Conversation.list(store) == []
-
-
 @pytest.mark.parametrize("options", [{"metadata": {"a": object()}}, {"extra_body": {"a": {1}}}])
 async def test_question_with_invalid_options_is_not_stored(
     store: Store, connected: Connect, options: dict[str, Any]
@@ -695,12 +667,16 @@ async def test_question_with_invalid_options_is_not_stored(
 async def test_retention_applies_immediately(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """The retention applies to the conversation object that created it and to anchors of the index."""
+    """After the retention everything is sent, by the object that created the conversation and by another one."""
     conversation = await Conversation.create(connected(), store=store, retention=0.001)
     await conversation.send("My name is Ada.")
     reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
-    assert "previous_response_id" not in kedge_server.requests[-1].body
+    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
+    await reopened.send("What is my name?")
+    assert [row.reason for row in await reopened.responses()] == ["new", "expired", "expired"]
+    for request in kedge_server.requests:
+        assert "previous_response_id" not in request.body
 
 
 async def test_question_is_stored_if_middleware_drops_events(
@@ -772,19 +748,6 @@ async def test_lost_response_is_marked_and_resent(
     )
     rows = await store.database.read(lambda tx: tx.rows("SELECT kind, reason FROM incidents"))
     assert rows == [("healed", "gone")]
-
-
-async def test_expired_anchor_is_not_used(
-    store: Store, kedge_server: TestServer, connected: Connect
-) -> None:
-    """After the retention of the conversation, everything is sent without using the anchor."""
-    conversation = await Conversation.create(connected(), store=store, retention=0.001)
-    await conversation.send("My name is Ada.")
-    reopened = await Conversation.open(connected(), store=store, id=conversation.id)
-    reply = await reopened.send("What is my name?")
-    assert reply.text == "Your name is Ada."
-    assert (await reopened.responses())[-1].reason == "expired"
-    assert len(kedge_server.requests) == 2
 
 
 async def test_stateless_mode_stores_nothing_with_provider(
@@ -1078,16 +1041,6 @@ async def test_instructions_are_sent_with_every_request(store: Store) -> None:
         "practice", store=store, id="c", system=lambda turn: f"{len(turn)}."
     )
     assert (await again.send(question)).text == 'My instructions are: "4."'
-
-
-async def test_unknown_settings_are_rejected(store: Store) -> None:
-    """A setting with an unknown name is an error that names the settings, and nothing is stored."""
-    wrong: Any = {"instructions": "Be brief."}
-    with pytest.raises(TypeError, match=r"'instructions'; instructions are system=.*, tools"):
-        await Conversation.create("practice", store=store, **wrong)
-    with pytest.raises(TypeError, match="'instructions'"):
-        await Conversation("practice", store=store, id="c", **wrong)
-    assert not await Conversation.list(store)
 
 
 async def test_messages_are_not_blocks(store: Store, connected: Callable[..., Engine]) -> None:

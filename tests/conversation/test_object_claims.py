@@ -5,7 +5,6 @@ import pytest
 
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, send_lines
-from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
 from kedge.events import TextDelta
@@ -13,7 +12,7 @@ from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, user
+from kedge.turns import user
 from normalization import expected_context, normalize_items
 
 
@@ -27,16 +26,11 @@ def count_lists(server: TestServer) -> int:
     return sum(each.path.endswith("/items") for each in server.requests)
 
 
-async def open_attached(engine: ResponsesEngine, store: Store) -> None:
-    """Let an engine use a store, as a conversation in it does."""
-    await engine.attach_evidence(store)
-
-
 async def test_a_process_with_the_same_store_continues_the_object(store: Store) -> None:
     """The claim in the store shows that no other line continues the object, so the answer is not held back."""
     with serve() as server:
         async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
-            await open_attached(engine, store)
+            await engine.attach_evidence(store)
             turn = await send_lines(engine, "One")
             become_another_process(engine)
             lists = count_lists(server)
@@ -50,32 +44,32 @@ async def test_a_process_with_the_same_store_continues_the_object(store: Store) 
     assert "One" in last_text(stream.turn)
 
 
-async def test_of_two_processes_one_continues_the_object(store: Store) -> None:
+async def test_of_two_processes_one_continues_the_object(
+    store: Store, engine: ResponsesEngine, server: TestServer
+) -> None:
     """A process that finds the object claimed in the store sends everything to a new one, also after a crash."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            await open_attached(engine, store)
-            turn = await send_lines(engine, "One")
-            async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
-                async for event in stream:
-                    if isinstance(event, TextDelta):
-                        break
-                become_another_process(engine)
-                other = await engine.run(turn.append(user("What did I say last?")))
+    await engine.attach_evidence(store)
+    turn = await send_lines(engine, "One")
+    async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        become_another_process(engine)
+        other = await engine.run(turn.append(user("What did I say last?")))
     assert get_state(other).conversation_id != get_state(turn).conversation_id
     assert normalize_items(last_context(server)) == expected_context(other)
 
 
-async def test_a_rejected_request_does_not_end_the_object_in_the_store(store: Store) -> None:
+async def test_a_rejected_request_does_not_end_the_object_in_the_store(
+    store: Store, engine: ResponsesEngine, server: TestServer
+) -> None:
     """The process whose request was rejected claims the object again."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            await open_attached(engine, store)
-            turn = await send_lines(engine, "One")
-            server.faults.set("status=400", times=1)
-            with pytest.raises(RequestRefused):
-                await engine.run(turn.append(user("Two")))
-            again = await engine.run(turn.append(user("Two")))
+    await engine.attach_evidence(store)
+    turn = await send_lines(engine, "One")
+    server.faults.set("status=400", times=1)
+    with pytest.raises(RequestRefused):
+        await engine.run(turn.append(user("Two")))
+    again = await engine.run(turn.append(user("Two")))
     assert get_state(again).conversation_id == get_state(turn).conversation_id
 
 
@@ -96,19 +90,3 @@ async def test_one_of_many_claims_succeeds(store: Store) -> None:
     assert await store.claim_object("s", "conv", "R9", owner="b") == "taken"
     other = store.use_namespace("other")
     assert await other.claim_object("s", "conv", "R1", owner="b") == "unknown"
-
-
-async def test_forks_of_a_stored_conversation_do_not_mix(store: Store) -> None:
-    """Two forks of a conversation in object mode are answered from their own messages."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            forks = [await conversation.fork() for _ in range(2)]
-            async with anyio.create_task_group() as group:
-                for number, fork in enumerate(forks):
-                    group.start_soon(fork.send, f"My PIN is {number}{number}{number}{number}")
-            contexts = [normalize_items(each.context) for each in server.requests if each.context]
-            turns: list[Turn] = [fork.turn for fork in forks]
-    for turn in turns:
-        assert expected_context(turn) in contexts

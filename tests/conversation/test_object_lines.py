@@ -1,11 +1,9 @@
 """Test that no line of history continues a conversation object that another line uses, however it was made."""
 
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
-import pytest
 
 from engines.conftest import open_engine
 from engines.runs import send_lines
@@ -20,20 +18,6 @@ from kedge.workflows import Side, debate, refine
 from normalization import expected_context, normalize_items
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a strict local server for this test."""
-    with serve() as running:
-        yield running
-
-
-@pytest.fixture
-async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
-    """Yield an engine that uses conversation objects."""
-    async with open_engine(server, mode="conversation") as opened:
-        yield opened
 
 
 def get_object(turn: Turn) -> str:

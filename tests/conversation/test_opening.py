@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from conversation.conftest import Connect
 from kedge import Chat, Conversation, assistant, connect, open_store, run_sync, system
 from kedge.conversation.sync import SyncConversation
-from kedge.engines import Engine
 from kedge.errors import (
     CannotConnect,
     CannotOpenStore,
@@ -29,8 +28,6 @@ from kedge.errors import (
 from kedge.middleware import block, guard
 from kedge.store import Store
 from kedge.testing import TestServer
-
-Connect = Callable[..., Engine]
 
 
 def add(a: int, b: int) -> int:

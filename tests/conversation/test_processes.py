@@ -2,14 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
+from conversation.conftest import Connect
 from kedge import Conversation
-from kedge.engines import Engine
 from kedge.events.run import AnswerFinished
 from kedge.planning import get_state
 from kedge.store import Store, open_store
@@ -18,7 +17,6 @@ from postgresql import create_schema
 
 HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 2
-Connect = Callable[..., Engine]
 
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)

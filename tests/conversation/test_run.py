@@ -1,14 +1,14 @@
 """Runs of a conversation whose store is busy or unreachable when an answer arrives."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from conversation.conftest import Connect
 from kedge import Conversation
 from kedge.conversation import run
-from kedge.engines import Engine, Events, Request
+from kedge.engines import Events, Request
 from kedge.engines.reply import answer_text
 from kedge.errors import ServerFailed, StoreBusy, StoreError, StoreUnreachable
 from kedge.events import TextDelta
@@ -17,14 +17,6 @@ from kedge.middleware import BaseMiddleware
 from kedge.store import Node, Store
 from kedge.testing import TestServer
 from kedge.turns import Turn
-
-Connect = Callable[..., Engine]
-
-
-@pytest.fixture
-async def conversation(store: Store, connected: Connect) -> Conversation:
-    """Return a new conversation."""
-    return await Conversation.create(connected(), store=store)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Typed answers of a conversation: stored corrections, idempotency keys and continuation after failures."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, assert_type
 
 import pytest
@@ -8,18 +7,9 @@ from pydantic import AfterValidator
 
 from kedge import Conversation
 from kedge.conversation import ConversationStream, Reply
-from kedge.engines import Engine
 from kedge.errors import KeyReused, OutputInvalid, OutputRefused
 from kedge.store import Store
 from kedge.testing import TestServer
-
-Connect = Callable[..., Engine]
-
-
-@pytest.fixture
-async def conversation(store: Store, connected: Connect) -> Conversation:
-    """Return a new conversation."""
-    return await Conversation.create(connected(), store=store)
 
 
 async def test_typed_reply_is_stored_with_its_correction(

@@ -17,10 +17,18 @@ from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims, UnusedObject
 from kedge.planning import get_state
 from kedge.store import Store, response_index
-from kedge.testing import serve
+from kedge.testing import TestServer, serve
 from kedge.turns import user
 
 DAY = 24 * 3_600.0
+
+
+@pytest.fixture
+async def conversation(store: Store, engine: ResponsesEngine) -> Conversation:
+    """Return a conversation in an object, with one answer."""
+    conversation = await Conversation.create(engine, store=store)
+    await conversation.send("One")
+    return conversation
 
 
 def get_object(conversation: Conversation) -> str:
@@ -49,65 +57,59 @@ async def list_ids(store: Store) -> list[str]:
     return [each.id for each in await store.list_unused_objects()]
 
 
-async def test_objects_that_nothing_continues_are_deleted_after_a_day(store: Store) -> None:
+async def test_objects_that_nothing_continues_are_deleted_after_a_day(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """An object whose stream was left is deleted; those of conversations, forks and others are not."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            left = await leave_stream(engine, conversation)
-            await conversation.send("Two")
-            fork = await conversation.fork()
-            await fork.send("Three")
-            await conversation.send("Four")
-            await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a")
-            assert await delete_unused_objects(engine, store) == {}  # the claim may be in use
-            add_days(store, 2)
-            (unused,) = await store.list_unused_objects()
-            assert (unused.scope, unused.id) == (engine.scope, left)
-            assert await delete_unused_objects(engine, store) == {unused: ""}
-            assert await store.list_unused_objects() == []
-            assert not has_object(server, left)
-            assert has_object(server, get_object(conversation))
-            assert has_object(server, get_object(fork))
+    left = await leave_stream(engine, conversation)
+    await conversation.send("Two")
+    fork = await conversation.fork()
+    await fork.send("Three")
+    await conversation.send("Four")
+    await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a")
+    assert await delete_unused_objects(engine, store) == {}  # the claim may be in use
+    add_days(store, 2)
+    (unused,) = await store.list_unused_objects()
+    assert (unused.scope, unused.id) == (engine.scope, left)
+    assert await delete_unused_objects(engine, store) == {unused: ""}
+    assert await store.list_unused_objects() == []
+    assert not has_object(server, left)
+    assert has_object(server, get_object(conversation))
+    assert has_object(server, get_object(fork))
 
 
-async def test_the_objects_of_a_deleted_conversation_are_deleted(store: Store) -> None:
+async def test_the_objects_of_a_deleted_conversation_are_deleted(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """Deletion includes the objects of earlier branches; a fork and another conversation retain theirs."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            fork = await conversation.fork()
-            await fork.send("Two")
-            await conversation.send("Three")
-            objects = {get_object(conversation)}
-            await conversation.regenerate()
-            objects.add(get_object(conversation))
-            other = await Conversation.create(engine, store=store)
-            await other.send("One")
-            assert len(objects) == 2
-            await conversation.delete()
-            assert [has_object(server, each) for each in objects] == [False, False]
-            for each in (fork, other):
-                before = get_object(each)
-                await each.send("Last")
-                assert get_object(each) == before
+    fork = await conversation.fork()
+    await fork.send("Two")
+    await conversation.send("Three")
+    objects = {get_object(conversation)}
+    await conversation.regenerate()
+    objects.add(get_object(conversation))
+    other = await Conversation.create(engine, store=store)
+    await other.send("One")
+    assert len(objects) == 2
+    await conversation.delete()
+    assert [has_object(server, each) for each in objects] == [False, False]
+    for each in (fork, other):
+        before = get_object(each)
+        await each.send("Last")
+        assert get_object(each) == before
 
 
-async def test_the_object_of_a_fork_is_not_deleted_with_the_conversation(store: Store) -> None:
+async def test_the_object_of_a_fork_is_not_deleted_with_the_conversation(
+    store: Store, conversation: Conversation, server: TestServer
+) -> None:
     """A fork that continues the same object keeps it, until it is deleted, too."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            fork = await conversation.fork()
-            await conversation.delete()
-            assert has_object(server, get_object(fork))
-            await fork.send("Two")
-            assert get_object(fork) == get_object(conversation)
-            await fork.delete()
-            assert not has_object(server, get_object(fork))
+    fork = await conversation.fork()
+    await conversation.delete()
+    assert has_object(server, get_object(fork))
+    await fork.send("Two")
+    assert get_object(fork) == get_object(conversation)
+    await fork.delete()
+    assert not has_object(server, get_object(fork))
 
 
 @pytest.mark.parametrize("transport", ["http", "websocket"])
@@ -125,22 +127,20 @@ async def test_objects_are_deleted_with_any_client(store: Store, transport: str)
         assert not has_object(server, get_object(kept))
 
 
-async def test_an_object_with_a_running_request_is_not_deleted(store: Store) -> None:
+async def test_an_object_with_a_running_request_is_not_deleted(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """The claim of an unfinished answer protects its object, although its conversation is deleted."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            async with engine.stream(conversation.turn.append(user("Two"))) as stream:
-                async for event in stream:
-                    if isinstance(event, TextDelta):
-                        break
-                await conversation.delete()
-                assert has_object(server, get_object(conversation))
-                await stream.finish()
-            assert await list_ids(store) == []
-            add_days(store, 2)
-            assert await list_ids(store) == [get_object(conversation)]
+    async with engine.stream(conversation.turn.append(user("Two"))) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        await conversation.delete()
+        assert has_object(server, get_object(conversation))
+        await stream.finish()
+    assert await list_ids(store) == []
+    add_days(store, 2)
+    assert await list_ids(store) == [get_object(conversation)]
 
 
 class BrokenTransport:
@@ -157,60 +157,56 @@ class BrokenTransport:
 
 
 @pytest.mark.parametrize("status", [403, 409, 500])
-async def test_a_deletion_that_the_server_refuses_is_tried_again(store: Store, status: int) -> None:
+async def test_a_deletion_that_the_server_refuses_is_tried_again(
+    store: Store,
+    conversation: Conversation,
+    engine: ResponsesEngine,
+    server: TestServer,
+    status: int,
+) -> None:
     """The object stays in the list with the error of the server, until the server deletes it."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            objects, object_id = engine.objects, get_object(conversation)
-            broken = BrokenTransport(EngineError("not allowed", status=status))
-            engine.objects = ConversationObjects(broken, engine.scope, lambda: store)
-            await conversation.delete()
-            (problem,) = (await delete_unused_objects(engine, store)).values()
-            assert "not allowed" in problem
-            assert await list_ids(store) == [object_id]
-            engine.objects = objects
-            assert list((await delete_unused_objects(engine, store)).values()) == [""]
-            assert not has_object(server, object_id)
-            assert await list_ids(store) == []
-
-
-async def test_an_object_that_the_server_no_longer_has_is_deleted(store: Store) -> None:
-    """Another client has deleted the object already, so nothing is left to do."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            await store.delete(conversation.row)
-            with OpenAI(base_url=server.base_url, api_key="any") as client:
-                client.conversations.delete(get_object(conversation))
-            assert list((await delete_unused_objects(engine, store)).values()) == [""]
+    objects, object_id = engine.objects, get_object(conversation)
+    broken = BrokenTransport(EngineError("not allowed", status=status))
+    engine.objects = ConversationObjects(broken, engine.scope, lambda: store)
+    await conversation.delete()
+    (problem,) = (await delete_unused_objects(engine, store)).values()
+    assert "not allowed" in problem
+    assert await list_ids(store) == [object_id]
+    engine.objects = objects
+    assert list((await delete_unused_objects(engine, store)).values()) == [""]
+    assert not has_object(server, object_id)
     assert await list_ids(store) == []
 
 
-async def test_a_conversation_is_deleted_without_its_server(store: Store) -> None:
+async def test_an_object_that_the_server_no_longer_has_is_deleted(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Another client has deleted the object already, so nothing is left to do."""
+    await store.delete(conversation.row)
+    with OpenAI(base_url=server.base_url, api_key="any") as client:
+        client.conversations.delete(get_object(conversation))
+    assert list((await delete_unused_objects(engine, store)).values()) == [""]
+    assert await list_ids(store) == []
+
+
+async def test_a_conversation_is_deleted_without_its_server(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """The conversation is deleted although the server cannot be reached, and its object stays in the list."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-    async with open_engine(server, mode="conversation") as engine:
-        await (await Conversation.open(engine, store=store, id=conversation.id)).delete()
-        (problem,) = (await delete_unused_objects(engine, store)).values()
+    server.stop()
+    await conversation.delete()
+    (problem,) = (await delete_unused_objects(engine, store)).values()
     assert "could not reach the server" in problem
     assert await list_ids(store) == [get_object(conversation)]
 
 
-async def test_the_time_of_a_deletion_is_limited(store: Store) -> None:
+async def test_the_time_of_a_deletion_is_limited(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """A server that does not answer is left when the time is over, and the object stays in the list."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            await store.delete(conversation.row)
-            silent = ConversationObjects(BrokenTransport(None), engine.scope, lambda: store)
-            (problem,) = (await silent.delete_unused(store, seconds=0.01)).values()
+    await store.delete(conversation.row)
+    silent = ConversationObjects(BrokenTransport(None), engine.scope, lambda: store)
+    (problem,) = (await silent.delete_unused(store, seconds=0.01)).values()
     assert problem == "the server did not delete it within 0.01 seconds"
     assert await list_ids(store) == [get_object(conversation)]
 
@@ -230,19 +226,17 @@ async def test_objects_of_another_server_are_not_deleted(store: Store) -> None:
             assert has_object(server, get_object(conversation))
 
 
-async def test_an_object_that_is_to_be_deleted_cannot_be_claimed(store: Store) -> None:
+async def test_an_object_that_is_to_be_deleted_cannot_be_claimed(
+    store: Store, conversation: Conversation, engine: ResponsesEngine
+) -> None:
     """Once a deletion has begun, a line of history that returns sends everything to a new object."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            turn = conversation.turn
-            await store.delete(conversation.row)
-            (taken,) = await store.take_unused_objects(engine.scope, 10)
-            answer = await engine.run(turn.append(user("Two")))
-            assert get_state(answer).conversation_id != taken.id
-            await store.delete_object(taken)
-            await store.delete_object(taken)
+    turn = conversation.turn
+    await store.delete(conversation.row)
+    (taken,) = await store.take_unused_objects(engine.scope, 10)
+    answer = await engine.run(turn.append(user("Two")))
+    assert get_state(answer).conversation_id != taken.id
+    await store.delete_object(taken)
+    await store.delete_object(taken)
 
 
 async def test_a_claimed_object_is_not_forgotten(store: Store) -> None:
@@ -252,23 +246,21 @@ async def test_a_claimed_object_is_not_forgotten(store: Store) -> None:
     assert await store.claim_object("s", "conv", "", owner="b") == "taken"
 
 
-async def test_the_object_of_a_killed_process_costs_one_full_send(store: Store) -> None:
+async def test_the_object_of_a_killed_process_costs_one_full_send(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
     """The next process uses a new object and streams as usual; the old object is deleted a day later."""
-    with serve() as server:
-        async with open_engine(server, mode="conversation") as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            left, turn = get_object(conversation), conversation.turn
-            plan = engine.plan(turn.append(user("Never sent")))
-            await engine.objects.claim(plan.conversation_id, plan.anchor_id)
-            engine.objects.claims = ObjectClaims()
-            server.requests.clear()
-            await conversation.send("Two")
-            await conversation.send("Three")
-            sent = [len(each.body["input"]) for each in server.requests if each.context]
-            assert sent == [3, 1]
-            add_days(store, 2)
-            assert await list_ids(store) == [left]
+    left, turn = get_object(conversation), conversation.turn
+    plan = engine.plan(turn.append(user("Never sent")))
+    await engine.objects.claim(plan.conversation_id, plan.anchor_id)
+    engine.objects.claims = ObjectClaims()
+    server.requests.clear()
+    await conversation.send("Two")
+    await conversation.send("Three")
+    sent = [len(each.body["input"]) for each in server.requests if each.context]
+    assert sent == [3, 1]
+    add_days(store, 2)
+    assert await list_ids(store) == [left]
 
 
 async def test_claims_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

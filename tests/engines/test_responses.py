@@ -19,7 +19,7 @@ from kedge.events.run import ModeChanged
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.providers import connect
 from kedge.testing import TestServer
-from kedge.turns import Turn, assistant, system, tool_call, tool_result, user
+from kedge.turns import Turn, tool_call, tool_result, user
 
 PROMPT = {"id": "pmpt_1", "variables": {"city": "Oslo"}}
 
@@ -37,53 +37,6 @@ async def test_second_request_sends_only_new_blocks(
     assert "My name is Ada." in last_text(turn)
 
 
-async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """An older valid anchor is preferred to a full send."""
-    turn = await send_lines(engine, "One", "Two", "Three")
-    edited = turn.edit(turn.blocks[4].id, user("Drei"))
-    finished = await engine.run(edited.append(user("What did I say last?")))
-    body = request_bodies(server)[-1]
-    assert body["previous_response_id"] == turn.blocks[3].response_id
-    assert body["input"][0]["content"] == "Drei"
-    check_law(server, finished)
-
-
-async def test_system_text_is_sent_with_every_request(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Leading system text may change without invalidating the anchor, and never accumulates."""
-    turn = await engine.run(Turn([system("Be kind."), user("Hello")]))
-    changed = turn.edit(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
-    finished = await engine.run(changed)
-    first, second = request_bodies(server)
-    assert (first["instructions"], second["instructions"]) == ("Be kind.", "Be brief.")
-    assert second["previous_response_id"]
-    check_law(server, finished)
-
-
-async def test_an_empty_delta_is_sent_as_empty_input(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """With nothing after the anchor, the anchor and an empty list are sent."""
-    turn = await send_lines(engine, "Hello")
-    await engine.run(turn)
-    assert request_bodies(server)[-1]["input"] == []
-    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
-
-
-async def test_a_turn_rebuilt_from_plain_messages_chains_again(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Equal content with new ids and no metadata matches the anchor, if the state is present."""
-    turn = await send_lines(engine, "Hello")
-    rebuilt = Turn([user("Hello"), assistant(last_text(turn))])
-    rebuilt = set_state(rebuilt, get_state(turn)).append(user("Again"))
-    await engine.run(rebuilt)
-    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
-
-
 async def test_stateless_mode_sends_everything_and_stores_nothing(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
@@ -94,17 +47,6 @@ async def test_stateless_mode_sends_everything_and_stores_nothing(
     assert "reasoning.encrypted_content" in body["include"]
     assert len(body["input"]) == 3
     check_law(server, turn)
-
-
-async def test_unstored_responses_are_never_chained_on(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """After ``store=false`` the next request sends everything, and the plan gives the reason."""
-    turn = await send_lines(engine, "One", store=False)
-    plan = engine.plan(turn.append(user("Two")))
-    assert plan.fallback == "unstored"
-    await engine.run(turn.append(user("Two")))
-    assert "previous_response_id" not in request_bodies(server)[-1]
 
 
 async def test_rollback_switch_overrides_other_settings(

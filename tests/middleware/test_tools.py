@@ -58,47 +58,6 @@ async def test_calls_are_run_until_the_model_answers() -> None:
     assert all(b.origin == "tools" for b in stream.turn.blocks if isinstance(b, ToolResultBlock))
 
 
-async def test_results_of_parallel_calls_are_in_order() -> None:
-    """Results are in the order of the calls, whichever finishes first."""
-    first_done = anyio.Event()
-
-    async def slow() -> str:
-        await first_done.wait()
-        return "slow"
-
-    async def fast() -> str:
-        first_done.set()
-        return "fast"
-
-    engine = ScriptedEngine(
-        [make_call(1, "slow", "{}"), make_call(2, "fast", "{}")], [assistant("done")]
-    )
-    turn = await with_middleware(engine, tools(slow, fast)).run(Turn([user("go")]))
-    assert result_texts(turn) == ["slow", "fast"]
-
-
-async def test_invalid_arguments_and_exceptions_become_results() -> None:
-    """Invalid arguments, exceptions and unknown tools are answered with results that name the problem."""
-
-    def broken() -> str:
-        raise ValueError("no luck")
-
-    engine = ScriptedEngine(
-        [
-            make_call(1, arguments='{"a": "x"}'),
-            make_call(2, "broken", "{}"),
-            make_call(3, "nothing", "{}"),
-        ],
-        [assistant("sorry")],
-    )
-    turn = await with_middleware(engine, tools(add, broken)).run(Turn([user("go")]))
-    wrong, failed, unknown = result_texts(turn)
-    assert "a" in wrong
-    assert "no luck" in failed
-    assert "add" in unknown
-    assert find_problems(turn) == ()
-
-
 async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
     """Open calls are answered with a note about the limit, and the model is asked for an answer."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)], [assistant("done")])
@@ -133,22 +92,6 @@ async def test_calls_of_the_callers_tools_are_left_open() -> None:
     turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(own,))
     assert result_texts(turn) == ["3"]
     assert [each.name for each in find_open_calls(turn)] == ["mine"]
-
-
-async def test_a_denied_call_is_not_run() -> None:
-    """The approver's reason is the result of the call."""
-    ran: list[int] = []
-
-    def act() -> None:
-        """Do something."""
-        ran.append(1)
-
-    engine = ScriptedEngine([make_call(1, "act", "{}")], [assistant("fine")])
-    toolbox = Toolbox(tool(act))
-    stack = with_middleware(engine, tools(toolbox=toolbox, approve=lambda _: Deny("not today")))
-    turn = await stack.run(Turn([user("go")]))
-    assert ran == []
-    assert "not today" in result_texts(turn)[0]
 
 
 async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:

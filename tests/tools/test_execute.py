@@ -97,11 +97,6 @@ async def test_a_result_has_the_call_id_kind_and_origin_of_its_call() -> None:
     assert result.parts == (TextPart("HEY"), ImagePart("https://kedge.example/a.png"))
 
 
-async def test_no_calls_give_no_results() -> None:
-    """An empty list of calls returns an empty list of results."""
-    assert await run_calls(Toolbox(), []) == []
-
-
 async def test_an_unknown_tool_is_answered_with_the_known_tools() -> None:
     """The result for an unknown tool suggests the nearest name and lists all tools."""
 
@@ -190,19 +185,6 @@ async def test_library_errors_raised_by_a_tool_are_tool_failures() -> None:
     run = await run_one(nested)
     assert run.outcome == "failed"
     assert run.result.text.startswith("nested failed: UnknownTool: there is no tool 'x'")
-
-
-async def test_the_errors_of_a_group_are_listed() -> None:
-    """An exception group of a tool's task group is reported as its individual errors."""
-
-    async def many() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(fail)
-
-    async def fail() -> None:
-        raise ValueError("this one")
-
-    assert (await run_one(many)).result.text == "many failed: ValueError: this one"
 
 
 async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:

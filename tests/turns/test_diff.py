@@ -71,13 +71,6 @@ def test_a_diff_has_the_fewest_moved_blocks() -> None:
         assert changes == TurnDiff(moved=changes.moved)
 
 
-def test_single_moved_block() -> None:
-    """A block moved from the front to the end is the only one reported as moved."""
-    old = make_turn([(id_, "x") for id_ in "abcd"])
-    new = make_turn([(id_, "x") for id_ in "bcda"])
-    assert [block.id for block in diff(old, new).moved] == ["a"]
-
-
 def test_metadata_is_ignored() -> None:
     """A block that an engine has tagged is not reported as changed."""
     old = Turn([user("a"), assistant("b")])

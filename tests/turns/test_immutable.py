@@ -22,7 +22,6 @@ from kedge.turns import (
     SystemBlock,
     TextPart,
     UserBlock,
-    dump_block,
     load_block,
     user,
 )
@@ -96,15 +95,6 @@ def test_copies_and_pickles_are_equal(value: Any) -> None:
         unpickled = pickle.loads(pickle.dumps(value, protocol))  # noqa: S301 - our own bytes
         assert type(unpickled) is type(value)
         assert init_fields(unpickled) == init_fields(value)
-
-
-@given(blocks())
-def test_pickled_block_is_equal(block: Block) -> None:
-    """A pickled block has the same JSON form and is still immutable."""
-    unpickled = pickle.loads(pickle.dumps(block))  # noqa: S301 - our own bytes
-    assert unpickled == block
-    assert dump_block(unpickled) == dump_block(block)
-    assert isinstance(unpickled.metadata, FrozenMap)
 
 
 def test_pickle_has_no_cached_values() -> None:

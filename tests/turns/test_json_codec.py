@@ -178,15 +178,6 @@ def test_missing_members_have_their_default() -> None:
     assert turn.id.startswith("turn_")
 
 
-def test_loaded_metadata_is_a_copy() -> None:
-    """Later changes to the dict a block was loaded from do not change the block."""
-    form: dict[str, Any] = {"kind": "user", "id": "a", "metadata": {"x": 1}, "parts": []}
-    form["parts"] = [{"type": "text", "text": "hello"}]
-    block = load_block(form)
-    form["metadata"]["x"] = 2
-    assert block.metadata == {"x": 1}
-
-
 @pytest.mark.parametrize(
     ("member", "value"),
     [

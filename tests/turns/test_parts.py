@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge import turns
@@ -14,7 +12,6 @@ from kedge.turns import (
     FrozenMap,
     ImagePart,
     OpaquePart,
-    RefusalPart,
     TextPart,
     audio,
     file,
@@ -39,12 +36,6 @@ def test_file_from_url_or_bytes() -> None:
     )
     part = file(b"%PDF", filename="a.pdf")
     assert part == FilePart(data="data:application/pdf;base64,JVBERg==", filename="a.pdf")
-
-
-@given(st.binary(max_size=64))
-def test_image_accepts_any_bytes(content: bytes) -> None:
-    """Empty or arbitrary bytes are a valid image."""
-    assert image(content).url.startswith("data:image/png;base64,")
 
 
 def test_audio_from_bytes_or_data_url() -> None:
@@ -107,13 +98,6 @@ def test_equality_ignores_extra() -> None:
     assert plain == recorded
     assert hash(plain) == hash(recorded)
     assert recorded.extra == {"annotations": [1]}
-
-
-def test_parts_of_different_types_differ() -> None:
-    """Parts of different types with the same text or URL are not equal."""
-    assert TextPart("no") != RefusalPart("no")
-    assert ImagePart("u") != FilePart("u")
-    assert OpaquePart(FrozenMap(a=True)) != OpaquePart(FrozenMap(a=1))
 
 
 def test_string_subclass_becomes_plain_string() -> None:

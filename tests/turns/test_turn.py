@@ -169,19 +169,6 @@ def test_cached_index_is_valid_after_append_and_system_changes() -> None:
     assert get_cached_index(turn.edit("s", user("d"))) == ("derived", 0)
 
 
-def test_forks_are_independent() -> None:
-    """Two continuations of a Turn affect neither each other nor the Turn."""
-    root = Turn([user("a", id="a")])
-    one = root.append(user("b", id="b"))
-    other = root.append(user("b again", id="b"))
-    assert [turn[-1].id for turn in (root, one, other)] == ["a", "b", "b"]
-    assert len(one.append(user("c", id="c")).append(user("d", id="d"))) == 4
-    assert len(other.append(user("c", id="c"))) == 3
-    with pytest.raises(InvalidTurn, match="two blocks have the id 'a'"):
-        root.append(user("again", id="a"))
-    assert len(root.append(user("after a failure"))) == 2
-
-
 def test_many_forks_do_not_grow_the_shared_ids() -> None:
     """The shared set of ids stays within a small multiple of the Turn's length."""
     turn = Turn([user("a"), user("b")])
@@ -214,21 +201,6 @@ def test_appended_turns_share_blocks() -> None:
             lists.append(turn._memo.lineage.blocks)
     assert list(map(len, lists)) == [40, 82, 166, 334, 520]
     assert len(template) == len(template.blocks) == 20
-
-
-def test_threads_can_append_to_one_turn() -> None:
-    """Threads that append to one Turn get separate Turns, and only one extends the shared list."""
-    turn = Turn([user("a")])
-    start = threading.Barrier(4)
-
-    def grow(name: int) -> list[Turn]:
-        start.wait(300)
-        return [turn.append(user(f"{name} {number}")) for number in range(200)]
-
-    with ThreadPoolExecutor(4) as pool:
-        for name, versions in enumerate(pool.map(grow, range(4))):
-            for number, each in enumerate(versions):
-                assert each.blocks == (user("a"), user(f"{name} {number}"))
 
 
 SAME = user("the same", id="same")
@@ -264,15 +236,6 @@ def test_insert_remove_and_truncate_several_blocks() -> None:
     assert [len(each) for each in truncated] == [2, 2, 2, 4, 0, 0]
     with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
         turn.truncate("z")
-
-
-def test_id_can_be_reused_after_removal() -> None:
-    """The id of a replaced or removed block can be used again."""
-    block = user("a", id="a")
-    turn = Turn([block, user("b", id="b")])
-    assert turn.edit("a", user("other", id="a"))[0] == user("other")
-    assert turn.remove("a").append(block).blocks[-1] is block
-    assert turn.take(0).append(block).blocks == (block,)
 
 
 def test_insert_index_matches_a_list() -> None:

@@ -1,15 +1,11 @@
 """Test common uses on every engine: functions as tools, edits of a history, and sync streams."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 from engines.contract.checks import check_law
-from engines.runs import last_text
 from kedge.chat import Chat
 from kedge.conversation import Conversation
 from kedge.engines import Engine
-from kedge.middleware import tools, with_middleware
 from kedge.store import open_store
 from kedge.testing import TestServer
 from kedge.turns import Turn, assistant, user
@@ -18,18 +14,6 @@ from kedge.turns import Turn, assistant, user
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
-
-
-async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:
-    """A callable toolbox selects the tools for every request."""
-
-    def select(turn: Turn) -> Sequence[Any]:
-        return [add] if "sums" in str(turn.blocks[0]) else []
-
-    agent = with_middleware(engine, tools(toolbox=select))
-    for topic, expected in (("sums", "My tools are: add."), ("ships", "I have no tools here.")):
-        turn = await agent.run(Turn([user(f"This is about {topic}. What tools do you have?")]))
-        assert last_text(turn) == expected
 
 
 async def test_edited_conversation_obeys_the_law(engine: Engine, server: TestServer) -> None:

@@ -17,7 +17,6 @@ from kedge.compaction import (
     is_summary,
 )
 from kedge.engines import Engine
-from kedge.errors import RateLimited
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
@@ -75,17 +74,6 @@ async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -
     assert "sunny in Rome" in stream.text
     assert "secret-123" not in str([each.body for each in server.requests])
     assert len(stream.answers) == 2
-
-
-async def test_retry_middleware_retries_temporary_errors(
-    engine: Engine, server: TestServer
-) -> None:
-    """A retryable error is retried up to the limit and then raised."""
-    server.faults.set("status=429,retry_after=0", times=1)
-    assert len(await with_middleware(engine, retry(2)).run(Turn([user("What is 2+3?")]))) == 2
-    server.faults.set("status=429,retry_after=0", times=2)
-    with pytest.raises(RateLimited):
-        await with_middleware(engine, retry(1)).run(Turn([user("What is 2+3?")]))
 
 
 async def test_a_chat_continues_from_its_state(
