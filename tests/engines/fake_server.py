@@ -18,7 +18,7 @@ from app_thread import serve_app
 from kedge.engines import Engine
 from kedge.errors import EngineError
 from kedge.providers import connect
-from kedge.turns import Turn, user
+from kedge.turns import Block, Turn, dumps, loads, user
 
 Handler = Callable[[Request], Awaitable[Response]]
 TURN = Turn([user("What is 2+3?")])
@@ -155,6 +155,17 @@ class RecordingServer:
         self.paths.append(request.url.path)
         self.bodies.append(await request.json())
         return self.responses[min(len(self.bodies), len(self.responses)) - 1]
+
+
+async def continue_answer(
+    answer: Response, *blocks: Block, api: str = "chat", **options: Any
+) -> tuple[Turn, dict[str, Any]]:
+    """Run a Turn, and its answer with these blocks; return the Turn with the answer, and how it was sent back."""
+    server = RecordingServer(answer)
+    async with connect_to(server.handle, api) as engine:
+        turn = await engine.run(TURN, **options)
+        await engine.run(loads(dumps(turn.append(*blocks))), **options)
+    return turn, server.bodies[1]["messages"][1]
 
 
 class ScriptedServer:

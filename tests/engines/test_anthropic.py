@@ -1,14 +1,19 @@
 """Test how AnthropicEngine renders a Turn and its parameters, and how it sends reasoning again."""
 
 import base64
-import json
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import (
+    TURN,
+    RecordingServer,
+    catch_error,
+    connect_to,
+    continue_answer,
+    json_response,
+    serve_handler,
+)
 from for_each import for_each
 from kedge.compaction.base import context_tokens
 from kedge.engines import AnthropicEngine
@@ -49,10 +54,8 @@ from kedge.turns import (
     TextPart,
     Turn,
     assistant,
-    dumps,
     file,
     image,
-    loads,
     opaque,
     system,
     tool_call,
@@ -61,7 +64,7 @@ from kedge.turns import (
 )
 
 KEY = "sk-ant-planted-in-this-test"
-TURN = Turn([user("Hello")])
+REASONING = {"reasoning": {"effort": "low"}}
 ANSWER = {
     "id": "msg_1",
     "type": "message",
@@ -369,29 +372,13 @@ def test_older_api_version_accepts_sampling_parameters() -> None:
     assert body["temperature"] == 0
 
 
-class RecordingServer:
-    """A server that records the requests it receives."""
-
-    def __init__(self, *responses: Any) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.paths: list[str] = []
-        self.responses = list(responses)
-
-    async def handle(self, request: Request) -> Response:
-        """Record a request and return the next response."""
-        self.paths.append(request.url.path)
-        self.bodies.append(json.loads(await request.body()))
-        return self.responses.pop(0) if self.responses else json_response(ANSWER)
-
-
 async def test_a_request_has_model_system_messages_tools_and_limits() -> None:
     """A request always has a token limit, because the API requires one."""
-    server = RecordingServer()
-    with serve_handler(server.handle) as url:
-        async with open_engine(url, params={"max_output_tokens": 9}) as engine:
-            tools = ({"type": "function", "name": "f", "parameters": SCHEMA},)
-            turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=tools)
-            await engine.run(turn.append(user("Go on")), model="other", tool_choice="auto")
+    server = RecordingServer(json_response(ANSWER))
+    async with connect_to(server.handle, "anthropic", params={"max_output_tokens": 9}) as engine:
+        tools = ({"type": "function", "name": "f", "parameters": SCHEMA},)
+        turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=tools)
+        await engine.run(turn.append(user("Go on")), model="other", tool_choice="auto")
     first, second = server.bodies
     assert first == {
         "model": "m",
@@ -431,16 +418,11 @@ async def test_http_errors_are_mapped_to_engine_errors(
     rejected = json_response(error_body(kind, f"no, {KEY}"), status)
     rejected.headers["request-id"] = "req_1"
     rejected.headers["retry-after"] = "7"
-    with serve_handler(RecordingServer(rejected).handle) as url:
-        async with open_engine(url) as engine:
-            with pytest.raises(expected) as exc_info:
-                await engine.run(TURN)
-    error = exc_info.value
+    error = await catch_error(expected, rejected, api="anthropic", api_key=KEY)
     assert (error.status, error.code, error.request_id) == (status, kind, "req_1")
-    assert (error.turn, error.provider) == (TURN, "anthropic")
+    assert error.provider == "anthropic"
     assert error.retry_after == (7 if status in (429, 500, 529) else None)
     assert KEY not in str(error)
-    assert error.plan is not None
     if status == 404:
         assert "is 'm' a model of this server" in str(error)
 
@@ -462,9 +444,7 @@ async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchan
     server: TestServer,
 ) -> None:
     """The strict server verifies the signature; after an edit no reasoning from the old context is sent."""
-    async with open_engine(
-        server.url, "practice", params={"reasoning": {"effort": "low"}}
-    ) as engine:
+    async with open_engine(server.url, "practice", params=REASONING) as engine:
         turn = await engine.run(Turn([user("What is 2+3?")]))
         reasoning_block = turn.blocks[1]
         assert isinstance(reasoning_block, ReasoningBlock)
@@ -485,9 +465,7 @@ async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchan
 
 async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> None:
     """A signature is valid only for the account that created it."""
-    async with open_engine(
-        server.url, "practice", params={"reasoning": {"effort": "low"}}
-    ) as engine:
+    async with open_engine(server.url, "practice", params=REASONING) as engine:
         turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
     async with open_engine(server.url, "practice", scope="another") as other:
         assert turn.blocks[1] in other.plan(turn).left_out
@@ -497,9 +475,7 @@ async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> N
 
 async def test_a_rejected_signature_is_healed_once_without_reasoning(server: TestServer) -> None:
     """When the server rejects a signature, the Turn is sent without reasoning, and an event reports it."""
-    async with open_engine(
-        server.url, "practice", params={"reasoning": {"effort": "low"}}
-    ) as engine:
+    async with open_engine(server.url, "practice", params=REASONING) as engine:
         turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
     rejected = json_response(
         error_body(
@@ -507,7 +483,7 @@ async def test_a_rejected_signature_is_healed_once_without_reasoning(server: Tes
         ),
         400,
     )
-    other_server = RecordingServer(rejected)
+    other_server = RecordingServer(rejected, json_response(ANSWER))
     with serve_handler(other_server.handle) as url:
         other = open_engine(url, "practice", scope=engine.scope)
         async with other, other.stream(turn) as stream:
@@ -526,30 +502,29 @@ async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
         {"type": "thinking", "thinking": "", "signature": "sig"},
         {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
     ]
-    other_server = RecordingServer(
-        json_response({**ANSWER, "content": content, "stop_reason": "tool_use"})
-    )
-    with serve_handler(other_server.handle) as url:
-        async with open_engine(url) as engine:
-            turn = await engine.run(TURN)
-            await engine.run(turn.append(tool_result("toolu_1", "done")))
-    assert other_server.bodies[1]["messages"][1]["content"] == content
+    answer = json_response({**ANSWER, "content": content, "stop_reason": "tool_use"})
+    _, sent = await continue_answer(answer, tool_result("toolu_1", "done"), api="anthropic")
+    assert sent["content"] == content
 
 
-async def test_paused_answer_continues_from_the_turn_of_the_error() -> None:
-    """The error of a paused answer has a Turn with its complete blocks, which are sent back unchanged."""
-    search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
-    other_server = RecordingServer(
-        json_response({**ANSWER, "content": [search], "stop_reason": "pause_turn"})
-    )
-    with serve_handler(other_server.handle) as url:
-        async with open_engine(url) as engine:
-            with pytest.raises(AnswerIncomplete) as exc_info:
-                await engine.run(TURN)
-            assert exc_info.value.code == "pause_turn"
-            assert exc_info.value.turn is not None
-            turn = await engine.run(exc_info.value.turn)
-    assert other_server.bodies[1]["messages"][1] == {"role": "assistant", "content": [search]}
+@for_each(
+    "content",
+    [
+        [{"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}],
+        [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, text_block("So far")],
+    ],
+)
+async def test_paused_answer_continues_from_the_turn_of_the_error(content: list[Any]) -> None:
+    """The Turn of the error has everything in the answer, also its reasoning, which is sent back unchanged."""
+    paused = {**ANSWER, "content": content, "stop_reason": "pause_turn"}
+    server = serve_messages(paused, {**ANSWER, "id": "msg_2"})
+    async with connect_to(server.handle, "anthropic") as engine:
+        with pytest.raises(AnswerIncomplete) as exc_info:
+            await engine.run(TURN)
+        assert exc_info.value.code == "pause_turn"
+        assert exc_info.value.turn is not None
+        turn = await engine.run(exc_info.value.turn)
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": content}
     assert turn.blocks[-1] == assistant("Yes.")
 
 
@@ -579,15 +554,12 @@ MCP_CONTENT = [
 
 async def test_hosted_items_are_sent_back_to_this_api_as_they_came() -> None:
     """The blocks of an answer that only this API has are part of the next request, whatever their type."""
-    replies = serve_messages({**ANSWER, "content": [*MCP_CONTENT, text_block("Yes.")]}, ANSWER)
-    with serve_handler(replies.handle) as url:
-        engine = open_engine(url)
-        turn = await engine.run(TURN)
-        await engine.run(loads(dumps(turn.append(user("And?")))))
-    sent = replies.bodies[1]["messages"][1]
+    content = [*MCP_CONTENT, text_block("Yes.")]
+    answer = json_response({**ANSWER, "content": content})
+    _, sent = await continue_answer(answer, user("And?"), api="anthropic")
     for block in sent["content"]:
         block.pop("cache_control", None)
-    assert sent == {"role": "assistant", "content": [*MCP_CONTENT, text_block("Yes.")]}
+    assert sent == {"role": "assistant", "content": content}
 
 
 @pytest.mark.parametrize("other", ["responses", "chat"])
@@ -620,20 +592,6 @@ async def test_an_unknown_stop_reason_keeps_what_arrived(reason: str) -> None:
     content = [block for each in replies.bodies[1]["messages"] for block in each["content"]]
     assert [block["type"] for block in content] == ["compaction", "text"]
     assert {**content[0], "cache_control": None} == {**COMPACTION, "cache_control": None}
-
-
-async def test_signed_reasoning_of_a_paused_answer_is_sent_back() -> None:
-    """A paused answer is continued with everything in it, also with its reasoning."""
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    paused = {**ANSWER, "content": [thought, text_block("So far")], "stop_reason": "pause_turn"}
-    replies = serve_messages(paused, {**ANSWER, "id": "msg_2"})
-    with serve_handler(replies.handle) as url:
-        engine = open_engine(url)
-        with pytest.raises(AnswerIncomplete) as caught:
-            await engine.run(TURN)
-        assert caught.value.turn is not None
-        await engine.run(caught.value.turn)
-    assert replies.bodies[1]["messages"][1]["content"][0] == thought
 
 
 async def test_usage_has_the_tokens_of_all_iterations() -> None:

@@ -4,10 +4,17 @@ import json
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, make_handler, serve_handler
+from engines.fake_server import (
+    TURN,
+    RecordingServer,
+    connect_to,
+    continue_answer,
+    json_response,
+    make_handler,
+    serve_handler,
+)
 from engines.runs import collect_events
 from for_each import for_each
 from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
@@ -36,10 +43,8 @@ from kedge.turns import (
     Turn,
     assistant,
     blocks_from_messages,
-    dumps,
     file,
     image,
-    loads,
     opaque,
     reasoning,
     system,
@@ -325,19 +330,6 @@ def test_unsupported_parameter_raises(params: Any, param: str) -> None:
     assert exc_info.value.param == param
 
 
-class RecordingServer:
-    """A server that records the requests it receives."""
-
-    def __init__(self, response: Any = None) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.response = response or (lambda: json_response(ANSWER))
-
-    async def handle(self, request: Request) -> Response:
-        """Record a request and return the response."""
-        self.bodies.append(json.loads(await request.body()))
-        return self.response()
-
-
 async def run_once(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
     """Run a Turn once and close the engine."""
     async with engine:
@@ -346,14 +338,16 @@ async def run_once(engine: Engine, turn: Turn | None = None, **options: Any) -> 
 
 async def test_a_request_has_model_messages_tools_and_parameters() -> None:
     """Parameters of the engine are sent with every request, and those of the request override them."""
-    server = RecordingServer()
-    with serve_handler(server.handle) as url:
-        engine = connect(f"chat:{url}#m", params={"temperature": 1, "seed": 1})
+    server = RecordingServer(json_response(ANSWER))
+    async with connect_to(server.handle, "chat", params={"temperature": 1, "seed": 1}) as engine:
         tools = ({"type": "function", "name": "f", "parameters": {}},)
-        await run_once(engine, temperature=0, tools=tools, max_output_tokens=9)
-        await run_once(engine, streaming=True, model="other")
-        await run_once(engine, streaming=True, stream_options=None)
-        await run_once(engine, streaming=True, stream_options={"include_obfuscation": False})
+        for options in (
+            {"temperature": 0, "tools": tools, "max_output_tokens": 9},
+            {"streaming": True, "model": "other"},
+            {"streaming": True, "stream_options": None},
+            {"streaming": True, "stream_options": {"include_obfuscation": False}},
+        ):
+            await engine.run(Turn([user("Hello")]), **options)
     first, second, third, fourth = server.bodies
     assert first == {
         "model": "m",
@@ -388,20 +382,24 @@ async def test_several_answers_are_rejected() -> None:
         await run_once(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
 
 
-async def test_another_mode_than_stateless_is_reported_as_changed() -> None:
-    """A conversation that was chained elsewhere continues, and an event reports the changed mode."""
-    with serve_handler(RecordingServer().handle) as url:
-        async with connect(f"chat:{url}#m") as engine:
-            turn = set_state(Turn([user("x")]), ConversationState("chained"))
-            async with engine.stream(turn) as stream:
-                events = [event async for event in stream]
-    assert events[0] == ModeChanged("stateless", "chained", "stateless_api")
-    assert stream.plan is not None
-    assert (stream.plan.mode, stream.plan.anchor, stream.plan.delta) == (
-        "stateless",
-        None,
-        turn.blocks,
-    )
+@for_each("mode", ["chained", "conversation"])
+@for_each("is_setting", [False, True])
+async def test_another_mode_than_stateless_is_reported_as_changed(
+    mode: Any, is_setting: bool
+) -> None:
+    """A mode of a conversation or of all engines does not prevent a request, and an event reports the change."""
+    settings = {"mode": mode} if is_setting else {}
+    turn = Turn([user("x")])
+    turn = turn if is_setting else set_state(turn, ConversationState(mode))
+    async with (
+        connect_to(json_response(ANSWER), "chat", **settings) as engine,
+        engine.stream(turn) as stream,
+    ):
+        events = [event async for event in stream]
+    assert events[0] == ModeChanged("stateless", mode, "stateless_api")
+    plan = stream.plan
+    assert plan is not None
+    assert (plan.mode, plan.anchor, plan.delta) == ("stateless", None, turn.blocks)
 
 
 async def test_an_unreachable_server_or_a_missing_model_has_advice(
@@ -429,8 +427,8 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
 async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
     """The record is marked as not stored, and the state of other servers is unchanged."""
     known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
-    with serve_handler(RecordingServer().handle) as url:
-        turn = await run_once(connect(f"chat:{url}#m"), set_state(Turn([user("x")]), known))
+    async with connect_to(json_response(ANSWER), "chat") as engine:
+        turn = await engine.run(set_state(Turn([user("x")]), known))
     state = get_state(turn)
     assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
     (record,) = state.anchors
@@ -457,19 +455,14 @@ REASONING_ANSWER = {
 
 async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged() -> None:
     """Reasoning is sent with its message; after an edit it is left out, and the plan reports it."""
-    server = RecordingServer()
-    responses = iter(
-        [json_response(REASONING_ANSWER), json_response(ANSWER), json_response(ANSWER)]
-    )
-    server.response = lambda: next(responses)
-    with serve_handler(server.handle) as url:
-        async with connect(f"chat:{url}#m", replay_reasoning=True) as engine:
-            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
-            assert engine.plan(turn).left_out == ()
-            await engine.run(turn)
-            edited = turn.edit(turn.blocks[0].id, user("y"))
-            assert engine.plan(edited).left_out == (turn.blocks[1],)
-            await engine.run(edited)
+    server = RecordingServer(json_response(REASONING_ANSWER), json_response(ANSWER))
+    async with connect_to(server.handle, "chat", replay_reasoning=True) as engine:
+        turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+        assert engine.plan(turn).left_out == ()
+        await engine.run(turn)
+        edited = turn.edit(turn.blocks[0].id, user("y"))
+        assert engine.plan(edited).left_out == (turn.blocks[1],)
+        await engine.run(edited)
     _, second, third = (body["messages"] for body in server.bodies)
     assert second[1]["reasoning_content"] == "I need the tool."
     assert second[1]["content"] == "Let me see."
@@ -479,23 +472,17 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
 
 async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
     """DeepSeek and Kimi require reasoning between calls: the request is healed once, with an event."""
-    rejected = {"error": {"message": "Missing reasoning_content in the assistant message"}}
-    answers = [
-        json_response(REASONING_ANSWER),
-        json_response(rejected, 400),
-        json_response(rejected, 400),
-        json_response(ANSWER),
-        json_response(ANSWER),
-    ]
-    server = RecordingServer()
-    server.response = lambda: answers.pop(0)
-    with serve_handler(server.handle) as url:
-        async with connect(f"chat:{url}#m", max_retries=0) as engine:
-            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
-            with pytest.raises(RequestRefused, match="Missing reasoning_content"):
-                await engine.run(turn, heal=False)
-            answer, events = await collect_events(engine, turn)
-            await engine.run(answer.append(user("Go on")))
+    error = {"error": {"message": "Missing reasoning_content in the assistant message"}}
+    rejected = json_response(error, 400)
+    server = RecordingServer(
+        json_response(REASONING_ANSWER), rejected, rejected, json_response(ANSWER)
+    )
+    async with connect_to(server.handle, "chat") as engine:
+        turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+        with pytest.raises(RequestRefused, match="Missing reasoning_content"):
+            await engine.run(turn, heal=False)
+        answer, events = await collect_events(engine, turn)
+        await engine.run(answer.append(user("Go on")))
     assert Healed("reasoning") in events
     sent = ["reasoning_content" in str(body["messages"]) for body in server.bodies]
     assert sent == [False, False, False, True, True]
@@ -503,16 +490,16 @@ async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
 
 async def test_rejected_reasoning_is_left_out() -> None:
     """Older models reject reasoning, so it is left out; a second rejection is an error."""
-    rejected = {"error": {"message": "reasoning_content is not allowed in messages"}}
-    answers = [json_response(REASONING_ANSWER), json_response(rejected, 400), json_response(ANSWER)]
-    server = RecordingServer()
-    server.response = lambda: answers.pop(0) if answers else json_response(rejected, 400)
-    with serve_handler(server.handle) as url:
-        async with connect(f"chat:{url}#m", max_retries=0, replay_reasoning=True) as engine:
-            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
-            assert len(await engine.run(turn)) == 6
-            with pytest.raises(RequestRefused, match="not allowed"):
-                await engine.run(turn)
+    error = {"error": {"message": "reasoning_content is not allowed in messages"}}
+    rejected = json_response(error, 400)
+    server = RecordingServer(
+        json_response(REASONING_ANSWER), rejected, json_response(ANSWER), rejected
+    )
+    async with connect_to(server.handle, "chat", replay_reasoning=True) as engine:
+        turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+        assert len(await engine.run(turn)) == 6
+        with pytest.raises(RequestRefused, match="not allowed"):
+            await engine.run(turn)
     assert "reasoning_content" not in str(server.bodies[2]["messages"])
 
 
@@ -581,32 +568,21 @@ def stream_message(message: dict[str, Any]) -> str:
     return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
 
 
-async def run_native(url: str, *, streaming: bool) -> Turn:
-    """Return the Turn with the answer, and with the result of its call."""
-    turn = await connect(f"chat:{url}#m").run(Turn([user("Hello")]), streaming=streaming)
-    return turn.append(tool_result("c1", "done"))
+def answer_natively(*, streaming: bool) -> Response:
+    """Return the native message, as a stream if one is requested."""
+    if streaming:
+        return Response(stream_message(NATIVE), media_type="text/event-stream")
+    choices = [{"index": 0, "message": NATIVE, "finish_reason": "tool_calls"}]
+    return json_response({"id": "chatcmpl-1", "choices": choices})
 
 
-class NativeServer:
-    """A server that answers with a native message, and records requests."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-
-    async def handle(self, request: Request) -> Response:
-        """Return the message, as a stream if one is requested."""
-        self.bodies.append(await request.json())
-        if self.bodies[-1].get("stream"):
-            return Response(stream_message(NATIVE), media_type="text/event-stream")
-        choices = [{"index": 0, "message": NATIVE, "finish_reason": "tool_calls"}]
-        return json_response({"id": "chatcmpl-1", "choices": choices})
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_citations_reasoning_details_and_signatures_are_stored(streaming: bool) -> None:
-    """What only some servers send is stored with the blocks, whether it is streamed or not."""
-    with serve_handler(NativeServer().handle) as url:
-        turn = await run_native(url, streaming=streaming)
+@for_each("streaming", [False, True])
+async def test_what_only_some_servers_send_is_stored_and_sent_back(streaming: bool) -> None:
+    """Citations, reasoning details and signatures are sent as they came; the log of hosted tools is not."""
+    answer = answer_natively(streaming=streaming)
+    turn, sent = await continue_answer(answer, tool_result("c1", "done"), streaming=streaming)
+    ignored = ("reasoning", "executed_tools")
+    assert sent == {name: value for name, value in NATIVE.items() if name not in ignored}
     thought, message, call = turn.blocks[1:4]
     assert thought == reasoning(text="Let me see.", encrypted_content="sig")
     assert thought.extra["item"]["chat_message"] == {"reasoning_details": DETAILS}
@@ -618,46 +594,26 @@ async def test_citations_reasoning_details_and_signatures_are_stored(streaming: 
     assert call.extra["item"]["chat_call"] == {"extra_content": SIGNED}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_what_a_server_needs_to_continue_is_sent_back_to_it(streaming: bool) -> None:
-    """Reasoning details, citations and signatures are sent as they came; the log of hosted tools is not."""
-    server = NativeServer()
-    with serve_handler(server.handle) as url:
-        turn = await run_native(url, streaming=streaming)
-        await connect(f"chat:{url}#m").run(loads(dumps(turn)))
-    expected = {
-        name: value for name, value in NATIVE.items() if name not in ("reasoning", "executed_tools")
-    }
-    assert server.bodies[1]["messages"][1] == expected
-
-
 async def test_what_only_one_server_has_is_not_sent_to_another() -> None:
     """Another server, and an edited history, get the plain message: signatures would be rejected or wrong."""
-    with serve_handler(NativeServer().handle) as url:
-        turn = await run_native(url, streaming=False)
     plain = {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}
-    other = NativeServer()
-    with serve_handler(other.handle) as url:
-        await connect(f"chat:{url}#m").run(turn)
-    assert other.bodies[0]["messages"][1] == plain
-    server = NativeServer()
-    with serve_handler(server.handle) as url:
-        turn = await run_native(url, streaming=False)
-        edited = turn.edit(turn.blocks[0].id, user("Another question"))
-        await connect(f"chat:{url}#m").run(edited)
-    assert server.bodies[1]["messages"][1] == plain
+    servers = [RecordingServer(answer_natively(streaming=False)) for _ in range(2)]
+    async with (
+        connect_to(servers[0].handle, "chat") as engine,
+        connect_to(servers[1].handle, "chat") as other,
+    ):
+        turn = (await engine.run(TURN)).append(tool_result("c1", "done"))
+        await other.run(turn)
+        await engine.run(turn.edit(turn.blocks[0].id, user("Another question")))
+    assert servers[1].bodies[0]["messages"][1] == servers[0].bodies[1]["messages"][1] == plain
 
 
 async def test_a_signature_without_text_is_stored_with_the_call() -> None:
     """A message that consists of a call keeps the members of the message with the call."""
     message = {"role": "assistant", "extra_content": SIGNED, "tool_calls": [CALL]}
     completion = {"id": "g", "choices": [{"message": message, "finish_reason": "tool_calls"}]}
-    server = RecordingServer(lambda: json_response(completion))
-    with serve_handler(server.handle) as url:
-        engine = connect(f"chat:{url}#m")
-        turn = await engine.run(Turn([user("Hello")]))
-        await engine.run(turn.append(tool_result("c1", "done")))
-    assert server.bodies[1]["messages"][1] == message
+    _, sent = await continue_answer(json_response(completion), tool_result("c1", "done"))
+    assert sent == message
 
 
 async def test_an_answer_without_text_keeps_its_audio() -> None:
@@ -665,13 +621,9 @@ async def test_an_answer_without_text_keeps_its_audio() -> None:
     audio = {"id": "audio_1", "data": "aGk=", "transcript": "Hi."}
     message = {"role": "assistant", "content": None, "audio": audio}
     completion = {"id": "g", "choices": [{"message": message, "finish_reason": "stop"}]}
-    server = RecordingServer(lambda: json_response(completion))
-    with serve_handler(server.handle) as url:
-        engine = connect(f"chat:{url}#m")
-        turn = await engine.run(Turn([user("Hello")]))
-        await engine.run(turn.append(user("Again")))
+    turn, sent = await continue_answer(json_response(completion), user("Again"))
     assert turn.blocks[-1].extra["item"]["chat_message"] == {"audio": audio}
-    assert server.bodies[1]["messages"][1]["audio"] == {"id": "audio_1"}
+    assert sent["audio"] == {"id": "audio_1"}
 
 
 def test_audio_is_streamed_in_pieces() -> None:
@@ -698,10 +650,6 @@ async def test_reasoning_details_after_the_answer_are_sent_back() -> None:
     chunks = [{"id": "g", "choices": [{"index": 0, "delta": each}]} for each in deltas]
     chunks.append({"id": "g", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     stream = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks)
-    server = RecordingServer(lambda: Response(stream, media_type="text/event-stream"))
-    with serve_handler(server.handle) as url:
-        engine = connect(f"chat:{url}#m")
-        turn = await engine.run(Turn([user("Hello")]), streaming=True)
-        await engine.run(turn.append(user("And?")), streaming=True)
-    expected = {"role": "assistant", "content": "Yes.", "reasoning_details": [late]}
-    assert server.bodies[1]["messages"][1] == expected
+    answer = Response(stream, media_type="text/event-stream")
+    _, sent = await continue_answer(answer, user("And?"), streaming=True)
+    assert sent == {"role": "assistant", "content": "Yes.", "reasoning_details": [late]}

@@ -9,12 +9,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import connect_to, json_response
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
 from kedge.memory.evidence import KnownServer
-from kedge.providers import connect
 from kedge.turns import Turn, tool_result, user
 
 INCLUDE = "reasoning.encrypted_content"
@@ -90,10 +89,9 @@ class ReasoningServer:
 @asynccontextmanager
 async def open_engine(server: ReasoningServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
     settings = {"trust": "always", "max_retries": 0, **settings}
-    with serve_handler(server.respond) as url:
-        async with connect(f"responses:{url}#m", **settings) as engine:
-            assert isinstance(engine, ResponsesEngine)
-            yield engine
+    async with connect_to(server.respond, **settings) as engine:
+        assert isinstance(engine, ResponsesEngine)
+        yield engine
 
 
 async def send(engine: ResponsesEngine, turn: Turn, text: str = "Hello", **options: Any) -> Turn:

@@ -11,13 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.conftest import open_engine
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import connect_to, json_response
 from engines.runs import check_law, collect_events, last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.events import TextDelta
 from kedge.events.run import ModeChanged
 from kedge.planning import ConversationState, get_state, set_state
-from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.turns import Turn, tool_call, tool_result, user
 
@@ -127,14 +126,13 @@ async def test_responses_to_a_stored_prompt_are_not_continued(options: dict[str,
             {**names, "model": "m", "previous_response_id": parent, "output": [message]}
         )
 
-    with serve_handler(respond) as url:
-        async with connect(f"responses:{url}#m", trust="always", max_retries=0) as engine:
-            turn = Turn()
-            for number, settings in enumerate(({}, options, {}, {})):
-                turn = turn.append(user(f"Line {number}"))
-                plan = engine.plan(turn, streaming=False, **settings)
-                turn = await engine.run(turn, streaming=False, **settings)
-                assert len(bodies[-1]["input"]) == plan.delta_blocks
+    async with connect_to(respond, trust="always") as engine:
+        turn = Turn()
+        for number, settings in enumerate(({}, options, {}, {})):
+            turn = turn.append(user(f"Line {number}"))
+            plan = engine.plan(turn, streaming=False, **settings)
+            turn = await engine.run(turn, streaming=False, **settings)
+            assert len(bodies[-1]["input"]) == plan.delta_blocks
     parents = [body.get("previous_response_id") for body in bodies]
     assert parents == [None, None, "resp_1", "resp_3"]
     assert [len(body["input"]) for body in bodies] == [1, 3, 3, 1]

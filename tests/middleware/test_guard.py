@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import connect_to, json_response
 from for_each import for_each
 from kedge.engines import ContentFilters, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
@@ -27,7 +27,6 @@ from kedge.middleware import (
     with_middleware,
 )
 from kedge.middleware.guard import apply_rules
-from kedge.providers import connect
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -399,11 +398,10 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
             {"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, reported]}
         )
 
-    with serve_handler(answer) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            stack = with_middleware(engine, guard(redact(r"\d\d#\d\d")))
-            turn = await stack.run(Turn([user("hi")]))
-            await stack.run(turn.append(user("again")))
+    async with connect_to(answer) as engine:
+        stack = with_middleware(engine, guard(redact(r"\d\d#\d\d")))
+        turn = await stack.run(Turn([user("hi")]))
+        await stack.run(turn.append(user("again")))
     assert b"[redacted]" in bodies[1]
     assert b"47#11" not in bodies[1]
     assert b"previous_response_id" not in bodies[1]
