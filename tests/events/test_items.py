@@ -1,6 +1,5 @@
 """The table that decides which item an event belongs to."""
 
-from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -12,47 +11,45 @@ from kedge.events import (
     AnomalyNoted,
     AnthropicDecoder,
     ItemCompleted,
+    ItemTable,
     ResponseCompleted,
     ResponsesDecoder,
     TextDelta,
     ToolArgumentsDelta,
 )
-from kedge.events.items import match_items
+from kedge.events.items import OutputItem
 from kedge.turns import assistant, reasoning, tool_call
 
-BY_ID, BY_INDEX = (itemgetter(0), itemgetter(0)), (itemgetter(1), itemgetter(1))
-
 Item = tuple[str, int]
+ITEMS = st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6)
 
 
-def test_first_key_has_precedence() -> None:
-    """A match by the first key takes precedence over an earlier match by the second key."""
-    known: list[Item] = [("a", 0), ("b", 1)]
-    assert match_items([("x", 1), ("b", 0)], known, BY_ID, BY_INDEX) == [None, ("b", 1)]
-    assert match_items([("x", 0), ("b", 7)], known, BY_ID, BY_INDEX) == [("a", 0), ("b", 1)]
+def reconcile(known: list[Item], *listed: str) -> list[int]:
+    """Return the indexes of the messages with these ids in a finished response."""
+    table = ItemTable()
+    for item_id, index in known:
+        table.finish(OutputItem("message", item_id, index))
+    matched = table.reconcile([message("", item_id) for item_id in listed])
+    return [item.output_index for item, _ in matched]
 
 
-def test_empty_key_does_not_match() -> None:
-    """Two items with an empty key are not matched by it."""
-    assert match_items([("", 5)], [("", 0)], BY_ID) == [None]
+def test_id_has_precedence_over_the_position() -> None:
+    """A match by the id takes precedence over an earlier match by the position."""
+    known = [("a", 0), ("b", 1)]
+    assert reconcile(known, "x", "a") == [1, 0]
+    assert reconcile(known, "b", "x", "y") == [1, 0, 2]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
-    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
-)
-def test_no_match_is_used_twice(listed: list[Item], known: list[Item]) -> None:
+def test_empty_id_does_not_match() -> None:
+    """Two items without an id are matched by their position only."""
+    assert reconcile([("", 1), ("", 0)], "", "") == [0, 1]
+
+
+@given(ITEMS, st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=6))
+def test_no_match_is_used_twice(known: list[Item], listed: list[str]) -> None:
     """Each known item is matched with at most one listed item."""
-    numbered = list(enumerate(known))
-    pairs = match_items(
-        listed,
-        numbered,
-        (itemgetter(0), lambda each: each[1][0]),
-        (itemgetter(1), lambda each: each[1][1]),
-    )
-    claimed = [each[0] for each in pairs if each is not None]
-    assert len(claimed) == len(set(claimed))
-    assert len(pairs) == len(listed)
+    claimed = reconcile(known, *listed)
+    assert len(claimed) == len(set(claimed)) == len(listed)
 
 
 def item_event(kind: str, item: Message, **place: int) -> Message:

@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
 from kedge.events.types import (
@@ -57,12 +57,14 @@ class OutputItem:
         item_id: The provider's id of the item.
         output_index: The position of the item in the output, which no other item has.
         completed: Whether the item is complete.
+        call_id: The id that connects a tool call to its result; empty for other items.
     """
 
     type: str
     item_id: str = ""
     output_index: int = -1
     completed: bool = False
+    call_id: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +72,6 @@ class ToolCall(OutputItem):
     """A tool call of a stream, with the data received so far.
 
     Attributes:
-        call_id: The id that connects the call to its result.
         name: The tool's name.
         fallback: Why ``call_id`` is not the provider's own; empty if it is.
         final_arguments: The complete arguments, once the provider has sent them.
@@ -78,7 +79,6 @@ class ToolCall(OutputItem):
         cut: Whether the model was stopped before the call was complete.
     """
 
-    call_id: str = ""
     name: str = ""
     fallback: str = ""
     final_arguments: str | None = None
@@ -305,12 +305,11 @@ class ItemTable:
             The events to emit, with one for each call that cannot be completed.
         """
         events: EventList = []
-        unresolved: list[ToolCall] = []
-        for call in self.sorted_calls():
-            if call.final_arguments is not None or call.pieces:
-                events += [] if call.completed else self._complete(call)
-            if not call.completed:
-                unresolved.append(call)
+        calls = self.sorted_calls()
+        for call in calls:
+            has_arguments = call.final_arguments is not None or call.pieces
+            events += self._complete(call) if has_arguments and not call.completed else []
+        unresolved = [call for call in calls if not call.completed]
         for call in (*unresolved, *self._pending.values()):
             name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
             log.warning(
@@ -341,7 +340,7 @@ class ItemTable:
 
     def _find(self, role: Role, sent: OutputItem) -> OutputItem | None:
         """Return the item that an event belongs to, or None."""
-        family, call_id = _family(sent), _call_id(sent)
+        family, call_id = _family(sent), sent.call_id
         item_id, at = sent.item_id, sent.output_index
         here = [each for each in self._by_sent_index.get(at, ()) if _family(each) == family]
         item = self._by_id.get((family, item_id))
@@ -386,23 +385,25 @@ class ItemTable:
         return call
 
     def _match_listed(self, listed: Sequence[OutputItem]) -> list[OutputItem | None]:
-        """Return the known item of each item that a finished response lists, at its position there."""
+        """Return the known item of each item that a finished response lists, at its position there.
 
-        def find_named(item: OutputItem) -> OutputItem | None:
-            return self._by_id.get((_family(item), item.item_id))
-
-        def get_place(item: OutputItem) -> Hashable:
-            return item.output_index, _family(item)
-
-        return match_items(
-            listed,
-            [self.items[index] for index in sorted(self.items)],
-            (lambda each: (find_named(each), _call_id(each)), lambda item: (item, _call_id(item))),
-            (_call_id, _call_id),
-            (find_named, lambda item: item),
-            (get_place, get_place),
-            (lambda each: each.type, lambda item: item.type),
-        )
+        The keys of an item are tried in their order, and each known item is matched at most once.
+        """
+        named = [self._by_id.get((_family(each), each.item_id)) for each in listed]
+        wanted = dict(enumerate(map(_list_keys, listed, named)))
+        unclaimed = {index: _list_keys(item, item) for index, item in sorted(self.items.items())}
+        found: dict[int, OutputItem] = {}
+        for rank in range(_KEY_COUNT):
+            waiting: dict[Hashable, deque[int]] = {}
+            for index, keys in unclaimed.items():
+                waiting.setdefault(keys[rank], deque()).append(index)
+            for at, keys in tuple(wanted.items()):
+                if keys[rank] and (same := waiting.get(keys[rank])):
+                    del wanted[at]
+                    index = same.popleft()
+                    found[at] = self.items[index]
+                    del unclaimed[index]
+        return [found.get(at) for at in range(len(listed))]
 
     def _add(self, item: OutputItem) -> OutputItem:
         """Add an item, at the next free index if it has none or if another item has it."""
@@ -533,43 +534,15 @@ def _has_name(item: OutputItem) -> bool:
     return bool(item.item_id or (isinstance(item, ToolCall) and not item.fallback))
 
 
-def _call_id(item: OutputItem) -> str:
-    return item.call_id if isinstance(item, ToolCall) else ""
+_KEY_COUNT = 5
 
 
-Listed = TypeVar("Listed")
-Known = TypeVar("Known")
-MatchKey = tuple[Callable[[Listed], Hashable], Callable[[Known], Hashable]]
-
-
-def match_items(
-    listed: Sequence[Listed], known: Sequence[Known], *keys: "MatchKey[Listed, Known]"
-) -> list[Known | None]:
-    """Match two lists by several keys, the most reliable one first.
+def _list_keys(item: OutputItem, known: OutputItem | None) -> tuple[Hashable, ...]:
+    """Return the keys by which a listed item is matched to a known one, the most reliable one first.
 
     Args:
-        listed: The entries to find.
-        known: The entries to choose from; each is matched at most once.
-        *keys: Pairs of functions that return the key of a listed and of a known entry; None and an empty
-            string match nothing.
-
-    Returns:
-        For each entry of ``listed`` the matching entry of ``known``, or None.
+        item: The item.
+        known: The known item with its id.
     """
-    matches: list[Known | None] = [None] * len(listed)
-    left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
-    for listed_key, known_key in keys:
-        if not left_over or not unclaimed:
-            break
-        waiting: dict[Hashable, deque[int]] = {}
-        for at in unclaimed:
-            waiting.setdefault(known_key(known[at]), deque()).append(at)
-        claimed: set[int] = set()
-        for at in left_over:
-            key = listed_key(listed[at])
-            if key not in (None, "") and (found := waiting.get(key)):
-                claimed.add(found[0])
-                matches[at] = known[found.popleft()]
-        left_over = [at for at in left_over if matches[at] is None]
-        unclaimed = [at for at in unclaimed if at not in claimed]
-    return matches
+    place = item.output_index, _family(item)
+    return (known, item.call_id), item.call_id, known, place, item.type

@@ -291,16 +291,12 @@ class ResponsesDecoder(StreamDecoder):
     # The arguments of calls.
 
     def _read_arguments_delta(self, message: JsonObject) -> None:
-        delta, place = message.get("delta"), _get_call_place(message)
-        if type(delta) is not str:
-            delta = fields.require_text(message, "delta")
-        if self._joiner.pending or not delta.isascii():
-            delta = self._joiner.feed(place, delta)
-        if delta:
+        place = get_text(message, "item_id"), get_index(message)
+        if delta := self._joiner.feed(place, fields.require_text(message, "delta")):
             self._found += self.calls.append_arguments(*place, delta)
 
     def _read_arguments_done(self, message: JsonObject, member: str) -> None:
-        place = _get_call_place(message)
+        place = get_text(message, "item_id"), get_index(message)
         self._joiner.discard(place)
         arguments = fields.get_arguments(message, member)
         if arguments is None:
@@ -376,14 +372,6 @@ class ResponsesDecoder(StreamDecoder):
         "response.done": (_read_terminal, "completed"),  # of some gateways; the status decides
         "error": (_read_error,),
     }
-
-
-def _get_call_place(message: JsonObject) -> tuple[str, int]:
-    """Return the item id and the index of an event about arguments."""
-    item_id, index = message.get("item_id"), message.get("output_index")
-    if type(item_id) is str and type(index) is int and index >= 0:  # most events
-        return item_id, index
-    return get_text(message, "item_id"), get_index(message)
 
 
 def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:

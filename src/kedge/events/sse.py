@@ -48,17 +48,6 @@ class SSEDecoder:
         max_message: The maximum length of a message's data lines, in bytes.
     """
 
-    __slots__ = (
-        "_data",
-        "_event",
-        "_max_line",
-        "_max_message",
-        "_message_size",
-        "_skip_lf",
-        "_started",
-        "_unfinished",
-    )
-
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
         self._max_line = max_line
         self._max_message = max_message
