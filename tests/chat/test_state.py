@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from chat.state_mutations import mutate
 from for_each import for_each
@@ -120,7 +121,8 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
             state = get_state(turn)
             return set_state(turn, state.mark_lost(r.response_id for r in state.anchors[1:2]))
         case 4:
-            return set_state(turn, get_state(turn).with_anchors(get_state(turn).anchors[1:]))
+            state = get_state(turn)
+            return set_state(turn, structs.replace(state, anchors=state.anchors[1:]))
         case _:
             next_turn = turn.append(user(f"question {number}"))
             return add_response(next_turn, assistant("yes"), reasoning("hm"), number=number)

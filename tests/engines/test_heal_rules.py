@@ -205,5 +205,6 @@ def test_older_responses_of_the_same_server_are_lost_with_the_anchor() -> None:
     assert plan.previous_response_id == "R3"
     assert find_lost(state, plan, all_older=True) == ("R3", "R2")
     assert find_lost(state, plan, all_older=False) == ("R3",)
-    unstored = [structs.replace(record, stored=False) for record in state.anchors]
-    assert find_lost(state.with_anchors(unstored), plan, all_older=True) == ("R3",)
+    unstored = tuple(structs.replace(record, stored=False) for record in state.anchors)
+    unstored_state = structs.replace(state, anchors=unstored)
+    assert find_lost(unstored_state, plan, all_older=True) == ("R3",)

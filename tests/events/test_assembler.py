@@ -487,20 +487,12 @@ def test_blocks_can_be_read_while_streaming() -> None:
     assembler.feed(ItemCompleted(message_item("one"), 0))
     assembler.feed(TextDelta("tw", "msg_2", 1))
     assert list(assembler.blocks()) == [assistant("one"), assistant("tw")]
-    assert list(assembler.blocks(partial=False)) == [assistant("one")]
     early = [block.id for block in assembler.blocks()]
     assembler.feed(TextDelta("o", "msg_2", 1))
     assembler.feed(COMPLETED)
     outcome = assembler.finish()
     assert [block.id for block in outcome.blocks] == early
     assert list(outcome.blocks) == [assistant("one"), assistant("two")]
-
-
-def test_origin_of_blocks_can_be_set() -> None:
-    """Blocks have the origin passed to the assembler."""
-    assembler = Assembler(origin="other")
-    assembler.feed(TextDelta("hi"))
-    assert assembler.blocks()[0].origin == "other"
 
 
 def test_whole_blocks_exclude_partial_content() -> None:

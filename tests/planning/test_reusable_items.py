@@ -24,8 +24,9 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
     assert base_scope(inside) == base_scope(scope) == scope
     assert inside != scope
     turn = make_reasoning_turn()
-    elsewhere = [structs.replace(record, scope="here two") for record in get_state(turn).anchors]
-    other = set_state(turn, get_state(turn).with_anchors(elsewhere))
+    state = get_state(turn)
+    elsewhere = tuple(structs.replace(record, scope="here two") for record in state.anchors)
+    other = set_state(turn, structs.replace(state, anchors=elsewhere))
     assert "reasoning" not in item_types(render_full(other))
 
 

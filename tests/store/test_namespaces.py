@@ -38,7 +38,7 @@ from kedge.store.summaries import (
 from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from store.sample_conversations import SCOPE, create_conversation
 
-PROXIED = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)
+PROXIED = ProxiedRequest(1.0, "m", 200, "", "resp_p", 1, 1, 10, 10, upstream="https://host/v1")
 EXCHANGE = StoredExchange(b"secret request", b"secret reply", 200, 1.0)
 
 

@@ -127,7 +127,7 @@ def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:
 
 def make_row(number: int, response: str, previous: str = "") -> ProxiedRequest:
     """Return a recorded request."""
-    return ProxiedRequest(1.0, "u", "m", 200, 0.1, previous, response, 1, 1, 1, 1, id=number)
+    return ProxiedRequest(1.0, "m", 200, previous, response, 1, 1, 1, 1, upstream="u", id=number)
 
 
 def test_circular_chain_is_cut() -> None:

@@ -139,7 +139,7 @@ def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:
     ]
     assert figures[0] > 0
     assert figures[1:] == [0, 0]
-    request = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)
+    request = ProxiedRequest(1.0, "m", 200, "", "resp_p", 1, 1, 10, 10, upstream="https://host/v1")
     running.page.run(lambda service: service.store.add_proxied([request]))
     assert "https://host" in running.call("admin", "GET", "/requests").text or (
         running.call("admin", "GET", "/requests/1").status_code == 200

@@ -11,7 +11,7 @@ from kedge.planning import RequestPlan
 from kedge.planning.plan import is_fallback_reason, name_send
 
 if TYPE_CHECKING:
-    from kedge.incremental.report import ChainedRequest
+    from kedge.store.proxied_requests import ChainedRequest
 
 log = get_logger("kedge.engines")
 

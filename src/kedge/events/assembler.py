@@ -63,12 +63,10 @@ class Assembler:
     """Builds the blocks and the outcome of one response from its events.
 
     Args:
-        origin: The origin of the blocks.
         native_api: The API that items of unknown types are of; empty for the Responses API.
     """
 
-    def __init__(self, *, origin: str = "engine", native_api: str = "") -> None:
-        self._origin = origin
+    def __init__(self, *, native_api: str = "") -> None:
         self._native_api = native_api
         self._items: dict[object, ItemBuilder] = {}
         self._parts: dict[tuple[PartKind, int, int], PartBuilder] = {}
@@ -97,14 +95,9 @@ class Assembler:
         """The id of the response; empty until it is known."""
         return self._read_fact("response_id")
 
-    def blocks(self, *, partial: bool = True) -> tuple[Block, ...]:
-        """Return the blocks so far, in output order.
-
-        Args:
-            partial: Whether to include blocks that are not complete yet.
-        """
-        completed = self._resolve_status()[0] == "completed"
-        return tuple(self._build_blocks(completed=completed, partial=partial))
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks so far, in output order, incomplete ones included."""
+        return tuple(self._build_blocks(completed=self._resolve_status()[0] == "completed"))
 
     def unstreamed_text(self) -> Iterator[DeltaEvent]:
         """Yield deltas with the text of messages that arrived without any.
@@ -126,10 +119,10 @@ class Assembler:
             Its status, its blocks and the fields of the response.
         """
         status, code, message = self._resolve_status()
-        blocks = tuple(self._build_blocks(completed=status == "completed", partial=True))
+        blocks = tuple(self._build_blocks(completed=status == "completed"))
         if "unreadable" in self._anomalies and status == "completed":
             status, code, message = self._resolve_status()
-            blocks = tuple(self._build_blocks(completed=False, partial=True))
+            blocks = tuple(self._build_blocks(completed=False))
         if status in ("failed", "cut"):
             log.warning(
                 "the stream of response %r ended as %s (%s)", self.response_id, status, code
@@ -178,7 +171,9 @@ class Assembler:
                 slot.name = event.name
                 slot.arguments = PartBuilder([event.arguments], is_complete=True)
             case ToolCallRenamed():
-                self._rename_call(event)
+                if (slot := self._items.pop(event.was, None)) is not None:
+                    slot.call_id, slot.has_fallback_id = event.call_id, False
+                    self._items[event.call_id] = slot
             case _:
                 return False
         return True
@@ -188,13 +183,6 @@ class Assembler:
         slot = self._find_item(kind, event.item_id, event.output_index, event.call_id)
         slot.name = slot.name or event.name
         return slot
-
-    def _rename_call(self, event: ToolCallRenamed) -> None:
-        slot = self._items.pop(event.was, None)
-        if slot is not None:
-            slot.call_id = event.call_id
-            slot.has_fallback_id = False
-            self._items[event.call_id] = slot
 
     def _update_response(self, event: Event) -> None:
         """Apply an event that concerns the response itself."""
@@ -276,14 +264,12 @@ class Assembler:
             return "the finished response lists other items than the stream"
         return ""
 
-    def _build_blocks(self, *, completed: bool, partial: bool) -> Iterator[Block]:
+    def _build_blocks(self, *, completed: bool) -> Iterator[Block]:
         response_id = self.response_id
         for slot in self._sorted_items():
             cut = not completed and (slot.is_cut or not slot.is_finished)
-            if cut and not partial:
-                continue
             try:
-                block = slot.build_block(response_id, self._origin, self._native_api, partial=cut)
+                block = slot.build_block(response_id, self._native_api, partial=cut)
             except InvalidTurn as problem:
                 log.warning("an item of type %r is invalid: %s", slot.type, problem)
                 self._anomalies["unreadable"] = str(problem)
@@ -320,7 +306,8 @@ class Assembler:
             return f"an event could not be parsed ({self._anomalies['malformed']})"
         if self._anomalies and any(slot.has_content for slot in loose):
             return f"an item may lack text: {next(iter(self._anomalies.values()))}"
-        if self._anomalies and not ended.output and _has_index_gaps(slots):
+        is_gapless = {slot.output_index for slot in slots} == set(range(len(slots)))
+        if self._anomalies and not ended.output and not is_gapless:
             return f"an output item is missing: {next(iter(self._anomalies.values()))}"
         for slot in loose:
             if slot.type not in (MESSAGE, REASONING) and not slot.is_finished:
@@ -333,8 +320,3 @@ class Assembler:
         is_null = name == "previous_response_id" and ended.echoed
         is_said = is_null or getattr(ended, name) != getattr(_NOT_STARTED, name)
         return getattr(ended if is_said else self._started, name)
-
-
-def _has_index_gaps(slots: list[ItemBuilder]) -> bool:
-    """Return whether an output index is missing."""
-    return {slot.output_index for slot in slots} != set(range(len(slots)))

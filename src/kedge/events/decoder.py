@@ -194,7 +194,8 @@ class StreamDecoder(ABC):
     def _read_sse_message(self, message: SSEMessage) -> None:
         event, data = message
         try:
-            parsed = decode(data, parse_constant=_read_null)
+            # A log probability may be -Infinity, which is not JSON.
+            parsed = decode(data, parse_constant=lambda _: None)
         except (ValueError, RecursionError):  # a number with too many digits is a ValueError
             parsed = None
         if type(parsed) is not dict:
@@ -235,7 +236,3 @@ class StreamDecoder(ABC):
     def _report_anomaly(self, kind: AnomalyKind, detail: str) -> None:
         log.warning("stream problem (%s): %s", kind, detail)
         self._found.append(AnomalyNoted(kind, detail))
-
-
-def _read_null(name: str) -> None:
-    """Read a log probability of -Infinity, which some servers send and which is not JSON."""

@@ -322,11 +322,8 @@ class ItemTable:
     def _finish(self, sent: OutputItem, known: OutputItem | None) -> tuple[OutputItem, EventList]:
         if not isinstance(sent, ToolCall):
             return known or self._add(sent), []
-        events: EventList = []
-        if isinstance(known, ToolCall):
-            call = known
-        else:
-            call, events = self._open_call(sent)
+        is_open = isinstance(known, ToolCall)
+        call, events = (known, EventList()) if is_open else self._open_call(sent)
         events += self._rename(call, sent.call_id)
         if not call.completed:
             call.name = sent.name or call.name

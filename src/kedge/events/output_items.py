@@ -17,6 +17,7 @@ from kedge.events.fields import (
 )
 from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.digests import FALLBACK_CALL_ID
+from kedge.planning.render import ENGINE_ORIGIN
 from kedge.text.json_text import copy_value
 from kedge.turns import NATIVE_API, Block, Source, block_from_item, new_id
 from kedge.turns.frozen_json import get_wrapped
@@ -135,7 +136,7 @@ class ItemBuilder:
             )
 
     def build_block(
-        self, response_id: str, origin: str, native_api: str = "", *, partial: bool = False
+        self, response_id: str, native_api: str = "", *, partial: bool = False
     ) -> Block | None:
         """Build the block as far as possible; None if there is nothing to build it from."""
         metadata = {
@@ -150,7 +151,9 @@ class ItemBuilder:
             return None
         if self.lacks_text:
             item = {**item, "content": self._list_parts("text", "refusal")}
-        return block_from_item(item, id=self.block_id, origin=origin, metadata=known, source=source)
+        return block_from_item(
+            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=known, source=source
+        )
 
     def _complete_item(self, item: Item) -> Item:
         """Return the item with the current id of its call, or with the role that a message omits."""

@@ -19,7 +19,6 @@ import os
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -114,9 +113,9 @@ class MemoryIndex:
     is_blocking = False
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
-        self._by_id: OrderedDict[tuple[str, str], IndexedResponse] = OrderedDict()
-        self._by_digest: dict[tuple[str, str], tuple[str, str]] = {}
+        self._by_id = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
+        self._by_digest = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
+        """The newest response with each digest, also after it was lost or replaced."""
         self._evidence = BoundedDict[str, Mapping[str, Any]](max_entries)
         self.hash_key = secrets.token_bytes(32)
         """The key with which credentials are hashed into scopes."""
@@ -127,9 +126,10 @@ class MemoryIndex:
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
-        with self._lock:
-            keys = [self._by_digest.get((scope, digest)) for digest in digests]
-            return [self._by_id[key] for key in keys if key is not None]
+        entries = (self._by_digest.get((scope, digest)) for digest in digests)
+        return [
+            each for each in entries if each and self.get(scope, each.record.response_id) is each
+        ]
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
@@ -138,23 +138,17 @@ class MemoryIndex:
     def add(self, entry: IndexedResponse) -> bool:
         """Add a response; return whether its id was there with other content, which is replaced."""
         record = entry.record
-        key = (record.scope, record.response_id)
         with self._lock:
-            older = self._by_id.get(key)
-            if older is not None:
-                self._drop(key)
-            self._by_id[key] = entry
-            self._by_digest[record.scope, record.digest] = key
-            while len(self._by_id) > self._max_entries:
-                self._drop(next(iter(self._by_id)))
+            older = self.get(record.scope, record.response_id)
+            self._by_id[record.scope, record.response_id] = entry
+            self._by_digest[record.scope, record.digest] = entry
         return is_reissued(older, entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
         """Do not use these responses again: the server no longer has them."""
         with self._lock:
             for response_id in response_ids:
-                if (scope, response_id) in self._by_id:
-                    self._drop((scope, response_id))
+                self._by_id.pop((scope, response_id), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return the evidence about the memory of a server."""
@@ -164,12 +158,6 @@ class MemoryIndex:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
         with self._lock:
             self._evidence[key] = form
-
-    def _drop(self, key: tuple[str, str]) -> None:
-        entry = self._by_id.pop(key)
-        digest = (entry.record.scope, entry.record.digest)
-        if self._by_digest.get(digest) == key:
-            del self._by_digest[digest]
 
 
 def is_reissued(older: IndexedResponse | None, entry: IndexedResponse) -> bool:

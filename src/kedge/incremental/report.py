@@ -7,6 +7,7 @@ from threading import Lock
 
 from kedge.engines.request_metrics import count_sent, count_tokens
 from kedge.observe import count, get_logger
+from kedge.store.proxied_requests import ChainedRequest
 from kedge.text.display import format_size, pluralize
 from kedge.turns.frozen_json import FrozenMap
 
@@ -14,56 +15,6 @@ log = get_logger("kedge.incremental")
 
 RECENT = 200
 """The maximum number of requests that a report lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainedRequest:
-    """The record of one `POST /responses` request on the wire: what was sent and why, and what came back.
-
-    The report, the log record, the metrics and, for a proxy, the stored row have its values. A request of a program
-    that was healed has two: of the request on the anchor, and of the body that the program wrote, with `healed`.
-
-    Attributes:
-        created_at: The time at which it finished, in Unix time.
-        model: The requested model.
-        status: The HTTP status of the response; 0 if there is none.
-        anchor: The response that it continues; empty if it has the complete input.
-        response_id: The id of the response; empty if there is none.
-        sent_blocks: The number of blocks that were sent.
-        full_blocks: The number of blocks that the program wrote.
-        sent_bytes: The size of the body that was sent.
-        full_bytes: The size of the body that the program wrote.
-        reason: Why the request was sent as written; empty if it was rewritten.
-        healed: Why it was sent in full after the request of the record before; empty if it is the first one.
-        is_resent: Whether it was on an anchor that the server did not use, so that the body that the program wrote
-            was sent next.
-        is_lost: Whether the answer was passed on before its token count showed that the server had not
-            used the stored context.
-        input_tokens: The tokens that the server counted; this and the next three are None if it did not.
-        cached_tokens: The part of them that was in its prompt cache.
-        output_tokens: The tokens of the answer.
-        reasoning_tokens: The part of them that is reasoning.
-        seconds: Its duration.
-    """
-
-    created_at: float
-    model: str
-    status: int
-    anchor: str
-    response_id: str
-    sent_blocks: int
-    full_blocks: int
-    sent_bytes: int
-    full_bytes: int
-    reason: str = ""
-    healed: str = ""
-    is_resent: bool = False
-    is_lost: bool = False
-    input_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
+from kedge.planning.explain import DOUBT_REASONS
 from kedge.security.bounded_dict import BoundedDict
 from kedge.text.json_text import decode, encode_escaped, encode_sorted
 from kedge.turns import (
@@ -82,12 +83,7 @@ PASS_THROUGH_REASONS: Mapping[str, str] = {
     "new": "the input continues no earlier response",
     "no_anchor": "no stored response is known to remember a prefix of the input",
     "untrusted": "the server has not shown that it remembers",
-    "forgot": "the server answered without the context it was asked to continue",
-    "never_stores": "the server does not store responses",
-    "reused_ids": "the server issued the same response id twice",
-    "no_verdict": "the server's token counts do not show whether it remembers",
-    "fails": "the server answered the last chained requests with server errors",
-    "unsupported": "the server rejected chaining as unsupported",
+    **DOUBT_REASONS,
 }
 """All reasons for sending a request as the program wrote it."""
 

@@ -47,6 +47,12 @@ class BaseMiddleware(Engine):
     name = "middleware"
     inner: Engine
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the middleware only has ``enter``, so that its stack needs no generator for it."""
+        kind = type(self)
+        return kind.events is BaseMiddleware.events and kind.leave is BaseMiddleware.leave
+
     def enter(self, turn: Turn) -> "Turn | Awaitable[Turn]":
         """Return the Turn to pass on to the inner engine; may be async."""
         return turn
@@ -110,33 +116,27 @@ def two_phase(
         A middleware for ``with_middleware``.
     """
     label = name or getattr(before or after, "__name__", "") or "two_phase"
-    before = before or _keep_turn
-    if after is None:
-        return lambda engine: _Before(engine, before, label)
-    return lambda engine: _TwoPhase(engine, before, label, after)
-
-
-def _keep_turn(turn: Turn) -> Turn:
-    return turn
+    return lambda engine: _TwoPhase(engine, before, after, label)
 
 
 @dataclass(eq=False, repr=False)
-class _Before(BaseMiddleware):
-    before: TurnTransform
+class _TwoPhase(BaseMiddleware):
+    before: TurnTransform | None
+    after: TurnTransform | None
     name: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to do after the response."""
+        return self.after is None
 
     def enter(self, turn: Turn) -> Turn | Awaitable[Turn]:
         """Return the Turn that ``before`` returns."""
-        return self.before(turn)
-
-
-@dataclass(eq=False, repr=False)
-class _TwoPhase(_Before):
-    after: TurnTransform = _keep_turn
+        return self.before(turn) if self.before else turn
 
     def leave(self, turn: Turn) -> Turn | Awaitable[Turn]:
         """Return the Turn that ``after`` returns."""
-        return self.after(turn)
+        return self.after(turn) if self.after else turn
 
 
 PROMPT_NAME = "system_prompt"
@@ -178,7 +178,10 @@ class _SystemPromptMiddleware(BaseMiddleware):
 
     def enter(self, turn: Turn) -> Turn:
         """Return the Turn with the text at its start, replacing that of an earlier request."""
-        text = self.text if isinstance(self.text, str) else _call_function(self.text, turn)
+        text: object = self.text(turn) if callable(self.text) else self.text
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(text).__name__
+            raise InvalidSetting(f"the function of a system prompt must return a text, not {kind}")
         metadata = {LEVEL_KEY: self.level} if self.level else {}
         outer = 0
         for index, block in enumerate(turn.leading):
@@ -191,14 +194,6 @@ class _SystemPromptMiddleware(BaseMiddleware):
             if level > self.level:
                 outer = index + 1
         return turn.insert(outer, system(text, origin=PROMPT_NAME, metadata=metadata))
-
-
-def _call_function(function: Callable[[Turn], str], turn: Turn) -> str:
-    text = function(turn)
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = type(text).__name__
-        raise InvalidSetting(f"the function of a system prompt must return a text, not {kind}")
-    return text
 
 
 REPAIR_NAME = "repair"

@@ -107,8 +107,10 @@ class StackLayer(BaseMiddleware):
         self.outside = ""
         """The name of the middleware outside of this layer; empty if there is none."""
         self.stack = list(find_filters(inner)) if stack is None else stack
-        self.plain = _as_plain(inner)
+        self.plain: BaseMiddleware | None = None
         """The middleware, if it only changes the Turn before it is sent, so that it has no generator."""
+        if isinstance(inner, BaseMiddleware) and isinstance(inner.inner, StackLayer):
+            self.plain = inner if inner.is_plain else None
 
     async def prepare(self, turn: Turn, request: Request) -> Request:
         """Return the request to send; called before each one, with the Turn exactly as it is sent."""
@@ -171,15 +173,6 @@ class StackLayer(BaseMiddleware):
         if probe is not None and filtered is not turn:
             edits.append(TurnEdited(FILTERED_BY, _diff_turns(turn, filtered), "in"))
         return filtered, edits
-
-
-def _as_plain(inner: Engine) -> BaseMiddleware | None:
-    """Return a middleware that only has ``enter``, around a layer; None for any other engine."""
-    if not isinstance(inner, BaseMiddleware) or not isinstance(inner.inner, StackLayer):
-        return None
-    kind = type(inner)
-    is_plain = kind.events is BaseMiddleware.events and kind.leave is BaseMiddleware.leave
-    return inner if is_plain else None
 
 
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:

@@ -10,10 +10,10 @@ one full send.
 """
 
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 from msgspec import structs
@@ -23,6 +23,9 @@ from kedge.errors import InvalidSetting
 from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
+
+if TYPE_CHECKING:
+    from kedge.events import RequestRecord
 
 Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
 """The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
@@ -187,46 +190,33 @@ def select_matching(turn: Turn, records: Sequence[AnchorRecord]) -> list[AnchorR
     return [record for record in records if matches_prefix(record, index, covered)]
 
 
-class Expiring(Protocol):
-    """A response with the times that decide until when it is relied on."""
-
-    @property
-    def created_at(self) -> float:
-        """When it was created."""
-        ...
-
-    @property
-    def expires_at(self) -> float | None:
-        """When the server drops it, if it does."""
-        ...
-
-    @property
-    def root_created_at(self) -> float:
-        """When the first response of its chain was created; 0 if it is the first."""
-        ...
-
-
-def relied_until(response: Expiring) -> float | None:
+def relied_until(
+    created_at: float, expires_at: float | None, root_created_at: float
+) -> float | None:
     """Return the time until which a response may be used as an anchor; None if there is no end.
 
     Whether a server that dropped the first response of a chain still serves its descendants is not
     known, so a chain is relied on for as long as its root is stored. The margin prevents a request from
     arriving after the expiry; it is shorter if the retention is short.
+
+    Args:
+        created_at: When the response was created.
+        expires_at: When the server drops it, if it does.
+        root_created_at: When the first response of its chain was created; 0 if it is the first.
     """
-    if response.expires_at is None:
+    if expires_at is None:
         return None
-    retention = response.expires_at - response.created_at
+    retention = expires_at - created_at
     margin = min(EXPIRY_MARGIN, max(retention, 0.0) / 20)
-    root_expires = (response.root_created_at or response.created_at) + retention
-    return min(response.expires_at, root_expires) - margin
+    return min(expires_at, (root_created_at or created_at) + retention) - margin
 
 
-def is_expired(response: Expiring, now: float) -> bool:
+def is_expired(response: "AnchorRecord | RequestRecord", now: float) -> bool:
     """Return whether a response, or the root of its chain, may be dropped by the server at ``now``.
 
     The planner, `kedge tree` and the page all use this definition of "expired".
     """
-    until = relied_until(response)
+    until = relied_until(response.created_at, response.expires_at, response.root_created_at)
     return until is not None and now >= until
 
 
@@ -335,29 +325,9 @@ class ConversationState(msgspec.Struct, frozen=True):
         Returns:
             The record, or None.
         """
-        newest_first = self.anchors[::-1]
-        if response_id not in map(_get_response_id, newest_first):  # faster than the loop below
-            return None
-        for record in newest_first:
+        for record in reversed(self.anchors):
             if record.response_id == response_id and scope in (None, record.scope):
                 return record
-        return None
-
-    def find_matching(self, record: AnchorRecord) -> AnchorRecord | None:
-        """Return the record in this state of the same response as a record from elsewhere.
-
-        Args:
-            record: The other record.
-
-        Returns:
-            The record, or None.
-        """
-        anchors, key = self.anchors, anchor_sort_key(record)
-        start = bisect_left(anchors, key, key=anchor_sort_key)
-        stop = bisect_right(anchors, key, lo=start, key=anchor_sort_key)
-        for each in anchors[start:stop]:
-            if (each.response_id, each.scope) == (record.response_id, record.scope):
-                return each
         return None
 
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
@@ -377,17 +347,6 @@ class ConversationState(msgspec.Struct, frozen=True):
         index = bisect_right(anchors, anchor_sort_key(record), key=anchor_sort_key)
         merged = _SortedAnchors((*anchors[:index], record, *anchors[index:]))
         return replace(self, anchors=merged)
-
-    def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
-        """Return the state with other records.
-
-        Args:
-            anchors: All records of the new state.
-
-        Returns:
-            The new state.
-        """
-        return replace(self, anchors=tuple(anchors))
 
     def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
         """Return the state with responses marked as lost: the server no longer has them.

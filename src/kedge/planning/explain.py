@@ -31,14 +31,18 @@ _CONDITION = (
     "`probe_and_plan` does so without sending the request."
 )
 
-MODE_REASONS = {
-    "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",
-    "unsupported": "the server rejected chaining as unsupported",
+DOUBT_REASONS = {
     "forgot": "the server answered without the context it was asked to continue",
     "never_stores": "the server does not store responses",
     "reused_ids": "the server issued the same response id twice",
     "no_verdict": "the server's token counts do not show whether it remembers",
     "fails": "the server answered the last chained requests with server errors",
+    "unsupported": "the server rejected chaining as unsupported",
+}
+"""Why a server is not chained on for a while; see ``kedge.memory.evidence``."""
+MODE_REASONS = {
+    **DOUBT_REASONS,
+    "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",
     "never": "this server was connected with trust='never'",
     "stateless_api": "this API stores no responses",
     "prompt": "the request uses a stored prompt, whose messages only the server has",

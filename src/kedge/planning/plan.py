@@ -388,7 +388,7 @@ def _iter_candidates(
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
     """Return whether a record from elsewhere is new to the state; a lost record stays lost."""
-    known = state.find_matching(record)
+    known = state.anchor(record.response_id, record.scope)
     return known is None or (known != record and known.status != "lost")
 
 

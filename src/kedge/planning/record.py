@@ -150,7 +150,7 @@ def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
     stale = [record for record in state.anchors if id(record) not in matching]
     dropped = sorted(stale, key=lambda record: record.created_at)[:-MAX_STALE_ANCHORS]
     kept = {id(record) for record in state.anchors} - {id(record) for record in dropped}
-    return state.with_anchors(record for record in state.anchors if id(record) in kept)
+    return replace(state, anchors=tuple(each for each in state.anchors if id(each) in kept))
 
 
 def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:

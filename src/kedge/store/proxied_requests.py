@@ -27,39 +27,38 @@ log = get_logger("kedge.proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class ProxiedRequest:
-    """One `POST /responses` request that a proxy sent; a request of a client that was healed is two.
+class ChainedRequest:
+    """The record of one `POST /responses` request on the wire: what was sent and why, and what came back.
+
+    The report, the log record, the metrics and, for a proxy, the stored row have its values. A request of a program
+    that was healed has two: of the request on the anchor, and of the body that the program wrote, with `healed`.
 
     Attributes:
-        created_at: When it finished, in seconds since 1970.
-        upstream: The address of the server.
+        created_at: The time at which it finished, in Unix time.
         model: The requested model.
-        status: The HTTP status of the response; that of the proxy if the server sent none.
-        seconds: Its duration.
+        status: The HTTP status of the response; 0 if there is none.
         anchor: The response that it continues; empty if it has the complete input.
         response_id: The id of the response; empty if there is none.
         sent_blocks: The number of blocks that were sent.
-        full_blocks: The number of blocks of the client's request.
+        full_blocks: The number of blocks that the program wrote.
         sent_bytes: The size of the body that was sent.
-        full_bytes: The size of the body of the client's request.
-        reason: Why it was sent unchanged; empty if it was chained.
-        healed: Why it was sent in full after the request before; empty if it is the first one.
-        is_resent: Whether the server did not use the anchor, so that the next request is in full.
-        is_lost: Whether the server answered without the stored context.
+        full_bytes: The size of the body that the program wrote.
+        reason: Why the request was sent as written; empty if it was rewritten.
+        healed: Why it was sent in full after the request of the record before; empty if it is the first one.
+        is_resent: Whether it was on an anchor that the server did not use, so that the body that the program wrote
+            was sent next.
+        is_lost: Whether the answer was passed on before its token count showed that the server had not
+            used the stored context.
         input_tokens: The tokens that the server counted; this and the next three are None if it did not.
         cached_tokens: The part of them that was in its prompt cache.
         output_tokens: The tokens of the answer.
         reasoning_tokens: The part of them that is reasoning.
-        request: The body that was sent, if bodies are stored.
-        response: The body of the response, if bodies are stored.
-        id: Its number in the store.
+        seconds: Its duration.
     """
 
     created_at: float
-    upstream: str
     model: str
     status: int
-    seconds: float
     anchor: str
     response_id: str
     sent_blocks: int
@@ -74,6 +73,21 @@ class ProxiedRequest:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest(ChainedRequest):
+    """A request that a proxy sent, with the members of `ChainedRequest` and four more.
+
+    Attributes:
+        upstream: The address of the server.
+        request: The body that was sent, if bodies are stored.
+        response: The body of the response, if bodies are stored.
+        id: Its number in the store.
+    """
+
+    upstream: str = ""
     request: bytes | None = None
     response: bytes | None = None
     id: int = 0

@@ -308,12 +308,16 @@ def _read_first_question(tx: Tx, row: ConversationRow) -> str:
 
 def _compute_relied_until(row: ConversationRow, responses: Sequence[_Response]) -> float | None:
     """Return the time until which the last of the completed responses is relied on."""
-    usable = [
-        each._replace(expires_at=limit_expiry(each.created_at, each.expires_at, row.retention))
+    ends = [
+        relied_until(
+            each.created_at,
+            limit_expiry(each.created_at, each.expires_at, row.retention),
+            each.root_created_at,
+        )
         for each in responses
         if each.is_usable
     ]
-    return max((end for end in map(relied_until, usable) if end is not None), default=None)
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _first_preview(bodies: Sequence[str], kind: type[Block]) -> str:

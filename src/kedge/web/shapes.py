@@ -6,7 +6,7 @@ is first used (``defer_build``): a page that starts needs none of them.
 
 import json
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, create_model
 
@@ -52,11 +52,11 @@ def members_of(record: type, names: str, **descriptions: str) -> Callable[[type[
     """
 
     def add(model: type[M]) -> type[M]:
-        own = model.model_fields
+        own, types = model.model_fields, get_type_hints(record)
         members: dict[str, Any] = {
             name: (own[name].annotation, own[name])
             if name in own
-            else (record.__annotations__[name], Field(description=descriptions.get(name)))
+            else (types[name], Field(description=descriptions.get(name)))
             for name in names.split()
         }
         base = cast("type[M]", model.__base__)
