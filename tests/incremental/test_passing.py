@@ -5,7 +5,7 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 from uuid import uuid4
@@ -63,17 +63,30 @@ def answer(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, json={**ANSWER, "output": OUTPUT})
 
 
-def make_client(index: AnchorIndex | None = None) -> httpx2.Client:
-    """Return a chained client of that server."""
-    http = httpx2.Client(transport=httpx2.MockTransport(answer), base_url=URL)
-    return chain(http, index=index)
+Respond = Callable[[httpx2.Request], Any]
+
+
+def make_client(
+    respond: Respond = answer, index: AnchorIndex | None = None, **options: Any
+) -> httpx2.Client:
+    """Return a chained client of a server with this handler."""
+    settings = {"transport": httpx2.MockTransport(respond), "base_url": URL, **options}
+    return chain(httpx2.Client(**settings), index=index)
+
+
+def make_async_client(
+    respond: Respond = answer, index: AnchorIndex | None = None, **options: Any
+) -> httpx2.AsyncClient:
+    """Return a chained asynchronous client of a server with this handler."""
+    settings = {"transport": httpx2.MockTransport(respond), "base_url": URL, **options}
+    return chain(httpx2.AsyncClient(**settings), index=index)
 
 
 @pytest.mark.parametrize("index", [BrokenIndex(), ForgetfulIndex()])
 def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
     """The request is sent as written, and its answer is returned."""
     history: list[Any] = [{"role": "user", "content": "One"}]
-    with make_client(index) as http:
+    with make_client(index=index) as http:
         for _ in range(2):
             response = http.post("/responses", json={"model": "m", "input": history})
             assert response.json()["output"] == OUTPUT
@@ -127,7 +140,7 @@ def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> N
         encodings.append(request.headers["accept-encoding"])
         return answer(request)
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(record), base_url=URL)) as http:
+    with make_client(record) as http:
         headers = {"accept-encoding": accepted}
         response = http.post("/responses", json={"input": "a"}, headers=headers)
         assert response.request.headers["accept-encoding"] == accepted
@@ -145,8 +158,7 @@ def test_a_redirected_request_is_planned_for_its_last_address() -> None:
             return httpx2.Response(307, headers={"location": "/v1/responses"})
         return answer_anchor(request)
 
-    transport = httpx2.MockTransport(redirect)
-    with chain(httpx2.Client(transport=transport, base_url=URL, follow_redirects=True)) as http:
+    with make_client(redirect, follow_redirects=True) as http:
         for count in (1, 3):
             response = http.post("/old/responses", json={"input": HISTORY[:count]})
             assert response.url == f"{URL}/responses"
@@ -194,7 +206,7 @@ HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "conten
 def test_a_broken_response_is_closed() -> None:
     """The error has the program's own request, as without Kedge, and the response is closed."""
     stream = CutStream()
-    with chain(httpx2.Client(transport=cut_when_chained(stream), base_url=URL)) as http:
+    with make_client(transport=cut_when_chained(stream)) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         with pytest.raises(httpx2.ReadError) as exc_info:
             http.post("/responses", json={"input": HISTORY})
@@ -206,7 +218,7 @@ async def test_a_broken_response_of_an_asynchronous_client_is_closed() -> None:
     """The error has the program's own request, also with an asynchronous client."""
     stream = CutStream()
     transport = cut_when_chained(stream)
-    async with chain(httpx2.AsyncClient(transport=transport, base_url=URL)) as http:
+    async with make_async_client(transport=transport) as http:
         await http.post("/responses", json={"input": HISTORY[:1]})
         with pytest.raises(httpx2.ReadError) as exc_info:
             await http.post("/responses", json={"input": HISTORY})
@@ -235,7 +247,7 @@ def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool)
         echo = {"previous_response_id": anchors[-1]}
         return httpx2.Response(200, json={**ANSWER, **echo, "status": status, "output": []})
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+    with make_client(respond) as http:
         http.post("/responses", json={"input": HISTORY[:1], "background": True})
         http.get("/responses/resp_1", params={"stream": "true", "starting_after": "8"})
         for replayed in ([second], [*OUTPUT, second]):
@@ -257,9 +269,8 @@ def respond_to_chained(status: int, **options: Any) -> httpx2.MockTransport:
 
 def test_an_index_that_cannot_record_a_server_error_does_not_hide_it() -> None:
     """The program gets the response of the server, not the error of the index."""
-    with chain(
-        httpx2.Client(transport=respond_to_chained(500, text="overloaded"), base_url=URL),
-        index=ForgetfulIndex(),
+    with make_client(
+        transport=respond_to_chained(500, text="overloaded"), index=ForgetfulIndex()
     ) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         assert http.post("/responses", json={"input": HISTORY}).text == "overloaded"
@@ -292,7 +303,7 @@ def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) 
             400, stream=Chunks(packed[:9], packed[9:]), headers={"content-encoding": coding}
         )
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+    with make_client(respond) as http:
         http.post("/responses", json={"input": HISTORY[:1]}, headers={"x-fails": "no"})
         options: Any = {"json": {"input": HISTORY[:count]}, "headers": {"x-fails": "yes"}}
         with http.stream("POST", "/responses", **options) as response:
@@ -315,7 +326,7 @@ def test_a_hook_that_raises_for_the_status_does_not_prevent_healing(is_read: boo
 
     transport = respond_to_chained(400, stream=Chunks(rejection.encode()))
     hooks: Any = {"response": [check]}
-    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+    with make_client(transport=transport, event_hooks=hooks) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
         assert chain_report(http).healed == {"rejected": 1}
@@ -330,9 +341,7 @@ async def test_an_error_of_a_hook_has_the_program_s_request(status: int) -> None
 
     transport = respond_to_chained(status, stream=Chunks(b"{}"))
     hooks: Any = {"response": [check]}
-    async with chain(
-        httpx2.AsyncClient(transport=transport, base_url=URL, event_hooks=hooks)
-    ) as http:
+    async with make_async_client(transport=transport, event_hooks=hooks) as http:
         await http.post("/responses", json={"input": HISTORY[:1]})
         with pytest.raises(httpx2.HTTPStatusError) as exc_info:
             await http.post("/responses", json={"input": HISTORY})
@@ -350,7 +359,7 @@ def test_changes_of_a_request_by_hooks_are_visible() -> None:
 
     transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
     hooks: Any = {"request": [mark]}
-    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+    with make_client(transport=transport, event_hooks=hooks) as http:
         for count in (1, 3):
             request = http.post("/responses", json={"input": HISTORY[:count]}).request
             assert request.headers["x-request-id"] == "7"
@@ -379,9 +388,7 @@ def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
         stream = Chunks(make_events({**ANSWER, **echo}), b"data: [DONE]\n\n")
         return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
 
-    with chain(
-        httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL), index=index
-    ) as http:
+    with make_client(respond, index=index) as http:
         for count, indexed in ((1, 1), (3, 2)):
             body = {"input": HISTORY[:count], "stream": True}
             with http.stream("POST", "/responses", json=body) as response:
@@ -400,8 +407,7 @@ def make_unlisted_client(probes: list[httpx2.Request], **options: Any) -> httpx2
         content = make_events({**ANSWER, "output": OUTPUT})
         return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
 
-    transport = httpx2.MockTransport(respond)
-    return chain(httpx2.Client(transport=transport, base_url="https://other.example/v1", **options))
+    return make_client(respond, base_url="https://other.example/v1", **options)
 
 
 def test_a_probe_has_no_longer_timeout_than_the_program() -> None:
@@ -449,9 +455,7 @@ async def test_a_hook_with_its_own_error_does_not_prevent_healing(is_read: bool)
     hooks: Any = {"response": [check]}
     for status in (400, 500):
         transport = respond_to_chained(status, stream=Chunks(rejection.encode()))
-        async with chain(
-            httpx2.AsyncClient(transport=transport, base_url=URL, event_hooks=hooks)
-        ) as http:
+        async with make_async_client(transport=transport, event_hooks=hooks) as http:
             await http.post("/responses", json={"input": HISTORY[:1]})
             if status == 500:
                 with pytest.raises(LookupError, match="500"):
@@ -486,11 +490,8 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
         return answer_anchor(request)
 
     hooks: Any = {"request": [authorize]}
-    transport = httpx2.MockTransport(respond)
     headers = {"authorization": "Bearer own"}
-    with chain(
-        httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks, headers=headers)
-    ) as http:
+    with make_client(respond, event_hooks=hooks, headers=headers) as http:
         for count in (1, 1, 3, 3, 3):
             http.post("/responses", json={"input": HISTORY[:count]})
         report = chain_report(http)
@@ -507,8 +508,7 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
 
 def test_requests_with_an_auth_object_are_chained() -> None:
     """The credentials that it adds identify the account, and another user shares nothing."""
-    transport = httpx2.MockTransport(answer_anchor)
-    with chain(httpx2.Client(transport=transport, base_url=URL, auth=("ada", "1"))) as http:
+    with make_client(answer_anchor, auth=("ada", "1")) as http:
         for count, auth in ((1, ("ada", "1")), (3, ("ada", "1")), (3, ("bob", "2"))):
             http.post("/responses", json={"input": HISTORY[:count]}, auth=auth)
         assert [bool(each.anchor) for each in chain_report(http).recent] == [False, True, False]
@@ -528,8 +528,7 @@ def test_a_body_that_a_hook_signs_is_sent_as_written(header: str) -> None:
         return answer_anchor(request) if is_valid else httpx2.Response(403, text="wrong signature")
 
     hooks: Any = {"request": [sign]}
-    transport = httpx2.MockTransport(respond)
-    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+    with make_client(respond, event_hooks=hooks) as http:
         for count in (1, 3, 3):
             response = http.post("/responses", json={"input": HISTORY[:count]})
             assert response.json()["output"] == OUTPUT
@@ -553,7 +552,7 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
         }
         return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+    with make_client(respond) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         for key in ("1", "1", ""):
             request = {"json": {"input": HISTORY}, "headers": {"idempotency-key": key}}
@@ -576,8 +575,7 @@ def test_a_key_of_a_hook_is_sent_with_one_body(header: str) -> None:
         return answer(request)
 
     hooks: Any = {"request": [add_key]}
-    transport = httpx2.MockTransport(respond)
-    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+    with make_client(respond, event_hooks=hooks) as http:
         for count in (1, 3):
             assert http.post("/responses", json={"input": HISTORY[:count]}).status_code == 200
         assert chain_report(http).passed_through == {"idempotency_key": 2}
@@ -640,12 +638,7 @@ async def test_a_probe_is_not_recorded_on_the_event_loop() -> None:
         return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
 
     index = BlockingIndex()
-    async with chain(
-        httpx2.AsyncClient(
-            transport=httpx2.MockTransport(respond), base_url="https://other.example/v1"
-        ),
-        index=index,
-    ) as http:
+    async with make_async_client(respond, base_url="https://other.example/v1", index=index) as http:
         for count in (1, 3):
             await http.post("/responses", json={"input": HISTORY[:count], "stream": True})
         assert chain_report(http).chained == 1
@@ -673,9 +666,7 @@ async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written()
         return httpx2.Response(200, json={**ANSWER, "output": OUTPUT}, headers={"server": "kedge"})
 
     index.on_save = wait
-    async with chain(
-        httpx2.AsyncClient(transport=httpx2.MockTransport(respond), base_url=URL), index=index
-    ) as http:
+    async with make_async_client(respond, index=index) as http:
         await asyncio.gather(
             *(http.post("/responses", json={"input": text}) for text in ("first", "second"))
         )
@@ -717,7 +708,7 @@ async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(statu
     def make_transport() -> httpx2.MockTransport:
         return respond_to_chained(status, stream=CutChunks(data), headers=headers)
 
-    with chain(httpx2.Client(transport=make_transport(), base_url=URL)) as http:
+    with make_client(transport=make_transport()) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         with http.stream("POST", "/responses", json=body) as response:
             chunks = response.iter_raw()
@@ -726,7 +717,7 @@ async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(statu
                 next(chunks)
         assert json.loads(exc_info.value.request.content) == body
         assert chain_report(http).requests == 2
-    async with chain(httpx2.AsyncClient(transport=make_transport(), base_url=URL)) as client:
+    async with make_async_client(transport=make_transport()) as client:
         await client.post("/responses", json={"input": HISTORY[:1]})
         async with client.stream("POST", "/responses", json=body) as response:
             received = response.aiter_raw()
@@ -746,7 +737,7 @@ def test_a_response_that_is_too_large_to_be_read_is_passed_on(
     source = CountedChunks(*chunks)
     headers = {"content-type": "text/event-stream" if streaming else "application/json"}
     transport = respond_to_chained(200, stream=source, headers=headers)
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         body = {"input": HISTORY, "stream": streaming}
         with http.stream("POST", "/responses", json=body) as response:
@@ -784,7 +775,7 @@ def test_large_errors_are_passed_on(size: int) -> None:
     source = CountedChunks(*(content[at : at + 65_536] for at in range(0, len(content), 65_536)))
     headers = {"content-encoding": "gzip"}
     transport = respond_to_chained(500, stream=source, headers=headers)
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         with http.stream("POST", "/responses", json={"input": HISTORY}) as response:
             assert source.count * 65_536 < 1_200_000
@@ -820,9 +811,7 @@ async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
     code: str, attempts: int, is_read: bool
 ) -> None:
     """The program gets the error, and its next attempts are sent as written."""
-    async with chain(
-        httpx2.AsyncClient(transport=break_chained_streams(code), base_url=URL)
-    ) as http:
+    async with make_async_client(transport=break_chained_streams(code)) as http:
         await http.post("/responses", json={"input": HISTORY[:1], "stream": True})
         for number in range(3):
             body = {"input": HISTORY, "stream": True}
@@ -839,7 +828,7 @@ async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
 def test_a_chain_that_is_rejected_in_the_chunk_of_its_first_output_is_healed() -> None:
     """Nothing was passed on before the error, so the program does not see it."""
     transport = break_chained_streams("previous_response_not_found", in_one_chunk=True)
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         http.post("/responses", json={"input": HISTORY[:1], "stream": True})
         response = http.post("/responses", json={"input": HISTORY, "stream": True})
         assert "response.completed" in response.text
@@ -861,10 +850,7 @@ async def test_a_cancelled_stream_is_closed_and_reported() -> None:
     def respond(_: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, stream=Endless(), headers={"content-type": "text/event-stream"})
 
-    async with chain(
-        httpx2.AsyncClient(transport=httpx2.MockTransport(respond), base_url=URL),
-        index=BlockingIndex(),
-    ) as http:
+    async with make_async_client(respond, index=BlockingIndex()) as http:
         with CancelScope() as scope:
             async with http.stream("POST", "/responses", json={"input": "One"}) as response:
                 async for _ in response.aiter_raw():
@@ -892,7 +878,7 @@ def test_a_stream_without_its_content_type_is_chained(content_type: str) -> None
         headers = {"content-type": content_type} if content_type else {}
         return httpx2.Response(200, stream=Paced(anchor), headers=headers)
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+    with make_client(respond) as http:
         for count in (1, 3):
             body = {"input": HISTORY[:count], "stream": True}
             with http.stream("POST", "/responses", json=body) as response:
@@ -921,7 +907,7 @@ def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stre
         names = {"id": f"resp_{len(sent)}", "previous_response_id": anchor}
         return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
 
-    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+    with make_client(respond) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         history = HISTORY
         for _ in range(2):
@@ -935,13 +921,13 @@ def test_a_rejection_with_the_status_of_success_is_healed() -> None:
     """Some gateways send the errors of their upstream with HTTP 200; other errors reach the program."""
     error = {"message": "gone", "code": "previous_response_not_found"}
     transport = respond_to_chained(200, json={"error": error})
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
         assert chain_report(http).healed == {"rejected": 1}
     failed = {"error": {"message": "busy", "code": "overloaded"}}
     transport = respond_to_chained(200, json=failed)
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
         assert http.post("/responses", json={"input": HISTORY}).json() == failed
         assert not chain_report(http).healed
@@ -950,7 +936,7 @@ def test_a_rejection_with_the_status_of_success_is_healed() -> None:
 def test_unknown_members_of_the_program_s_items_are_compared() -> None:
     """A message of another user is no prefix; servers may pass the name to the model."""
     transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
-    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+    with make_client(transport=transport) as http:
         first, *rest = HISTORY
         http.post("/responses", json={"input": [{**first, "name": "ada"}]})
         for name in ("ada", "bob"):
