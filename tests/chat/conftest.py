@@ -36,11 +36,6 @@ async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
         await chat.engine.aclose()
 
 
-def request_bodies(server: TestServer) -> list[dict[str, Any]]:
-    """Return the bodies of the requests for an answer, in order."""
-    return [each.body for each in server.requests if each.path == "/v1/responses"]
-
-
 def item_texts(items: Any) -> list[str]:
     """Return the texts of items, oldest first."""
     texts: list[str] = []

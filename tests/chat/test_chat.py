@@ -5,11 +5,10 @@ from typing import Any, assert_type
 
 import pytest
 
-from chat.conftest import OpenChat, item_texts, request_bodies
-from kedge.chat import Chat, ChatStream, new_key
+from chat.conftest import OpenChat, item_texts
+from engines.runs import request_bodies
+from kedge.chat import Chat, new_key
 from kedge.compaction import (
-    CompactionRequest,
-    CompactionResult,
     MessageLimitCompactor,
 )
 from kedge.errors import (
@@ -354,19 +353,6 @@ async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
     assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
 
 
-async def test_failing_compactor_changes_nothing(open_chat: OpenChat) -> None:
-    """If a compactor raises, the answer is returned, the history is complete, and a note has the error."""
-
-    class Broken:
-        async def compact(self, request: CompactionRequest) -> CompactionResult:
-            raise ZeroDivisionError
-
-    answer = await open_chat(compactor=Broken()).chat_with_state(None, "Hello!")
-    assert answer.compaction is not None
-    assert answer.compaction.notes == ("Broken failed (ZeroDivisionError); nothing was changed",)
-    assert len(answer.turn) == 2
-
-
 async def test_pending_blocks_can_be_compacted_before_a_call(
     server: TestServer, open_chat: OpenChat
 ) -> None:
@@ -510,14 +496,6 @@ async def test_invalid_typed_answer_leaves_a_usable_state(
     answer = await chat.chat_with_state(exc_info.value.state, "How many messages can you see?")
     assert answer.discarded is None
     assert answer.text.startswith("I can see 5 messages")
-
-
-async def test_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) -> None:
-    """A stream with an output type yields partial values and ends with the complete one."""
-    async with open_chat().stream_with_state(None, "What is 2 + 3?", output=list[int]) as stream:
-        assert_type(stream, ChatStream[list[int]])
-        values = [value async for value in stream.partial_outputs()]
-    assert values[-1] == stream.reply.output == [5, 2, 3]
 
 
 async def test_instructions_are_sent_with_every_call() -> None:

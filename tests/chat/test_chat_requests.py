@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from chat.conftest import OpenChat, item_texts, request_bodies
+from chat.conftest import OpenChat, item_texts
+from engines.runs import request_bodies
 from kedge.compaction import (
     CompositeCompactor,
     MessageLimitCompactor,
-    ProviderCounter,
     ServerCompactor,
     SplitCompactor,
     SummarizingCompactor,
@@ -102,36 +102,6 @@ async def test_summary_request_contains_only_the_prompt(
     assert len(questions[0]["input"]) == 1
 
 
-async def test_later_summary_contains_the_earlier_one(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """There is one summary at a time, and it contains the facts of the earlier one."""
-    chat = open_chat(compactor=SummarizingCompactor(220, 60, ask=SUMMARY_PROMPT))
-    answers = await send_lines(
-        chat, *(f"My boat number {n} is called Argo {n}." for n in range(20))
-    )
-    assert len([answer for answer in answers if answer.compaction]) >= 2
-    summaries = [block for block in answers[-1].turn if is_summary(block)]
-    assert len(summaries) == 1
-    assert "Argo 0" in summaries[0].text
-    assert summaries[0].metadata["kedge.summary"] > 10
-
-
-async def test_failed_summary_request_changes_nothing(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """If the summary request fails, the answer is returned, the history is unchanged, and a note is added."""
-    broken = open_chat("responses:http://127.0.0.1:9/v1#practice").engine
-    chat = open_chat(compactor=SummarizingCompactor(20, engine=broken))
-    answers = await send_lines(chat, "Number 0.", "Number 1.")
-    assert len(answers[-1].turn) == 4
-    assert answers[-1].compaction.notes == (
-        "the summary call failed (Unreachable); nothing was cut",
-    )
-    third = await chat.chat_with_state(answers[-1].state, "What did I say first?")
-    assert "Number 0." in third.text
-
-
 async def test_shortened_tool_results_retain_the_anchor_before_them(
     server: TestServer, open_chat: OpenChat
 ) -> None:
@@ -210,16 +180,6 @@ async def test_endpoint_compacts_full_history_after_lost_anchor(
     assert ["previous_response_id" in each.body for each in requests] == [True, False]
     assert stream.reply.compaction is not None
     assert stream.reply.compaction.changed
-
-
-async def test_provider_counts_tokens(server: TestServer, open_chat: OpenChat) -> None:
-    """The token count of the provider's endpoint triggers compaction."""
-    chat = open_chat(compactor=TokenLimitCompactor(90, 60, counter=ProviderCounter()))
-    answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
-    assert any(answer.compaction for answer in answers)
-    counted = [r for r in server.requests if r.path == "/v1/responses/input_tokens"]
-    assert counted
-    assert all(each.status == 200 for each in counted)
 
 
 async def test_reported_usage_is_used(server: TestServer, open_chat: OpenChat) -> None:

@@ -1,6 +1,5 @@
 """Properties that every compactor has for any history."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,11 +132,3 @@ def test_a_token_target_is_met_or_reported(
         if result.changed:
             assert result.tokens_before == request.size()
             assert result.tokens_after == request.count(result.blocks)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_an_empty_history_stays_empty(limit: int) -> None:
-    """Compacting an empty history returns it unchanged."""
-    result = run_immediately(run_compactor(MessageLimitCompactor(limit), CompactionRequest(())))
-    assert result.blocks == ()
-    assert not result.changed

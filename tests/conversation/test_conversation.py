@@ -427,13 +427,6 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
-async def test_one_function_is_not_a_list_of_tools(conversation: Conversation) -> None:
-    """A function passed as the tools of a message is an error that shows the list."""
-    function: Any = len
-    with pytest.raises(InvalidSetting, match=r"not builtin_function_or_method: tools=\[function\]"):
-        await conversation.send("hello", tools=function)
-
-
 async def test_regenerated_answer_is_streamed(conversation: Conversation) -> None:
     """`stream_regenerate` returns the events of another answer, which becomes the head."""
     await conversation.send("What is 2+3?")
@@ -778,16 +771,6 @@ async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> No
     reply = await other.send("What is my name?")
     assert reply.plan
     assert reply.plan.is_full
-
-
-async def test_redacted_text_is_not_stored(store: Store, connected: Connect) -> None:
-    """Text changed by a guard is stored as it is sent."""
-    conversation = await Conversation.create(
-        connected(), store=store, middleware=[guard(redact("secret"))]
-    )
-    await conversation.send("The secret is out.")
-    bodies = await store.database.read(lambda tx: tx.rows("SELECT body FROM blocks"))
-    assert "secret" not in str(bodies)
 
 
 async def test_rejected_request_is_stored(conversation: Conversation) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
 from engines.runs import last_text, request_bodies
-from kedge import Chat, Conversation, open_store
+from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import ResponseStarted, TextDelta
@@ -217,41 +217,4 @@ async def test_the_state_of_a_chat_keeps_the_id(
     assert queued.response_id
     answer = await Chat(engine).chat_with_state(queued.state)
     assert (answer.text, answer.response_id) == ("Hello there.", queued.response_id)
-    assert count_requests(server) == 1
-
-
-async def test_a_stored_conversation_keeps_the_id(
-    engine: ResponsesEngine, server: TestServer, tmp_path: Any
-) -> None:
-    """The question is pending, and ``resume`` waits for its answer, also in another process."""
-    path = f"sqlite:///{tmp_path}/store.db"
-    async with open_store(path) as store:
-        conversation = await Conversation.create(engine, store=store)
-        reply = await conversation.send("Say: Hello there.", background=True)
-        assert reply.text == ""
-        assert len(await conversation.pending()) == 1
-    async with open_store(path) as store:
-        conversation = await Conversation.open(engine, store=store, id=conversation.id)
-        finished = await conversation.resume()
-        assert (finished.text, finished.response_id) == ("Hello there.", reply.response_id)
-        assert await conversation.pending() == []
-        assert (await conversation.send("Say: Again.")).text == "Again."
-    assert count_requests(server) == 2
-    assert request_bodies(server)[1]["previous_response_id"] == reply.response_id
-
-
-async def test_an_interrupted_conversation_keeps_the_id(
-    engine: ResponsesEngine, server: TestServer, tmp_path: Any
-) -> None:
-    """A run that is left while it streams has stored the id, so that its answer is not paid for twice."""
-    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
-        conversation = await Conversation.create(engine, store=store)
-        async with conversation.stream("Say: Hello there.", background=True) as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
-        conversation = await Conversation.open(engine, store=store, id=conversation.id)
-        assert (await conversation.resume()).text == "Hello there."
-        assert await conversation.pending() == []
-        assert conversation.turn.blocks == (user("Say: Hello there."), assistant("Hello there."))
     assert count_requests(server) == 1

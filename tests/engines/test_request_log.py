@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from engines.conftest import open_engine
 from kedge import Conversation, open_store
-from kedge.analytics import analyze
 from kedge.errors import EngineError
 from kedge.events import ResponseStarted, TextDelta
 from kedge.observe import snapshot
@@ -53,26 +52,6 @@ async def test_each_request_has_one_log_record_with_its_figures(
     assert chained["input_tokens"] == second.usage.input_tokens
     assert second.plan is not None
     assert (chained["sent_bytes"], chained["full_bytes"]) == second.plan.sizes
-
-
-async def test_a_rejected_request_has_its_own_row(server: TestServer, tmp_path: Path) -> None:
-    """A request that was healed is stored beside the one that replaced it, with the status and the size on the wire."""
-    async with (
-        open_engine(server) as engine,
-        open_store(f"sqlite:///{tmp_path}/store.db") as store,
-    ):
-        conversation = await Conversation.create(engine, store=store)
-        asked = await conversation.send("My name is Ada.")
-        await engine.transport.request_json("delete", f"/responses/{asked.response_id}")
-        reply = await conversation.send("What is my name?")
-        rows = await conversation.responses()
-        requests = (await analyze(store)).requests
-    assert [row.status for row in rows] == ["lost", "refused", "completed"]
-    assert [row.anchor for row in rows] == ["", asked.response_id, ""]
-    assert [row.healed for row in rows] == ["", "", "gone"]
-    assert [row.sent_bytes for row in rows] == [len(each.raw) for each in list_posts(server)]
-    assert [each.status for each in reply.requests] == ["refused", "completed"]
-    assert (requests.total, requests.rejections) == (3, 1)
 
 
 async def test_a_failed_answer_keeps_its_response_id(server: TestServer, tmp_path: Path) -> None:

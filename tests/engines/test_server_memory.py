@@ -236,18 +236,6 @@ async def test_equal_ids_of_two_servers_are_distinguished() -> None:
         assert is_coherent(first, turn)
 
 
-@STREAMING
-@pytest.mark.parametrize("echo", ["null", "late"])
-async def test_wrong_echo_disproves_the_context(streaming: bool, echo: str) -> None:
-    """A wrong echo is detected at the start of an answer and at its end."""
-    server = MemoryServer(echo=echo, stores=False)
-    async with open_memory_engine(server, trust="always") as engine:
-        turn, _ = await send(engine, Turn(), "One", streaming=streaming)
-        turn, events = await send(engine, turn, "Two", streaming=streaming)
-    assert is_coherent(server, turn) or any(isinstance(e, ServerForgot) for e in events)
-    assert get_state(turn).anchors[-1].status == "lost" or is_coherent(server, turn)
-
-
 @for_each("usage", ["none", "constant", "new"])
 @for_each("stores", [True, False])
 async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:
@@ -319,26 +307,6 @@ async def test_server_that_lists_nothing_cannot_be_audited() -> None:
     async with open_memory_engine(server, trust="always") as engine:
         turn, _ = await send_messages(server, engine, 2)
         assert (await engine.verify(turn)).agrees is None
-
-
-@STREAMING
-async def test_server_that_starts_to_forget_is_reported_once(streaming: bool) -> None:
-    """At most the answer in progress is wrong; it is no anchor, and its text stays in the Turn."""
-    server = MemoryServer()
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
-        turn, _ = await send_messages(server, engine, 6, streaming=streaming)
-        server.stores = False
-        server.stored.clear()
-        wrong = 0
-        for number in range(6):
-            before = len(turn)
-            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
-            if not is_coherent(server, turn):
-                wrong += 1
-                assert any(isinstance(event, ServerForgot) for event in events)
-                assert get_state(turn).anchors[-1].status == "lost"
-                assert len(turn) == before + 2
-    assert wrong == int(streaming)
 
 
 async def test_calls_without_context_are_not_run() -> None:

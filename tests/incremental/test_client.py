@@ -399,15 +399,6 @@ def test_a_server_that_identifies_itself_is_trusted(
     assert [len(body["input"]) for body in bodies(server)] == [1, 1]
 
 
-def test_chaining_can_be_disabled(server: TestServer, make_client: MakeClient) -> None:
-    """With `trust="never"` every request is sent as written."""
-    client = chain(make_client(), trust="never")
-    history: list[Any] = []
-    for text in ("One", "Two"):
-        ask(client, history, text)
-    assert chain_report(client).passed_through == {"untrusted": 2}
-
-
 @pytest.mark.parametrize("known", [False, True])
 def test_an_unknown_server_is_not_trusted(known: bool) -> None:
     """An unknown server that only repeats the requested id gets the program's own requests."""

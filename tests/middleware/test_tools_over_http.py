@@ -1,7 +1,6 @@
 """Tests of the tool loop over HTTP: approvals, custom tools, images, duplicate ids and cancellation."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import anyio
 import pytest
 
 from engines.fake_server import ScriptedServer, serve_handler
+from engines.runs import check_law
 from kedge.compaction import ServerCompactor
 from kedge.engines import Engine
 from kedge.events.run import ToolFinished
@@ -16,9 +16,8 @@ from kedge.middleware import compact, repair, tools, with_middleware
 from kedge.planning import find_problems, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-from kedge.tools import Deny, Edit, tool
-from kedge.turns import ImagePart, ToolCallBlock, ToolResultBlock, Turn, user
-from normalization import expected_context, normalize_items
+from kedge.tools import tool
+from kedge.turns import ToolResultBlock, Turn, user
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 FINAL_OUTPUT: list[dict[str, Any]] = [
@@ -58,11 +57,6 @@ def tool_results(turn: Turn) -> list[ToolResultBlock]:
     return [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
-def check_law(server: TestServer, turn: Turn) -> None:
-    """Check that the context of the last request equals the Turn before its answer."""
-    assert normalize_items(server.requests[-1].context) == expected_context(turn)
-
-
 async def test_a_plan_has_the_tools_of_the_request() -> None:
     """A dry run is planned with the tools that would be sent, those of one run and those of the stack."""
 
@@ -86,26 +80,6 @@ async def test_a_plan_has_the_tools_of_the_request() -> None:
     assert "the tools changed" in other.explain()
 
 
-async def test_an_approver_edits_and_denies(strict: tuple[TestServer, Engine]) -> None:
-    """The call is unchanged, the approved arguments are used, and the result states the change."""
-    server, engine = strict
-
-    def approve(call: ToolCallBlock) -> Edit | Deny:
-        if json.loads(call.arguments)["a"] == 2:
-            return Edit({"a": 40, "b": 2})
-        return Deny("too large")
-
-    stack = with_middleware(engine, tools(add, approve=approve))
-    turn = await stack.run(Turn([user("Please call add with a=2 and b=3")]))
-    assert "42" in tool_results(turn)[0].text
-    assert "changed before the call ran" in tool_results(turn)[0].text
-    check_law(server, turn)
-    turn = await stack.run(turn.append(user("Please call add with a=9 and b=1")))
-    assert "denied and did not run: too large" in tool_results(turn)[1].text
-    check_law(server, turn)
-    assert "previous_response_id" in server.requests[-1].body  # type: ignore[operator]
-
-
 async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) -> None:
     """A custom tool call and its output are sent as items of their own types."""
     server, engine = strict
@@ -124,23 +98,6 @@ async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) 
     types = [item["type"] for item in server.requests[-1].body["input"]]  # type: ignore[index]
     assert types[1:3] == ["custom_tool_call", "custom_tool_call_output"]
     check_law(server, second)
-
-
-async def test_an_image_returned_by_a_tool_is_sent_as_an_image(
-    strict: tuple[TestServer, Engine],
-) -> None:
-    """The strict server accepts the image, and its context equals the Turn."""
-    server, engine = strict
-
-    def draw() -> list[object]:
-        """Draw something."""
-        return ["Here it is:", PNG]
-
-    turn = await with_middleware(engine, tools(draw)).run(Turn([user("Please call draw")]))
-    assert isinstance(tool_results(turn)[0].parts[1], ImagePart)
-    (output,) = server.requests[-1].body["input"]  # type: ignore[index]
-    assert [part["type"] for part in output["output"]] == ["input_text", "input_image"]
-    check_law(server, turn)
 
 
 async def test_two_calls_with_one_id_are_distinguished() -> None:

@@ -1,14 +1,12 @@
 """Test common uses on every engine: functions as tools, edits of a history, and sync streams."""
 
-import asyncio
-
 from engines.contract.checks import check_law
 from kedge.chat import Chat
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.store import open_store
 from kedge.testing import TestServer
-from kedge.turns import Turn, assistant, user
+from kedge.turns import assistant, user
 
 
 def add(a: int, b: int) -> int:
@@ -53,16 +51,3 @@ async def test_edited_chat_state_obeys_the_law(engine: Engine, server: TestServe
     assert answer.text == "Your ship is the Terror."
     check_law(server, answer.turn)
     assert answer.response_id == server.requests[-1].response_id != ""
-
-
-async def test_sync_stream_yields_text_deltas(engine: Engine) -> None:
-    """A sync stream, read in a thread beside the event loop, yields the same deltas as an async one."""
-
-    def read() -> list[str]:
-        with engine.sync.stream(Turn([user("Count to 3")])) as stream:
-            return list(stream.text_deltas())
-
-    deltas = await asyncio.to_thread(read)
-    assert "".join(deltas) == "1 2 3"
-    async with engine.stream(Turn([user("Count to 3")])) as stream:
-        assert [delta async for delta in stream.text_deltas()] == deltas

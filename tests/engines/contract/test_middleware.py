@@ -12,15 +12,12 @@ from kedge.chat import Chat
 from kedge.compaction import (
     MessageLimitCompactor,
     ProviderCounter,
-    SummarizingCompactor,
     TokenLimitCompactor,
-    is_summary,
 )
 from kedge.engines import Engine
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
-    compact,
     guard,
     log,
     redact,
@@ -117,19 +114,6 @@ async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> No
     answer = await chat.chat_with_state(state, "What did I say last?")
     assert "My number is 4." in answer.text
     assert len(answer.turn) < 12
-
-
-async def test_summary_replaces_old_blocks(engine: Engine) -> None:
-    """The engine itself writes the summary, which replaces the older blocks."""
-    summarize = SummarizingCompactor(90, engine=engine, ask="Say Past. 1 time")
-    stack = with_middleware(engine, compact(summarize))
-    turn = Turn()
-    for line in ("One", "Two", "Three", "Four", "Five"):
-        turn = await stack.run(turn.append(user(f"{line} of several lines")))
-    assert is_summary(turn.blocks[0])
-    assert len(turn) < 10
-    turn = await stack.run(turn.append(user("What did I say last?")))
-    assert "Five of several lines" in str(turn.blocks[-1])
 
 
 async def test_a_stored_conversation_continues_in_another_process(

@@ -132,14 +132,6 @@ async def test_refusals_and_incomplete_answers_raise_their_own_errors(
     assert len(server.requests) == 2
 
 
-async def test_partial_values_arrive_while_the_answer_is_streamed(engine: Engine) -> None:
-    """The last partial value is complete, and the typed value follows."""
-    async with engine.stream(TRIP, output=Trip) as stream:
-        values = [value async for value in stream.partial_outputs()]
-    assert values[-1] == {"stop": {"city": "Lisbon", "days": 3}, "mode": "ship"}
-    assert stream.output == Trip(stop=Stop("Lisbon", 3), mode=Mode.SHIP)
-
-
 async def test_each_api_gets_the_schema_in_its_own_form(
     engine: Engine, server: TestServer, name: str
 ) -> None:
