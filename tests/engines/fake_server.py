@@ -48,9 +48,10 @@ async def connect_to(
     with served as url:
         model = f"{api}:{url}#m"
         if api == "anthropic":
-            model, base = "anthropic:m", {"base_url": url.removesuffix("/v1"), "api_key": "k"}
-            settings = base | settings
-        async with connect(model, **({"max_retries": 0} | settings)) as engine:
+            model = "anthropic:m"
+            settings = {"base_url": url.removesuffix("/v1"), "api_key": "k", **settings}
+        settings.setdefault("max_retries", 0)
+        async with connect(model, **settings) as engine:
             yield engine
 
 
@@ -65,9 +66,10 @@ async def catch_error(
     **settings: Any,
 ) -> E:
     """Return the error of a run on a server with this handler or response; it must have the Turn and the plan."""
+    options = options or {}
     async with connect_to(answer, api, **settings) as engine:
         with pytest.raises(kind, match=match) as exc_info:
-            await engine.run(turn, **(options or {}))
+            await engine.run(turn, **options)
     assert exc_info.value.turn is turn
     assert exc_info.value.plan is not None
     return exc_info.value

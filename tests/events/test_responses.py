@@ -145,7 +145,13 @@ NOT_FOUND = {
         ({"type": "error", "code": "busy", "message": "Wait."}, StreamFailed("busy", "Wait.")),
         (
             {"type": "error", "status": 400, "error": NOT_FOUND},
-            StreamFailed(*(NOT_FOUND[name] for name in ("code", "message", "param", "type")), 400),
+            StreamFailed(
+                "previous_response_not_found",
+                "No such response.",
+                "previous_response_id",
+                "invalid_request_error",
+                400,
+            ),
         ),
         ({"error": {"message": "no", "code": 404}}, StreamFailed("404", "no")),
         ({"error": "broken"}, StreamFailed("", "broken")),

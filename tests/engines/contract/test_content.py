@@ -257,7 +257,7 @@ async def test_truncated_answer_raises_incomplete_error(
     assert error.turn == turn
     assert error.partial
     assert error.partial[-1].metadata["kedge.partial"] is True
-    finished = await engine.run(error.turn.append(user("Never mind. What is 2+3?")))
+    finished = await engine.run(turn.append(user("Never mind. What is 2+3?")))
     assert len(finished) == 3
     check_law(server, finished)
 
