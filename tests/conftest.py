@@ -246,3 +246,22 @@ def postgres_store(postgres_url: str) -> Iterator["ReusableStore"]:
     store = ReusableStore(postgres_url)
     yield store
     store.drop()
+
+
+@pytest.fixture
+def empty_schema(postgres_url: str) -> Iterator[str]:
+    """Yield the address of an empty schema in a PostgreSQL database."""
+    from postgresql import create_schema
+
+    with create_schema(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def lasting_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the address of an empty store that can be opened several times."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_url")
+        return
+    with request.getfixturevalue("postgres_store").borrow() as url:
+        yield url

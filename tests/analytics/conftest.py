@@ -1,6 +1,6 @@
 """Fixtures for stores, and a class that adds responses to them."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,20 +9,10 @@ from kedge.store import ConversationRow, RequestRecord, Store, open_store
 from kedge.turns import user
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of an empty store, for each kind of database."""
-    if request.param == "sqlite":
-        yield request.getfixturevalue("sqlite_url")
-        return
-    with request.getfixturevalue("postgres_store").borrow() as url:
-        yield url
-
-
 @pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
+async def store(lasting_url: str) -> AsyncIterator[Store]:
     """Yield an empty store."""
-    async with open_store(store_url) as opened:
+    async with open_store(lasting_url) as opened:
         yield opened
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -26,7 +25,6 @@ from kedge.errors import BatchFailed, InvalidBatch
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 from kedge.turns import UserBlock
-from postgresql import create_schema
 
 LINES = 8
 PREPARATIONS = 6
@@ -35,13 +33,6 @@ needs_sqlite = pytest.mark.skipif(
     sqlite3.sqlite_version_info < dbos_runner.MIN_SQLITE,
     reason=f"DBOS needs a newer SQLite than {sqlite3.sqlite_version} with this version of Python",
 )
-
-
-@pytest.fixture
-def shared_url(postgres_url: str) -> Iterator[str]:
-    """Yield the address of an empty store on PostgreSQL; other tests run workers on SQLite."""
-    with create_schema(postgres_url) as url:
-        yield url
 
 
 def count_questions(server: TestServer) -> Counter[str]:
@@ -58,7 +49,7 @@ async def answered_questions(store: Store, name: str) -> set[str]:
     return texts
 
 
-async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> None:
+async def test_killed_worker_is_replaced(empty_schema: str, tmp_path: Path) -> None:
     """Every conversation is completed in order, and no finished turn is requested twice."""
     lines = [
         BatchLine(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
@@ -79,7 +70,7 @@ async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> Non
         summary = await run_batch(
             lines,
             tmp_path / "out.jsonl",
-            store_url=shared_url,
+            store_url=empty_schema,
             model=f"responses:{server.base_url}#practice",
             name="killing",
             runner=runner,
@@ -90,7 +81,7 @@ async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> Non
         counts = count_questions(server)
     assert killed
     assert (summary.completed, summary.failed) == (LINES, 0)
-    async with open_store(shared_url) as store:
+    async with open_store(empty_schema) as store:
         rows = await store.responses()
         answered = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS
@@ -134,7 +125,9 @@ def test_batches_prepare_a_database_at_the_same_time(
 ) -> None:
     """Several batches create the tables and queues of one new database at the same time."""
     is_sqlite = scheme == "sqlite"
-    url = f"sqlite:///{tmp_path}/x.db.dbos" if is_sqlite else request.getfixturevalue("shared_url")
+    url = (
+        f"sqlite:///{tmp_path}/x.db.dbos" if is_sqlite else request.getfixturevalue("empty_schema")
+    )
     start = Barrier(PREPARATIONS)
 
     def prepare(number: int) -> None:

@@ -6,31 +6,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from click.testing import CliRunner, Result
 
+from cli.sample_store import run_command, run_json
 from cli.test_serve import TIMEOUT, run_serve
-from kedge.cli import group
 from kedge.cli.auth import DEFAULT_SCOPES, SCOPES
 from kedge.store import token_registry
 from server.waiting import wait_until
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    """Return the path of a store that does not exist yet."""
-    return str(tmp_path / "store.db")
-
-
-def run_auth(store: str, *arguments: str) -> Result:
-    """Run ``kedge auth``."""
-    return CliRunner().invoke(group, ["auth", *arguments, "--store", store])
-
-
-def read_json(store: str, *arguments: str) -> Any:
-    """Run ``kedge auth`` with ``--json`` and return its output."""
-    done = run_auth(store, *arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def test_scopes_match_the_store() -> None:
@@ -38,31 +19,31 @@ def test_scopes_match_the_store() -> None:
     assert (SCOPES, DEFAULT_SCOPES) == (token_registry.SCOPES, token_registry.DEFAULT_SCOPES)
 
 
-def test_tokens_are_added_listed_and_revoked(store: str) -> None:
+def test_tokens_are_added_listed_and_revoked(store_path: Path) -> None:
     """A token is printed only by ``add``; ``list`` and ``revoke`` use its name."""
-    assert "There are no tokens" in run_auth(store, "list").stdout
-    added = run_auth(store, "add", "alice")
+    assert "There are no tokens" in run_command("auth", "list").stdout
+    added = run_command("auth", "add", "alice")
     secret = added.stdout.strip()
     assert secret.startswith("kedge_")
     assert "shown once" in added.stderr
-    created = read_json(
-        store, "add", "ci", "--user", "alice", "--scope", "server", "--tokens-per-minute", "9"
+    created = run_json(
+        "auth", "add", "ci", "--user", "alice", "--scope", "server", "--tokens-per-minute", "9"
     )
     assert created["token"].startswith("kedge_")
     assert created["scopes"] == ["server"]
-    read_json(store, "add", "ops", "--admin", "--scope", "metrics")
-    listed = read_json(store, "list")
+    run_json("auth", "add", "ops", "--admin", "--scope", "metrics")
+    listed = run_json("auth", "list")
     assert [(each["name"], each["user"]) for each in listed] == [
         ("alice", "alice"),
         ("ci", "alice"),
         ("ops", ""),
     ]
-    output = run_auth(store, "list").stdout
+    output = run_command("auth", "list").stdout
     assert "(administrator)" in output
     assert secret not in output + json.dumps(listed)
-    assert read_json(store, "revoke", "ci") == {"name": "ci", "revoked": True}
-    assert "alice: revoked" in run_auth(store, "revoke", "alice").stdout
-    assert [each["name"] for each in read_json(store, "list")] == ["ops"]
+    assert run_json("auth", "revoke", "ci") == {"name": "ci", "revoked": True}
+    assert "alice: revoked" in run_command("auth", "revoke", "alice").stdout
+    assert [each["name"] for each in run_json("auth", "list")] == ["ops"]
 
 
 @pytest.mark.parametrize(
@@ -77,20 +58,20 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
     ],
 )
 def test_invalid_arguments_are_reported(
-    store: str, arguments: tuple[str, ...], code: int, message: str
+    store_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     """An invalid argument is reported with a message and an exit code."""
-    run_auth(store, "add", "known")
-    done = run_auth(store, *arguments)
+    run_command("auth", "add", "known")
+    done = run_command("auth", *arguments)
     assert done.exit_code == code
     assert message in done.output
 
 
 @pytest.mark.parametrize("page", ["--page", "--no-page"])
-def test_server_requires_tokens_of_its_store(store: str, page: str) -> None:
+def test_server_requires_tokens_of_its_store(store_path: Path, page: str) -> None:
     """With tokens in its store, the server requires one, and each user sees only their own responses."""
-    secrets = {name: read_json(store, "add", name)["token"] for name in ("alice", "bob")}
-    with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
+    secrets = {name: run_json("auth", "add", name)["token"] for name in ("alice", "bob")}
+    with run_serve("--db", ":memory:", page, "--store", str(store_path)) as (_, line):
         url = f"{line['base_url']}/responses"
 
         def call(method: str, name: str, path: str = "", **options: Any) -> httpx2.Response:
@@ -110,19 +91,19 @@ def test_server_requires_tokens_of_its_store(store: str, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["--page", "--no-page"])
-def test_first_token_applies_to_running_server(store: str, page: str) -> None:
+def test_first_token_applies_to_running_server(store_path: Path, page: str) -> None:
     """A running server requires a token after the first one is added, and also after it is revoked."""
-    with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
+    with run_serve("--db", ":memory:", page, "--store", str(store_path)) as (_, line):
         models = f"{line['base_url']}/models"
 
         def get(url: str, **headers: str) -> int:
             return httpx2.get(url, headers=headers, verify=False, timeout=TIMEOUT).status_code
 
         assert get(models) == 200
-        secret = read_json(store, "add", "alice")["token"]
+        secret = run_json("auth", "add", "alice")["token"]
         wait_until(lambda: get(models) == 401)  # the server checks its store once a second
         assert get(models, authorization=f"Bearer {secret}") == 200
         if page == "--page":
             assert get(f"{line['url']}/api/conversations") == 401
-        read_json(store, "revoke", "alice")
+        run_json("auth", "revoke", "alice")
         assert get(models) == 401

@@ -420,11 +420,6 @@ def test_hint_fits_the_error() -> None:
     assert "--mcp" in find_hint(CannotConnect("the MCP server x is not available: it ended"))
 
 
-def test_error_without_hint_is_one_line() -> None:
-    """An error that has no hint prints one line."""
-    assert CliRunner().invoke(make_failing_command(KedgeError("no"))).stderr == "Error: no\n"
-
-
 def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A flag overrides the environment, which overrides the file, and each value is validated."""
 

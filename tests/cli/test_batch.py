@@ -15,24 +15,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
-from kedge.testing import TestServer, serve
+from kedge.testing import serve
 from server.gated_model import GatedModel
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
-    """Return a folder with prompts, a store and a configured model."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
+@pytest.fixture(autouse=True)
+def prompts(folder: Path) -> None:
+    """Write the file of prompts."""
     lines: list[dict[str, Any]] = [
         {"id": "sum", "prompt": "What is 2 + 3?"},
         {"id": "ship", "prompts": ["My ship is the Argo.", "What is my ship?"]},
     ]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return tmp_path
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
 def run_batch(*options: str) -> Result:

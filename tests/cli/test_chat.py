@@ -29,15 +29,6 @@ KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 300
 
 
-@pytest.fixture(autouse=True)
-def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Isolate the test from the machine's own configuration and data."""
-    for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-
-
 def run_chat(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Pipe lines into a chat in a separate process."""
     main = "from kedge.cli import main; main()"

@@ -32,15 +32,6 @@ ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
 RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-@pytest.fixture(autouse=True)
-def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Isolate the test from the machine's own configuration and data."""
-    for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE", "VISUAL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-
-
 @pytest.fixture
 def keys() -> Iterator[PipeInput]:
     """Yield the input whose keys are typed into prompts."""

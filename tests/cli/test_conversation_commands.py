@@ -26,23 +26,13 @@ from kedge.store import nodes, open_store
 from kedge.testing.server import TestServer
 from kedge.turns import Turn, dumps, file, image, system, tool_call, tool_result, user
 
+pytestmark = pytest.mark.usefixtures("store_path")
+
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "Hi."},
 ]
-
-
-@pytest.fixture(autouse=True)
-def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Configure a separate store for the test and return its path."""
-    for name in ("KEDGE_CONFIG", "KEDGE_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    path = tmp_path / "talks and more.db"
-    monkeypatch.setenv("KEDGE_STORE", str(path))
-    return path
 
 
 @pytest.fixture
@@ -708,24 +698,3 @@ def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
     rejected = CliRunner().invoke(group, ["show", "harbour"])
     assert rejected.exit_code == 1
     assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
-
-
-def test_control_characters_in_titles_are_not_printed(store_path: Path) -> None:
-    """Titles and tags may come from other people's files, so control characters are replaced."""
-
-    async def make() -> str:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
-
-    name = run_sync(make())
-    for arguments in (
-        ["conversations"],
-        ["show", name],
-        ["inspect", name],
-        ["fork", name],
-        ["tree", name],
-    ):
-        done = run_command(*arguments)
-        assert done.exit_code == 0, done.output
-        assert "\x1b]" not in done.output
-        assert "\x07" not in done.output

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kedge.cli.doctor import KEY_VARIABLES, command
+from kedge.cli.doctor import command
 from kedge.config import store_url
 from kedge.event_loops import run_sync
 from kedge.memory.evidence import ServerEvidence
@@ -21,20 +21,6 @@ from postgresql import PASSWORD
 
 KEY = "sk-planted-key-0123456789abcdef"
 RunDoctor = Callable[..., dict[str, dict[str, Any]]]
-
-
-@pytest.fixture(autouse=True)
-def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Isolate the test from the machine's own configuration, data and keys."""
-    for name in (
-        *KEY_VARIABLES,
-        "OPENAI_BASE_URL",
-        "KEDGE_CONFIG",
-        "ENABLE_RESPONSE_BOUNDARY_TRACKING",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
 def run_doctor(*arguments: str) -> tuple[Result, dict[str, dict[str, Any]]]:

@@ -16,18 +16,6 @@ from kedge.testing import serve
 from kedge.testing.server import TestServer
 
 
-@pytest.fixture(autouse=True)
-def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Configure a separate store for the test and return its path."""
-    for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    path = tmp_path / "kedge.db"
-    monkeypatch.setenv("KEDGE_STORE", str(path))
-    return path
-
-
 @pytest.fixture
 def server() -> Iterator[TestServer]:
     """Yield a server in another process than the practice model of the commands."""

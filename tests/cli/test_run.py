@@ -1,13 +1,11 @@
 """Tests of ``kedge run``: workflows from files and options, with text and JSON output."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kedge.cli import group
+from cli.sample_store import run_command, run_json
 from kedge.cli.run import format_event
 from kedge.config import store_url
 from kedge.event_loops import run_sync
@@ -45,39 +43,22 @@ prompt = "What is {double.result} + 1?"
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
-    """Return a folder with a judge module, a store and a configured model."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
-    (tmp_path / "judging.py").write_text(JUDGE)
-    return tmp_path
-
-
-def invoke_run(*arguments: str) -> Result:
-    return CliRunner().invoke(group, ["run", *arguments])
-
-
-def run_json(*arguments: str) -> dict[str, Any]:
-    done = invoke_run(*arguments, "--json")
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(autouse=True)
+def judge(folder: Path) -> None:
+    """Write the module of the judge."""
+    (folder / "judging.py").write_text(JUDGE)
 
 
 def test_refine_by_options_and_resume_by_id(folder: Path, kedge_server: TestServer) -> None:
     """Resuming a finished workflow returns the same result without sending a request."""
-    done = invoke_run(
-        "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one"
+    done = run_command(
+        "run", "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one"
     )
     assert done.exit_code == 0, done.stderr
     assert "round 1  2+3 = 5.\nverdict  passed" in done.stdout
     assert "[passed after 1 round, wf_one]" in done.stdout
-    repeated = run_json("refine", "--resume", "wf_one")
-    other = invoke_run("steps", "--resume", "wf_one")
+    repeated = run_json("run", "refine", "--resume", "wf_one")
+    other = run_command("run", "steps", "--resume", "wf_one")
     assert "wf_one is a refine workflow; continue with: kedge run refine" in other.stderr
     assert repeated["passed"] is True
     assert repeated["rounds"][0]["stored"] is True
@@ -87,11 +68,13 @@ def test_refine_by_options_and_resume_by_id(folder: Path, kedge_server: TestServ
 def test_debate_by_options(folder: Path) -> None:
     """Sides can have their own models, and a function is the judge."""
     model = "--side=b=practice"
-    report = run_json("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
+    report = run_json(
+        "run", "debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first"
+    )
     assert report["ruling"] == {"over": True, "winner": "a", "reason": ""}
     assert [each["side"] for each in report["arguments"]] == ["a", "b"]
-    done = invoke_run(
-        "debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first"
+    done = run_command(
+        "run", "debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first"
     )
     assert "[a won after 1 round" in done.stdout
 
@@ -102,14 +85,14 @@ def test_steps_from_a_file(folder: Path) -> None:
         '{"type": "object", "required": ["result"], "properties": {"result": {"type": "number"}}}'
     )
     (folder / "steps.toml").write_text(STEPS)
-    assert run_json("steps", "steps.toml")["results"] == {
+    assert run_json("run", "steps", "steps.toml")["results"] == {
         "double": {"result": 10},
         "more": "10 + 1 = 11.",
     }
-    report = run_json("steps", "steps.toml", "--input", "number=7")
+    report = run_json("run", "steps", "steps.toml", "--input", "number=7")
     assert report["results"]["more"] == "14 + 1 = 15."
-    assert run_json("steps", "--resume", report["workflow"])["results"] == report["results"]
-    assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
+    assert run_json("run", "steps", "--resume", report["workflow"])["results"] == report["results"]
+    assert "more  10 + 1 = 11." in run_command("run", "steps", "steps.toml").stdout
 
 
 def test_dates_of_a_file_are_text(folder: Path) -> None:
@@ -117,17 +100,7 @@ def test_dates_of_a_file_are_text(folder: Path) -> None:
     (folder / "dates.toml").write_text(
         '[inputs]\nday = 2026-01-02\nat = [08:30:00]\n[[steps]]\nname = "a"\nprompt = "Say {day} {at.0}"\n'
     )
-    assert run_json("steps", "dates.toml")["results"] == {"a": "2026-01-02 08:30:00"}
-
-
-def test_answers_cannot_control_the_terminal(folder: Path) -> None:
-    """Control characters in answers are replaced; with ``--json`` they are escaped."""
-    (folder / "steps.toml").write_text(
-        '[[steps]]\nname = "a"\nprompt = "My name is A\\u001b]0;x\\u0007da."\n'
-    )
-    output = invoke_run("steps", "steps.toml", "--id", "wf_text").stdout
-    assert "A�]0;x�da" in output
-    assert "\x07" in run_json("steps", "--resume", "wf_text")["steps"][0]["answer"]
+    assert run_json("run", "steps", "dates.toml")["results"] == {"a": "2026-01-02 08:30:00"}
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -139,10 +112,10 @@ def test_failed_workflow_can_be_resumed(
         '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'
     )
     kedge_server.faults.set("status=400", times=1)
-    done = invoke_run("steps", "steps.toml", "--id", "wf_two", *options)
+    done = run_command("run", "steps", "steps.toml", "--id", "wf_two", *options)
     assert done.exit_code == 1
     assert "Continue with: kedge run steps --resume wf_two" in done.stderr
-    assert run_json("steps", "--resume", "wf_two")["workflow"] == "wf_two"
+    assert run_json("run", "steps", "--resume", "wf_two")["workflow"] == "wf_two"
     assert len(kedge_server.requests) == 3
 
 
@@ -150,12 +123,12 @@ def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) 
     """The error names the function; after its correction the workflow continues with the stored answer."""
     arguments = ["--task", "What is 2+3?", "--judge", "mine:judge", "--id", "wf_three"]
     (folder / "mine.py").write_text("async def judge(answer):\n    return answer / 2\n")
-    done = invoke_run("refine", *arguments)
+    done = run_command("run", "refine", *arguments)
     assert done.exit_code == 1
     assert "the judge 'mine:judge' failed: TypeError: unsupported operand" in done.stderr
     assert "Continue with: kedge run refine --resume wf_three" in done.stderr
     (folder / "mine.py").write_text("def judge(answer):\n    return True  # corrected\n")
-    assert run_json("refine", "--resume", "wf_three")["passed"] is True
+    assert run_json("run", "refine", "--resume", "wf_three")["passed"] is True
     assert len(kedge_server.requests) == 1
 
 
@@ -201,7 +174,7 @@ def test_invalid_workflow_is_reported_in_one_line(
     sides = 'sides = [{name = "a", model = 3}, {name = "b"}]'
     (folder / "model.toml").write_text(f'question = "x"\n{sides}\n[judge]\nrubric = "y"')
     (folder / "function.toml").write_text('task = "x"\n[judge]\nfunction = 5')
-    done = invoke_run(*arguments)
+    done = run_command("run", *arguments)
     assert done.exit_code == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 2
@@ -237,7 +210,7 @@ def test_malformed_input_option_is_an_error(
 ) -> None:
     """An input without a name or a value is a usage error, and nothing is sent."""
     (folder / "steps.toml").write_text(STEPS)
-    done = invoke_run("steps", "steps.toml", "--input", argument)
+    done = run_command("run", "steps", "steps.toml", "--input", argument)
     assert done.exit_code == 2
     assert "is not NAME=TEXT" in done.stderr
     assert not kedge_server.requests
@@ -258,8 +231,8 @@ def test_tampered_workflow_is_not_resumed(
     change: dict[str, Any], named: str, folder: Path, kedge_server: TestServer
 ) -> None:
     """A function, file or address that was changed in the store is rejected and named."""
-    done = invoke_run(
-        "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_own"
+    done = run_command(
+        "run", "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_own"
     )
     assert done.exit_code == 0, done.stderr
     sent = len(kedge_server.requests)
@@ -272,7 +245,7 @@ def test_tampered_workflow_is_not_resumed(
             await store.update(row.id, data=data)
 
     run_sync(tamper())
-    done = invoke_run("refine", "--resume", "wf_own")
+    done = run_command("run", "refine", "--resume", "wf_own")
     assert done.exit_code == 1
     assert f"not used on this machine before: {named}" in done.stderr
     assert len(kedge_server.requests) == sent

@@ -124,6 +124,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--model", "oracle"], 1, "no provider named 'oracle'"),
         (["--model", "script:"], 1, "the script has no file"),
         (["--model", "ollama:"], 1, "the model is missing"),
+        (["--fault", "explode"], 1, "unknown fault 'explode'; choose one of cut_after_events"),
         (["--models", "/nowhere.toml"], 1, "cannot read /nowhere.toml"),
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),
         (["--retention-days", "0"], 2, "retention-days"),
@@ -235,3 +236,14 @@ def test_models_are_read_from_file(tmp_path: Path, caught: Callable[..., Setting
     assert list(settings.models) == ["a", "b"]
     assert (settings.model.name, settings.default) == ("a", None)
     assert caught("--model", "ollama:llama3.2").model.name == "llama3.2"
+
+
+def test_faults_are_applied_to_responses() -> None:
+    """The running command applies two faults at once."""
+    faults = ("--fault", "status=503,times=1", "--fault", "omit_response_id")
+    with run_serve("--db", ":memory:", "--no-page", *faults) as (_, line):
+        url, body = f"{line['base_url']}/responses", {"model": "practice", "input": "Hello"}
+        assert httpx2.post(url, json=body, timeout=TIMEOUT).status_code == 503
+        answer = httpx2.post(url, json=body, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert "id" not in answer.json()

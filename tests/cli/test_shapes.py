@@ -1,22 +1,16 @@
 """The JSON of commands and of the API has the same members, with equal values, for the same thing."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from kedge.cli import group
+from cli.sample_store import run_json as run_command_json
 from kedge.web.shapes import ConversationShape
 from web.conftest import serve_page
 
 
 def run_json(folder: Path, *arguments: str) -> Any:
     """Run a command on the store of a page, and return its JSON."""
-    store = f"sqlite:///{folder / 'kedge.db'}"
-    result = CliRunner().invoke(group, [*arguments, "--store", store, "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return run_command_json(*arguments, "--store", f"sqlite:///{folder / 'kedge.db'}")
 
 
 def test_commands_and_api_have_one_shape(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """Tests of ``kedge stats``: JSON for scripts, and charts on a terminal."""
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
+from cli.sample_store import run_command, run_json
 from kedge import run_sync
-from kedge.cli import group
 from kedge.cli.stats import render_sparkline
 from kedge.conversation import Conversation
 from kedge.store import open_store
@@ -19,8 +17,6 @@ MODEL = "practice-with-a-name-that-is-longer-than-a-column-of-a-narrow-table[/1]
 @pytest.fixture
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> None:
     """Create a store with a conversation whose responses the server once lost."""
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
 
     async def chat() -> None:
@@ -37,13 +33,9 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     run_sync(chat())
 
 
-def run_stats(*options: str) -> Result:
-    return CliRunner().invoke(group, ["stats", *options])
-
-
 def test_json_has_all_statistics(filled: None) -> None:
     """The JSON output has totals and the same numbers over time."""
-    report = json.loads(run_stats("--json", "--buckets", "4").stdout)
+    report = run_json("stats", "--buckets", "4")
     assert report["requests"]["total"] == 5
     assert report["requests"]["healed"] == [{"name": "gone", "count": 1}]
     results = [name for name in report["requests"] if name.startswith("results_")]
@@ -55,7 +47,7 @@ def test_json_has_all_statistics(filled: None) -> None:
 
 def test_text_output_has_charts(filled: None) -> None:
     """The text output has tables, bars and sparklines."""
-    output = run_stats().stdout
+    output = run_command("stats").stdout
     for expected in (
         "5 in 1 conversation ",
         "longest 3",
@@ -80,19 +72,19 @@ def test_text_output_has_charts(filled: None) -> None:
 )
 def test_statistics_are_filtered(options: list[str], total: int, filled: None) -> None:
     """Statistics are filtered by time, model and provider."""
-    assert json.loads(run_stats(*options, "--json").stdout)["requests"]["total"] == total
+    assert run_json("stats", *options)["requests"]["total"] == total
     if not total:
-        assert "No requests in this range" in run_stats(*options).stdout
+        assert "No requests in this range" in run_command("stats", *options).stdout
 
 
 def test_empty_name_is_no_conversation(filled: None) -> None:
     """The name of an unset variable does not select all conversations."""
-    assert "there is no conversation ''" in run_stats("--conversation", "").stderr
+    assert "there is no conversation ''" in run_command("stats", "--conversation", "").stderr
 
 
 def test_invalid_time_is_reported(filled: None) -> None:
     """An invalid time is a usage error that shows the accepted formats."""
-    done = run_stats("--since", "tomorrow")
+    done = run_command("stats", "--since", "tomorrow")
     assert done.exit_code == 2
     assert "write 2026-11-15" in done.stderr
 

@@ -11,13 +11,7 @@ from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
 
-
-@pytest.fixture(autouse=True)
-def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Configure a separate store for the test and return its path."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
-    return tmp_path / "store.db"
+pytestmark = pytest.mark.usefixtures("store_path")
 
 
 def chat(server: TestServer, name: str = "harbour") -> str:

@@ -145,6 +145,11 @@ def get_scope(model: str, **settings: Any) -> str:
 def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Projects and headers with credentials are part of the scope, also those from the environment."""
     plain = get_scope("openai:gpt-5.1")
+    assert plain.startswith("openai/api.openai.com/v1/")
+    assert "1234" not in plain
+    assert get_scope("openai:gpt-5.1", api_key="other") != plain
+    local = "responses:http://localhost:8484/v1/#m"
+    assert get_scope(local, api_key=None) == "responses/localhost:8484/v1"
     assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
     assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
     accounts = [{"Helicone-Auth": f"Bearer {name}"} for name in "ab"]

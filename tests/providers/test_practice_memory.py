@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,14 +39,10 @@ with store_practice_memory(sys.argv[1]):
 """A process that sends messages until it is killed, and prints the id of every response."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Yield the address of an empty store that can be opened several times."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    with request.getfixturevalue("postgres_store").borrow() as address:
-        yield address
+@pytest.fixture
+def url(lasting_url: str) -> str:
+    """Return the address of an empty store that can be opened several times."""
+    return lasting_url
 
 
 async def converse(

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import openresponses_types as spec
 import pytest
-from openai import APIStatusError, OpenAI
+from openai import APIStatusError, AsyncOpenAI, OpenAI
 from openai.types.responses import ResponseStreamEvent
 from openresponses_types import ResponseResource
 from pydantic import BaseModel, TypeAdapter
@@ -66,11 +66,12 @@ def http(server: TestServer) -> Iterator[httpx2.Client]:
         yield http_client
 
 
-def ask(client: OpenAI, prompt: Any, previous: str | None = None, **more: Any) -> Any:
+def ask(client: OpenAI | AsyncOpenAI, prompt: Any, previous: str | None = None, **more: Any) -> Any:
     """Create a response, which continues another one if its id is given."""
     if previous is not None:
         more["previous_response_id"] = previous
-    return client.responses.create(model="practice", input=prompt, **more)
+    create: Any = client.responses.create
+    return create(model="practice", input=prompt, **more)
 
 
 @contextmanager

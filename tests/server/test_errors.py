@@ -1,37 +1,15 @@
 import re
 from pathlib import Path
 
+from for_each import for_each
 from kedge.server import errors
 
 
-def test_error_body_has_four_members() -> None:
-    """The body of an error has the format of the API."""
-    error = errors.PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
-    assert error.status == 400
-    assert error.body() == {
-        "error": {
-            "message": "Previous response with id 'resp_x' not found.",
-            "type": "invalid_request_error",
-            "param": "previous_response_id",
-            "code": "previous_response_not_found",
-        }
-    }
-
-
-def test_values_are_not_used_as_templates() -> None:
-    """Braces in a client's value are repeated unchanged in the message."""
-    assert errors.UNKNOWN_PARAMETER(path="{path}{0}").message == "Unknown parameter: '{path}{0}'."
-
-
-def test_lone_surrogate_is_escaped() -> None:
-    """A lone surrogate is escaped in the message, so that the response is valid UTF-8."""
-    error = errors.UNKNOWN_PARAMETER(path="\ud800")
-    assert error.message.encode() == rb"Unknown parameter: '\ud800'."
-    assert error.param == r"\ud800"
-
-
-def test_an_error_message_truncates_long_values() -> None:
-    """An error message does not repeat a complete upload."""
+@for_each(("value", "shown"), [("{path}{0}", "{path}{0}"), ("\ud800", r"\ud800")])
+def test_values_of_clients_are_shown(value: str, shown: str) -> None:
+    """Braces are no template, a lone surrogate is escaped, so that the response is UTF-8, and texts are truncated."""
+    error = errors.UNKNOWN_PARAMETER(path=value)
+    assert (error.message, error.param) == (f"Unknown parameter: '{shown}'.", shown)
     assert len(errors.PREVIOUS_RESPONSE_NOT_FOUND(id="x" * 100_000).message) < 1_100
 
 

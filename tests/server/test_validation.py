@@ -33,9 +33,20 @@ INCLUDES = (
     "'code_interpreter_call.outputs', 'reasoning.encrypted_content', and "
     "'message.output_text.logprobs'"
 )
+MOVED = (
+    "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
+    "'input'. Try again with the new parameter. See the API documentation for more "
+    "information: https://platform.openai.com/docs/api-reference/responses/create."
+)
 ROLES = "'assistant', 'system', 'developer', and 'user'"
 
 Row = tuple[str, dict[str, Any], str | None, str | None, str]
+
+
+def item(**members: Any) -> dict[str, Any]:
+    """Return the input of a request with one item."""
+    return {"input": [members]}
+
 
 PRESENCE: list[Row] = [
     (
@@ -64,22 +75,14 @@ PRESENCE: list[Row] = [
         {"input": ..., "messages": []},
         None,
         "unsupported_parameter",
-        (
-            "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
-            "'input'. Try again with the new parameter. See the API documentation for more "
-            "information: https://platform.openai.com/docs/api-reference/responses/create."
-        ),
+        MOVED,
     ),
     (
         "messages beside input",
         {"messages": []},
         None,
         "unsupported_parameter",
-        (
-            "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
-            "'input'. Try again with the new parameter. See the API documentation for more "
-            "information: https://platform.openai.com/docs/api-reference/responses/create."
-        ),
+        MOVED,
     ),
 ]
 
@@ -179,25 +182,25 @@ def wrong_value_row(fragment: dict[str, Any], path: str, value: str, supported: 
 
 
 VALUES: list[Row] = [
-    wrong_value_row({"input": [{"type": "bogus_item"}]}, "input[0]", "bogus_item", ITEM_TYPES),
-    wrong_value_row({"input": [{"type": 7, "role": "user"}]}, "input[0]", "", ITEM_TYPES),
-    wrong_value_row({"input": [{"role": "bogus", "content": "x"}]}, "input[0]", "bogus", ROLES),
+    wrong_value_row(item(type="bogus_item"), "input[0]", "bogus_item", ITEM_TYPES),
+    wrong_value_row(item(type=7, role="user"), "input[0]", "", ITEM_TYPES),
+    wrong_value_row(item(role="bogus", content="x"), "input[0]", "bogus", ROLES),
     wrong_value_row({"input": [{}]}, "input[0]", "", ROLES),
-    wrong_value_row({"input": [{"type": "message", "content": "x"}]}, "input[0]", "", ROLES),
+    wrong_value_row(item(type="message", content="x"), "input[0]", "", ROLES),
     wrong_value_row(
-        {"input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]},
+        item(role="user", content=[{"type": "output_text", "text": "x"}]),
         "input[0].content[0]",
         "output_text",
         "'input_text', 'input_image', 'input_file', 'scoped_content', and 'input_audio'",
     ),
     wrong_value_row(
-        {"input": [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}]},
+        item(role="assistant", content=[{"type": "input_text", "text": "x"}]),
         "input[0].content[0]",
         "input_text",
         "'output_text' and 'refusal'",
     ),
     wrong_value_row(
-        {"input": [{"role": "user", "content": [{"type": "bogus", "text": "x"}]}]},
+        item(role="user", content=[{"type": "bogus", "text": "x"}]),
         "input[0].content[0].type",
         "bogus",
         "'input_text', 'input_image', 'input_audio', 'output_text', 'refusal', 'input_file', "
@@ -256,18 +259,16 @@ def member_row(kind: str, fragment: dict[str, Any], path: str) -> Row:
 
 
 MEMBERS: list[Row] = [
-    member_row(
-        "unknown", {"input": [{"role": "user", "content": "", "bogus": 1}]}, "input[0].bogus"
-    ),
+    member_row("unknown", item(role="user", content="", bogus=1), "input[0].bogus"),
     member_row("unknown", {"input": [ASSISTANT | {"zzz": 1}]}, "input[0].zzz"),
     member_row(
         "unknown",
-        {"input": [{"role": "user", "content": "x", "phase": "final_answer"}]},
+        item(role="user", content="x", phase="final_answer"),
         "input[0].phase",
     ),
     member_row(
         "unknown",
-        {"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]},
+        item(type="reasoning", id="rs_1", summary=[], status="completed"),
         "input[0].status",
     ),
     member_row("unknown", {"reasoning": {"bogus": 1}}, "reasoning.bogus"),
@@ -276,16 +277,16 @@ MEMBERS: list[Row] = [
     ),
     member_row("unknown", {"prompt_cache_options": {"bogus": 1}}, "prompt_cache_options.bogus"),
     member_row("unknown", {"text": {"zzz": 1}}, "text.zzz"),
-    member_row("missing", {"input": [{"role": "user"}]}, "input[0].content"),
+    member_row("missing", item(role="user"), "input[0].content"),
     member_row(
         "missing",
-        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        item(role="user", content=[{"type": "input_text"}]),
         "input[0].content[0].text",
     ),
-    member_row("missing", {"input": [{"type": "reasoning", "id": "rs_1"}]}, "input[0].summary"),
+    member_row("missing", item(type="reasoning", id="rs_1"), "input[0].summary"),
     member_row(
         "missing",
-        {"input": [{"type": "function_call_output", "output": "x"}]},
+        item(type="function_call_output", output="x"),
         "input[0].call_id",
     ),
     member_row("missing", {"tools": [{}]}, "tools[0].type"),
@@ -317,7 +318,7 @@ def bound_row(fragment: dict[str, Any], path: str, code: str, problem: str, expe
 
 
 def make_result(call_id: str) -> dict[str, Any]:
-    return {"input": [{"type": "function_call_output", "call_id": call_id, "output": "x"}]}
+    return item(type="function_call_output", call_id=call_id, output="x")
 
 
 NOT_EMPTY = (
@@ -351,7 +352,7 @@ BOUNDS: list[Row] = [
     ),
     (
         "a message's id without its prefix",
-        {"input": [{"role": "user", "content": "x", "id": "item_1"}]},
+        item(role="user", content="x", id="item_1"),
         "input[0].id",
         "invalid_value",
         "Invalid 'input[0].id': 'item_1'. Expected an ID that begins with 'msg'.",
@@ -492,49 +493,18 @@ ACCEPTED: list[dict[str, Any]] = [
     {},
     {"input": []},
     {"input": [ASSISTANT, {"role": "user", "content": "again"}]},
-    {"input": [{"role": "user", "content": "x", "status": "completed", "id": "msg_x"}]},
-    {"input": [{"role": "developer", "content": [{"type": "input_text", "text": "x"}]}]},
-    {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]},
-    {"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]},
-    {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]},
+    item(role="user", content="x", status="completed", id="msg_x"),
+    item(role="developer", content=[{"type": "input_text", "text": "x"}]),
+    item(role="assistant", content=[{"type": "refusal", "refusal": "no"}]),
+    item(role="assistant", content="x", phase="commentary"),
+    item(type="reasoning", summary=[], encrypted_content="gAAA"),
     {"input": [{"id": "msg_1"}, {"type": "item_reference", "id": "rs_1"}]},
-    {"input": [{"type": "configuration_update", "reasoning": {"effort": "low"}}]},
+    item(type="configuration_update", reasoning={"effort": "low"}),
     {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}},
     {"service_tier": "ultrafast"},
     {"conversation": "conv_1"},
     {"conversation": {"id": "conv_1"}},
     {"temperature": 1, "top_p": 0.5, "presence_penalty": -2},
-    dict.fromkeys(
-        (
-            "background",
-            "context_management",
-            "conversation",
-            "include",
-            "instructions",
-            "max_output_tokens",
-            "max_tool_calls",
-            "metadata",
-            "moderation",
-            "parallel_tool_calls",
-            "previous_response_id",
-            "prompt",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "reasoning",
-            "safety_identifier",
-            "service_tier",
-            "store",
-            "stream",
-            "stream_options",
-            "temperature",
-            "text",
-            "tool_choice",
-            "tools",
-            "top_logprobs",
-            "top_p",
-            "truncation",
-        )
-    ),
     {"reasoning": {"generate_summary": "concise"}},
     {
         "input": [

@@ -14,17 +14,6 @@ def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
     return extend_context(parent, [], [], 0, size)
 
 
-def test_each_lane_remembers_its_newest_response() -> None:
-    """A new response replaces the previous one of its lane; other lanes are unchanged."""
-    memory, first, second = SocketMemory(10_000), make_context(1), make_context(1)
-    memory.store("a", "resp_1", first)
-    memory.store("b", "resp_2", second)
-    memory.store("a", "resp_3", first)
-    assert memory.find("resp_1") is None
-    assert memory.find("resp_2") is second
-    assert memory.find("resp_3") is first
-
-
 def test_least_recently_used_lane_is_dropped_first() -> None:
     """Above the limit, the least recently used lane is dropped; a context's size includes its ancestors."""
     memory = SocketMemory(4_500)
@@ -44,17 +33,6 @@ def test_newest_response_is_always_stored() -> None:
     memory.store("b", "resp_2", make_context(1_000))
     assert memory.find("resp_1") is None
     assert memory.find("resp_2")
-
-
-def test_forget_requires_lane_and_response() -> None:
-    """Forgetting a response that its lane does not have does nothing."""
-    memory = SocketMemory(10_000)
-    memory.store("a", "resp_1", make_context(1))
-    memory.forget("a", "resp_2")
-    memory.forget("b", "resp_1")
-    assert len(memory) == 1
-    memory.forget("a", "resp_1")
-    assert len(memory) == 0
 
 
 def test_stored_response_clears_its_lane() -> None:

@@ -25,13 +25,3 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     """Yield an empty store."""
     async with open_store(store_url) as opened:
         yield opened
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def lasting_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of an empty store that can be opened several times."""
-    if request.param == "sqlite":
-        yield request.getfixturevalue("sqlite_url")
-        return
-    with request.getfixturevalue("postgres_store").borrow() as url:
-        yield url

@@ -56,42 +56,22 @@ Large = tuple[Store, ConversationRow, dict[str, int]]
 
 
 async def test_large_tree_is_complete(large: Large) -> None:
-    """All nodes of the tree are returned in order."""
-    store, row, _ = large
+    """All nodes are returned in order, and both paths, their blocks and their differences are complete."""
+    store, row, nodes = large
     tree = await store.tree(row)
     assert len(tree) == NODES + NODES // 100 + 1
     assert [node.id for node in tree] == sorted(node.id for node in tree)
-
-
-async def test_long_paths_are_complete(large: Large) -> None:
-    """The paths from the root to both ends have consecutive depths."""
-    store, row, nodes = large
     long, short = await store.path(row, nodes["long"]), await store.path(row, nodes["short"])
     assert (len(long), len(short)) == (NODES - 1_000 + 1, FORK + 1 + 1_000 + 1)
     assert [node.depth for node in long] == list(range(len(long)))
-
-
-async def test_blocks_of_a_path_with_a_fork(large: Large) -> None:
-    """A path with a fork loads the blocks before and after the fork."""
-    store, row, nodes = large
     blocks = (await store.load(row, nodes["short"])).blocks
     assert len(blocks) == FORK + 1 + 1_000
-    assert [blocks[FORK].text, blocks[FORK + 1].text] == [  # type: ignore[attr-defined]
-        f"step {FORK}",
-        f"step {NODES - 1_000}",
-    ]
-
-
-async def test_long_branches_are_compared(large: Large) -> None:
-    """Two long branches have the expected common ancestor and differences."""
-    store, row, nodes = large
+    texts = [block.text for block in blocks[FORK : FORK + 2]]  # type: ignore[attr-defined]
+    assert texts == [f"step {FORK}", f"step {NODES - 1_000}"]
     assert (await store.common_ancestor(row, nodes["long"], nodes["short"])).id == nodes["fork"]
-    differences = await store.differences(row, nodes["long"], nodes["short"])
-    assert (differences.shared, len(differences.left), len(differences.right)) == (
-        FORK + 1,
-        NODES - 1_000 - FORK - 1,
-        1_000,
-    )
+    found = await store.differences(row, nodes["long"], nodes["short"])
+    lengths = (NODES - 1_000 - FORK - 1, 1_000)
+    assert (found.shared, (len(found.left), len(found.right))) == (FORK + 1, lengths)
 
 
 async def test_number_of_statements_is_bounded(large: Large) -> None:

@@ -1,7 +1,7 @@
 """Long transactions on PostgreSQL do not block sends, and what they change together stays consistent."""
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,16 +16,14 @@ from kedge.store import ConversationRow, Node, Store, delete, import_export, nod
 from kedge.store.stored_blocks import hash_block
 from kedge.turns import Block
 from kedge.turns.json_codec import encode_block
-from postgresql import create_schema
 from server.waiting import TIMEOUT, wait_until
 from store.sample_conversations import create_conversation
 
 
 @pytest.fixture
-def url(postgres_url: str) -> Iterator[str]:
-    """Yield the address of an empty schema."""
-    with create_schema(postgres_url) as schema:
-        yield schema
+def url(empty_schema: str) -> str:
+    """Return the address of an empty schema."""
+    return empty_schema
 
 
 @pytest.fixture

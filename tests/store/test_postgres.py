@@ -3,7 +3,6 @@
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
@@ -25,15 +24,8 @@ from kedge.errors import (
     StoreUnreachable,
 )
 from kedge.store import ConversationRow, Node, Store, open_store
-from postgresql import PASSWORD, PostgresServer, create_schema
+from postgresql import PASSWORD, PostgresServer
 from store.sample_conversations import count_rows, create_conversation
-
-
-@pytest.fixture
-def empty_url(postgres_url: str) -> Iterator[str]:
-    """Yield the address of an empty schema."""
-    with create_schema(postgres_url) as url:
-        yield url
 
 
 def change_url(url: str, **parts: str) -> str:
@@ -94,13 +86,13 @@ async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) ->
         assert len((await store.load(row, node.id)).blocks) == 3
 
 
-async def test_unconfirmed_commit(empty_url: str) -> None:
+async def test_unconfirmed_commit(empty_schema: str) -> None:
     """An unconfirmed commit is not retryable, and the message advises to check whether it was written."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
 
         def work(tx: Tx) -> None:
             ((pid,),) = tx.rows("SELECT pg_backend_pid()")
-            with psycopg.connect(empty_url) as other:
+            with psycopg.connect(empty_schema) as other:
                 other.execute("SELECT pg_terminate_backend(%s, 30000)", (pid,))
 
         with pytest.raises(StoreUnreachable, match="check whether it was written") as unknown:
@@ -109,11 +101,11 @@ async def test_unconfirmed_commit(empty_url: str) -> None:
         assert len(await store.conversations()) == 0
 
 
-async def test_every_connection_busy(empty_url: str) -> None:
+async def test_every_connection_busy(empty_schema: str) -> None:
     """An operation that waits too long raises `StoreBusy`, which is retryable."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         await create_conversation(store, 1)
-    database = PostgresDatabase(empty_url, connections=1, wait_seconds=60.0)
+    database = PostgresDatabase(empty_schema, connections=1, wait_seconds=60.0)
     store = Store(database)
     locked, done = threading.Event(), threading.Event()
 
@@ -135,19 +127,19 @@ async def test_every_connection_busy(empty_url: str) -> None:
     await store.aclose()
 
 
-async def test_read_only_database(empty_url: str) -> None:
+async def test_read_only_database(empty_schema: str) -> None:
     """Reading a read-only database works; writing raises `StoreReadOnly`."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         await create_conversation(store, 1)
-    async with open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
+    async with open_store(f"{empty_schema}%20-cdefault_transaction_read_only%3Don") as store:
         assert len(await store.conversations()) == 1
         with pytest.raises(StoreReadOnly, match="nothing was written"):
             await store.create()
 
 
-async def test_server_messages_are_passed_on(empty_url: str) -> None:
+async def test_server_messages_are_passed_on(empty_schema: str) -> None:
     """An error without a message of its own contains the message of PostgreSQL."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
@@ -159,9 +151,9 @@ async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
         await open_store("postgresql://localhost/kedge")
 
 
-async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
+async def test_concurrent_appends_to_one_node(empty_schema: str) -> None:
     """Each of many concurrent appends to one node gets its own branch."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         row, nodes = await create_conversation(store, 1)
         numbers: list[int] = []
 
@@ -178,9 +170,9 @@ async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
         assert await store.verify() == []
 
 
-async def test_delete_during_concurrent_writes(empty_url: str) -> None:
+async def test_delete_during_concurrent_writes(empty_schema: str) -> None:
     """Writers to a deleted conversation get `NotInStore`, no rows remain, and there is no deadlock."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         stopped: list[str] = []
 
         async def write(row: ConversationRow, node: Node, is_writing: anyio.Event) -> None:
@@ -212,21 +204,21 @@ async def test_delete_during_concurrent_writes(empty_url: str) -> None:
         assert await count_rows(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]
 
 
-async def test_a_value_with_nul_is_invalid_not_an_outage(empty_url: str) -> None:
+async def test_a_value_with_nul_is_invalid_not_an_outage(empty_schema: str) -> None:
     """PostgreSQL has no NUL in texts; a lookup with one is not retryable, and the error says why."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
             with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
                 await attempt
 
 
-async def test_a_lock_of_another_program_does_not_block(empty_url: str) -> None:
+async def test_a_lock_of_another_program_does_not_block(empty_schema: str) -> None:
     """While another session locks the links, a send and a deletion fail after ``wait_seconds``."""
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         row, nodes = await create_conversation(store, 1)
         database = store.database
         assert isinstance(database, PostgresDatabase)
-        with psycopg.connect(empty_url) as other, anyio.fail_after(300):
+        with psycopg.connect(empty_schema) as other, anyio.fail_after(300):
             other.execute("LOCK TABLE links IN SHARE MODE")
             database.wait_seconds = 0.1
             for attempt in (
@@ -242,7 +234,7 @@ async def test_a_lock_of_another_program_does_not_block(empty_url: str) -> None:
 
 @pytest.mark.parametrize("name", ["import", "export", "gc", "verify"])
 async def test_long_operations_have_no_limit_for_statements(
-    empty_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+    empty_schema: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Import, export, gc and verify remove the limit for their statements, also that of the role."""
     calls: list[str] = []
@@ -252,7 +244,7 @@ async def test_long_operations_have_no_limit_for_statements(
         allow(tx)
         calls.append(tx.rows("SHOW statement_timeout")[0][0])
 
-    async with open_store(empty_url) as store:
+    async with open_store(empty_schema) as store:
         row, _ = await create_conversation(store, 1)
         lines = await store.export(row)
         monkeypatch.setattr(PostgresTransaction, "allow_long_statements", record)

@@ -168,20 +168,6 @@ async def test_scripts_without_spaces(
         assert await store.search(query) == [], query
 
 
-async def test_shared_text_survives_a_deletion(store: Store) -> None:
-    """A block shared by several conversations is found in each, and deleting one leaves it in the other."""
-    one, _ = await create_conversation(store, 1, title="one")
-    two, others = await create_conversation(store, 1, title="two")
-    await store.append(two, others[-1], (await store.load(one)).blocks)
-    hits = await store.search("one")
-    assert {hit.conversation for hit in hits} == {one.id, two.id}
-    await store.delete(one)
-    hits = await store.search("one")
-    assert {hit.conversation for hit in hits} == {two.id}
-    assert len(hits) == 2
-    assert await store.verify() == []
-
-
 async def test_forks_are_found_by_shared_text(store: Store) -> None:
     """A fork is found by text before its branching point, and not by later text of the original."""
     row, nodes = await create_conversation(store, 3)

@@ -401,3 +401,11 @@ async def test_every_kind_of_block_round_trips(store: Store) -> None:
     node = await store.append(row, root, turn.blocks)
     loaded = (await store.load(row, node.id)).turn(turn.id)
     assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))
+
+
+async def test_bound_methods_use_the_clock_of_the_store(store: Store) -> None:
+    """A method records the time of its store's clock, not that of the machine."""
+    row = await store.create("before")
+    store.clock = lambda: 123.0
+    assert (await store.update(row, title="after")).updated_at == 123.0
+    assert (await store.fork(row, row.head)).created_at == 123.0

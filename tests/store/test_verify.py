@@ -36,14 +36,6 @@ DAMAGE = [
 ]
 
 
-async def test_valid_store_has_no_damage(store: Store) -> None:
-    """`verify` reports nothing for a store with edits and forks."""
-    row, nodes = await create_conversation(store, 3)
-    await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
-    await store.fork(row, nodes[1].id)
-    assert await store.verify() == []
-
-
 @pytest.mark.parametrize(("statement", "table", "problem"), DAMAGE)
 async def test_damage_is_reported(store: Store, statement: str, table: str, problem: str) -> None:
     """Each kind of damage is reported with the row that contains it."""

@@ -16,6 +16,7 @@ from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.web.app import PageSettings, open_page_server
 from kedge.web.service import ConversationService
+from server.gated_model import GatedModel
 
 T = TypeVar("T")
 TIMEOUT = 300.0
@@ -126,4 +127,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
 def empty_page(tmp_path: Path) -> Iterator[PageServer]:
     """Yield a separate page for one test."""
     with serve_page(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def gate() -> GatedModel:
+    """Return a model that pauses after its first text for a message that starts with "wait"."""
+    return GatedModel()
+
+
+@pytest.fixture
+def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
+    """Yield a page with the gated model."""
+    with serve_page(tmp_path, model=gate) as server:
         yield server

@@ -23,7 +23,9 @@ def parse_events(text: str) -> list[dict[str, Any]]:
 
 def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> None:
     """A conversation is created, answered, renamed and listed with its summary."""
-    created = empty_page.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
+    created = empty_page.post(
+        "/api/conversations", title="Sums", tags=["work"], system="Be brief.", ttl=60.0
+    )
     turn = empty_page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
     assert turn["text"] == "2+3 = 5."
     assert turn["plan"]["sent_blocks"] == 1
@@ -36,7 +38,7 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
     assert (row["title"], row["tags"], row["responses"]) == ("Adding", ["work"], 1)
     assert row["first_words"] == "What is 2+3?"
     assert row["last_answer"] == "2+3 = 5."
-    assert row["status"] == "active"
+    assert (row["status"], created["ttl"], row["ttl"]) == ("active", 60.0, 60.0)
     assert empty_page.get(f"/api/conversations/{created['id']}") == row
 
 
@@ -64,35 +66,17 @@ def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 
 
-def test_conversation_can_have_a_ttl(empty_page: PageServer) -> None:
-    """The time to live is stored and returned."""
-    created = empty_page.post("/api/conversations", ttl=60.0)
-    assert created["ttl"] == empty_page.get(f"/api/conversations/{created['id']}")["ttl"] == 60.0
-
-
-def test_next_turn_continues_from_head(page: PageServer) -> None:
-    """The next turn is chained and sends only the new block."""
-    name = page.create_conversation("What is 2+3?")
-    turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
-    assert turn["text"] == 'You said first: "What is 2+3?"'
-    assert turn["plan"]["anchor"]
-    assert (turn["plan"]["sent_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
-    roles = page.get(f"/api/conversations/{name}/turns")
-    assert [block["kind"] for block in roles["blocks"]] == ["user", "assistant"] * 2
-    assert roles["node"] == turn["node"]
-
-
-def test_repeated_turn_on_a_branch_does_not_move_the_head(
-    page: PageServer,
-) -> None:
-    """A turn on a branch repeated with its idempotency key returns the stored answer."""
+def test_repeated_turn_on_a_branch_does_not_move_the_head(page: PageServer) -> None:
+    """A turn repeated with its idempotency key returns the stored answer; other text with it is a conflict."""
     name = page.create_conversation("First", "Second")
     at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="Elsewhere", at=at, key="once")
     repeated = page.post(path, text="Elsewhere", at=at, key="once")
-    assert (repeated["node"], repeated["stored"]) == (first["node"], True)
-    assert page.get(f"/api/conversations/{name}")["head"] == first["node"]
+    assert (first["stored"], repeated["stored"]) == (False, True)
+    assert page.get(f"/api/conversations/{name}")["head"] == first["node"] == repeated["node"]
+    other = page.client.post(path, json={"text": "Something else", "at": at, "key": "once"})
+    assert other.status_code == 409
 
 
 def test_turn_can_branch_from_any_response(page: PageServer) -> None:
@@ -179,18 +163,6 @@ def test_model_can_be_selected_per_turn(tmp_path: Path) -> None:
         assert [node["response"]["model"] for node in nodes] == ["beta", "alpha"]
         html = page.client.get(f"/conversations/{name}").text
         assert "<option selected>alpha</option>" in html
-
-
-def test_idempotency_key_runs_once(page: PageServer) -> None:
-    """A repeated turn returns the stored answer, and other text with the same key is a conflict."""
-    name = page.create_conversation()
-    path = f"/api/conversations/{name}/turns"
-    first = page.post(path, text="What is 2+3?", key="one")
-    repeated = page.post(path, text="What is 2+3?", key="one")
-    assert (first["stored"], repeated["stored"]) == (False, True)
-    assert first["node"] == repeated["node"]
-    other = page.client.post(path, json={"text": "Something else", "key": "one"})
-    assert other.status_code == 409
 
 
 def test_past_and_next_plans_are_available(page: PageServer) -> None:

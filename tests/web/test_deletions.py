@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,20 +19,10 @@ LIMIT = 120.0
 """The maximum seconds of a wait, also on a busy machine."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of an empty store."""
-    if request.param == "sqlite":
-        yield request.getfixturevalue("sqlite_url")
-        return
-    with request.getfixturevalue("postgres_store").borrow() as url:
-        yield url
-
-
 @pytest.fixture
-async def stores(store_url: str) -> AsyncIterator[Sequence[Store]]:
+async def stores(lasting_url: str) -> AsyncIterator[Sequence[Store]]:
     """Yield one store, opened by two servers."""
-    async with open_store(store_url) as first, open_store(store_url) as second:
+    async with open_store(lasting_url) as first, open_store(lasting_url) as second:
         yield first, second
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from for_each import for_each
-from kedge.conversation import Conversation
 from kedge.store import ConversationRow
 from kedge.store.summaries import ConversationSummary
 from kedge.turns import user
@@ -40,15 +39,6 @@ def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
     assert empty_page.client.get(f"/api/conversations/{name}").status_code == 404
     assert empty_page.client.post(f"/api/conversations/{name}/restore").status_code == 404
     assert empty_page.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
-
-
-def test_scheduled_deletions_run_at_shutdown(tmp_path: Path) -> None:
-    """When the server stops, scheduled deletions are run before their undo time has passed."""
-    with serve_page(tmp_path) as page:
-        name = page.create_conversation("A private matter")
-        page.client.delete(f"/api/conversations/{name}?undo=3600")
-    with serve_page(tmp_path) as page:
-        assert page.client.get(f"/api/conversations/{name}").status_code == 404
 
 
 def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
@@ -182,13 +172,3 @@ def test_search_results_link_to_messages(empty_page: PageServer) -> None:
         assert f'id="{block}"' in page
         assert "This message has no answer yet." not in page
     assert json.loads(empty_page.client.get("/api/search").text)["error"]["code"] == "invalid"
-
-
-def test_titled_conversation_is_listed_without_messages(page: PageServer) -> None:
-    """A conversation with a title is listed before its first message."""
-
-    async def work(service: ConversationService) -> str:
-        return (await Conversation.create("practice", store=service.store, title="Titled")).id
-
-    name = page.run(work)
-    assert name in {row["id"] for row in page.get("/api/conversations")["data"]}

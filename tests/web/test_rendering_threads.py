@@ -41,7 +41,23 @@ def check_others_are_answered(page: PageServer, path: str, held: HeldWork) -> st
         return slow.result(TIMEOUT).text
 
 
-def hold_markdown(monkeypatch: pytest.MonkeyPatch) -> HeldWork:
+async def refine_cell(service: service.ConversationService) -> str:
+    result = await refine(
+        "Say **held cell**",
+        judge=lambda _: True,
+        engine=service.models.engine,
+        store=service.store,
+    )
+    return result.workflow
+
+
+@pytest.mark.parametrize("kind", ["conversation", "workflow"])
+def test_markdown_is_rendered_in_a_thread(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """While the Markdown of a conversation or of the cells of a workflow is rendered, others are answered."""
+    is_workflow = kind == "workflow"
+    name = page.run(refine_cell) if is_workflow else page.create_conversation("Say **held**.")
     held, render = HeldWork(), markdown._render
 
     def wait_and_render(text: str) -> Markup:
@@ -49,37 +65,8 @@ def hold_markdown(monkeypatch: pytest.MonkeyPatch) -> HeldWork:
         return render(text)
 
     monkeypatch.setattr(markdown, "_render", wait_and_render)
-    return held
-
-
-def test_a_conversation_is_rendered_in_a_thread(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the Markdown of a conversation is rendered, other requests are answered."""
-    name = page.create_conversation("This text is **held**.")
-    held = hold_markdown(monkeypatch)
-    html = check_others_are_answered(page, f"/conversations/{name}", held)
-    assert "<strong>held</strong>" in html
-
-
-def test_a_workflow_is_rendered_in_a_thread(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the cells of a workflow are rendered, other requests are answered."""
-
-    async def work(service: service.ConversationService) -> str:
-        result = await refine(
-            "Say **held cell**",
-            judge=lambda _: True,
-            engine=service.models.engine,
-            store=service.store,
-        )
-        return result.workflow
-
-    name = page.run(work)
-    held = hold_markdown(monkeypatch)
-    html = check_others_are_answered(page, f"/workflows/{name}", held)
-    assert "<strong>held cell</strong>" in html
+    html = check_others_are_answered(page, f"/{kind}s/{name}", held)
+    assert f"<strong>held{' cell' * is_workflow}</strong>" in html
 
 
 def test_branches_are_compared_in_a_thread(

@@ -1,7 +1,5 @@
 """Runs of the API: they continue without a client and can be followed, stopped and resumed."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,21 +9,8 @@ from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
-from web.conftest import PageServer, serve_page
+from web.conftest import PageServer
 from web.test_api import parse_events
-
-
-@pytest.fixture
-def gate() -> GatedModel:
-    """Return a model that pauses after its first text for a message that starts with "wait"."""
-    return GatedModel()
-
-
-@pytest.fixture
-def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
-    """Yield a page with the gated model."""
-    with serve_page(tmp_path, model=gate) as server:
-        yield server
 
 
 def start_turn(page: PageServer, name: str, text: str, **members: Any) -> str:

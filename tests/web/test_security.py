@@ -83,7 +83,7 @@ def test_loopback_page_accepts_loopback_hosts_only(host: str, status: int) -> No
     [
         ({}, 200),
         ({"origin": BASE_URL}, 200),
-        ({"origin": BASE_URL, "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": BASE_URL.upper(), "sec-fetch-site": "Same-Origin"}, 200),
         ({"sec-fetch-site": "none"}, 200),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),

@@ -38,24 +38,6 @@ def make_chain(length: int, size: int = 10) -> list[Context]:
     return contexts
 
 
-def test_context_extends_its_parent() -> None:
-    """Items are listed oldest first, and token counts are added up."""
-    first, second = make_chain(2)
-    assert second.parent is first
-    assert second.list_items() == [make_item(0), make_item(1)]
-    assert second.tokens == 2
-    assert EMPTY_CONTEXT.list_items() == []
-
-
-def test_last_parts() -> None:
-    """The last parts of a context are a context without the older parts."""
-    last = make_chain(5)[-1]
-    assert last.last_parts(2).list_items() == [make_item(3), make_item(4)]
-    assert last.last_parts(2).tokens == 2
-    assert last.last_parts(0).list_items() == []
-    assert last.last_parts(9).list_items() == last.list_items()
-
-
 def test_model_items_are_context_items_and_new_items() -> None:
     """Indexing, slicing and iterating give the same items as a plain list, and messages are counted."""
     context = EMPTY_CONTEXT

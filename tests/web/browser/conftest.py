@@ -1,11 +1,17 @@
-"""Fixture of the browser."""
+"""Fixtures of the browser, and of tabs in which nothing unexpected may happen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page, expect
 
-from web.browser.chromium import VIEWPORT, launch_chromium
+from web.browser.chromium import VIEWPORT, WatchedTab, launch_chromium, open_context
+from web.conftest import PageServer
+
+expect.set_options(timeout=120_000)
+
+OpenTab = Callable[[PageServer, str], Page]
 
 
 @pytest.fixture(scope="package")
@@ -17,3 +23,31 @@ def browser() -> Iterator[Browser]:
         background.route("**", lambda route: route.fulfill(body=""))
         background.goto("http://127.0.0.1/")
         yield opened
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Return the settings of the context of a test; a test may have others as its parameter."""
+    return {}
+
+
+@pytest.fixture
+def open_tab(browser: Browser, settings: dict[str, Any]) -> Iterator[OpenTab]:
+    """Yield a function that opens a path of a page; the test fails if a tab records a problem."""
+    tabs: list[WatchedTab] = []
+    with open_context(browser, **settings) as context:
+
+        def open_path(page: PageServer, path: str) -> Page:
+            tabs.append(WatchedTab(context, page.url))
+            tab = tabs[-1].open(path)
+            tab.wait_for_load_state()
+            return tab
+
+        yield open_path
+    assert [tab.problems for tab in tabs if tab.problems] == []
+
+
+def send(tab: Page, text: str) -> None:
+    """Send a message."""
+    tab.get_by_label("Your message").fill(text)
+    tab.keyboard.press("Enter")

@@ -1,15 +1,13 @@
 """The composer in Chromium: attachments, request settings, and conversations of another provider."""
 
 import pytest
-from playwright.sync_api import Browser, FilePayload, Page, expect
+from playwright.sync_api import FilePayload, expect
 
 from kedge.conversation import Conversation
 from kedge.web.service import ConversationService
-from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer
 from web.test_attachments import PNG
-
-expect.set_options(timeout=120_000)
 
 DROP_FILE = """([type, name, text]) => {
   const data = new DataTransfer();
@@ -22,63 +20,49 @@ DROP_FILE = """([type, name, text]) => {
 }"""
 
 
-def send(tab: Page, text: str) -> None:
-    """Send a message."""
-    tab.get_by_label("Your message").fill(text)
-    tab.keyboard.press("Enter")
-
-
-def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> None:
+def test_images_and_files_are_attached(open_tab: OpenTab, page: PageServer) -> None:
     """Files can be selected, pasted, dropped and removed; an unsupported type is reported."""
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open(f"/conversations/{page.create_conversation()}")
-        tab.wait_for_load_state()
-        files: list[FilePayload] = [
-            {"name": "dot.png", "mimeType": "image/png", "buffer": PNG},
-            {"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"},
-        ]
-        tab.get_by_label("Attach files").set_input_files(files)
-        expect(tab.get_by_text("setup.exe: files of this type cannot be attached.")).to_be_visible()
-        tab.evaluate(DROP_FILE, ["paste", "pasted.txt", "from the clipboard"])
-        tab.evaluate(DROP_FILE, ["drop", "dropped.txt", "from a folder"])
-        expect(tab.locator("[data-attached] li")).to_have_count(3)
-        tab.get_by_role("button", name="Remove pasted.txt").click()
-        expect(tab.locator("[data-attached] li")).to_have_count(2)
-        send(tab, "What is this?")
-        question = tab.locator("[data-exchange] .said.user")
-        expect(question.get_by_role("link", name="File: dropped.txt")).to_be_visible()
-        image = question.get_by_role("img", name="Image")
-        expect(image).to_be_visible()
-        expect(image).to_have_js_property("naturalWidth", 1)
-        expect(tab.locator("[data-attached]")).to_be_hidden()
-        assert watched_tab.problems == []
+    tab = open_tab(page, f"/conversations/{page.create_conversation()}")
+    files: list[FilePayload] = [
+        {"name": "dot.png", "mimeType": "image/png", "buffer": PNG},
+        {"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"},
+    ]
+    tab.get_by_label("Attach files").set_input_files(files)
+    expect(tab.get_by_text("setup.exe: files of this type cannot be attached.")).to_be_visible()
+    tab.evaluate(DROP_FILE, ["paste", "pasted.txt", "from the clipboard"])
+    tab.evaluate(DROP_FILE, ["drop", "dropped.txt", "from a folder"])
+    expect(tab.locator("[data-attached] li")).to_have_count(3)
+    tab.get_by_role("button", name="Remove pasted.txt").click()
+    expect(tab.locator("[data-attached] li")).to_have_count(2)
+    send(tab, "What is this?")
+    question = tab.locator("[data-exchange] .said.user")
+    expect(question.get_by_role("link", name="File: dropped.txt")).to_be_visible()
+    image = question.get_by_role("img", name="Image")
+    expect(image).to_be_visible()
+    expect(image).to_have_js_property("naturalWidth", 1)
+    expect(tab.locator("[data-attached]")).to_be_hidden()
 
 
-def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServer) -> None:
+def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageServer) -> None:
     """The system prompt is stored with the conversation; effort and temperature remain in the form."""
     name = page.post("/api/conversations", system="\nBe kind.")["id"]
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        tab.wait_for_load_state()
-        send(tab, "    indented\n  less")
-        expect(tab.locator("[data-exchange]")).to_have_count(1)
-        blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
-        assert blocks[0]["text"] == "\nBe kind."  # unchanged
-        assert blocks[1]["parts"][0]["text"] == "    indented\n  less"
-        tab.locator("summary", has_text="Request settings").click()
-        tab.get_by_label("System prompt").fill("Be brief.")
-        tab.get_by_label("Reasoning effort").select_option("high")
-        tab.get_by_label("Temperature").fill("0.5")
-        send(tab, "What is 2+3?")
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("2+3 = 5.")
-        tab.locator("summary", has_text="Request settings").click()
-        expect(tab.get_by_label("System prompt")).to_have_value("Be brief.")
-        expect(tab.get_by_label("Reasoning effort")).to_have_value("high")
-        tab.reload()
-        expect(tab.locator("[name=system]")).to_have_value("Be brief.")
-        assert watched_tab.problems == []
+    tab = open_tab(page, f"/conversations/{name}")
+    send(tab, "    indented\n  less")
+    expect(tab.locator("[data-exchange]")).to_have_count(1)
+    blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert blocks[0]["text"] == "\nBe kind."  # unchanged
+    assert blocks[1]["parts"][0]["text"] == "    indented\n  less"
+    tab.locator("summary", has_text="Request settings").click()
+    tab.get_by_label("System prompt").fill("Be brief.")
+    tab.get_by_label("Reasoning effort").select_option("high")
+    tab.get_by_label("Temperature").fill("0.5")
+    send(tab, "What is 2+3?")
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("2+3 = 5.")
+    tab.locator("summary", has_text="Request settings").click()
+    expect(tab.get_by_label("System prompt")).to_have_value("Be brief.")
+    expect(tab.get_by_label("Reasoning effort")).to_have_value("high")
+    tab.reload()
+    expect(tab.locator("[name=system]")).to_have_value("Be brief.")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert blocks[0]["text"] == "Be brief."
 
@@ -91,18 +75,15 @@ async def _create_with_anthropic(service: ConversationService) -> str:
 
 
 def test_conversation_continues_with_another_provider(
-    browser: Browser, page: PageServer, monkeypatch: pytest.MonkeyPatch
+    open_tab: OpenTab, page: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The composer shows the model, and its provider answers with the API key of the environment."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", page.url)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
     name = page.run(_create_with_anthropic)
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        expect(tab.locator(".composer-end")).to_contain_text("anthropic:practice")
-        send(tab, "What is my name?")
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
-        assert watched_tab.problems == []
+    tab = open_tab(page, f"/conversations/{name}")
+    expect(tab.locator(".composer-end")).to_contain_text("anthropic:practice")
+    send(tab, "What is my name?")
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
     chain = page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert [node["response"]["provider"] for node in chain] == ["anthropic", "anthropic"]

@@ -4,57 +4,48 @@ from playwright.sync_api import Browser, expect
 
 from server.waiting import wait_until
 from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab
 from web.conftest import PageServer
 
-expect.set_options(timeout=120_000)
 
-
-def test_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None:
+def test_edit_is_marked_and_compared(open_tab: OpenTab, page: PageServer) -> None:
     """An edited message shows its previous text, and the comparison highlights the changed words."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        tab.wait_for_load_state()
-        question = tab.locator(".said.user", has_text="What is 2+3?")
-        question.hover()
-        question.get_by_role("button", name="Edit").click()
-        tab.get_by_role("dialog").get_by_label("Your message").fill("What is 20+3?")
-        tab.get_by_role("button", name="Send as a new branch").click()
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("20+3 = 23.")
-        edited = tab.locator(".said.user", has_text="20+3")
-        expect(edited.locator(".chip.edited")).to_be_visible()
-        edited.get_by_text("Text before the edit").click()
-        expect(edited.locator(".previous .words")).to_have_text("What is 2+3?")
-        tab.get_by_text("Compare").first.click()
-        tab.get_by_role("button", name="Compare").click()
-        expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()
-        expect(tab.locator("[data-side=left] del").first).to_have_text("20")
-        expect(tab.locator("[data-side=right] ins").first).to_have_text("2")
-        assert watched_tab.problems == []
+    tab = open_tab(page, f"/conversations/{name}")
+    question = tab.locator(".said.user", has_text="What is 2+3?")
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    tab.get_by_role("dialog").get_by_label("Your message").fill("What is 20+3?")
+    tab.get_by_role("button", name="Send as a new branch").click()
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("20+3 = 23.")
+    edited = tab.locator(".said.user", has_text="20+3")
+    expect(edited.locator(".chip.edited")).to_be_visible()
+    edited.get_by_text("Text before the edit").click()
+    expect(edited.locator(".previous .words")).to_have_text("What is 2+3?")
+    tab.get_by_text("Compare").first.click()
+    tab.get_by_role("button", name="Compare").click()
+    expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()
+    expect(tab.locator("[data-side=left] del").first).to_have_text("20")
+    expect(tab.locator("[data-side=right] ins").first).to_have_text("2")
 
 
-def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
+def test_answer_is_edited_without_sending(open_tab: OpenTab, page: PageServer) -> None:
     """An edited answer is saved in the history without sending a request, at the head only."""
     name = page.create_conversation("Hello")
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        tab.wait_for_load_state()
-        answer = tab.locator(".said.assistant")
-        answer.hover()
-        answer.get_by_role("button", name="Edit").click()
-        expect(tab.get_by_role("button", name="Send as a new branch")).to_have_count(0)
-        tab.get_by_role("dialog").get_by_label("Your message").fill("Good morning")
-        tab.get_by_role("button", name="Save without sending").click()
-        expect(tab.locator(".said.assistant .prose").first).to_have_text("Good morning")
-        expect(tab.locator(".said.assistant .chip.edited")).to_be_visible()
-        tab.locator(".rows a").first.click()
-        expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
-        answer.hover()
-        answer.get_by_role("button", name="Edit").click()
-        expect(tab.get_by_role("button", name="Save without sending")).to_be_disabled()
-        assert watched_tab.problems == []
+    tab = open_tab(page, f"/conversations/{name}")
+    answer = tab.locator(".said.assistant")
+    answer.hover()
+    answer.get_by_role("button", name="Edit").click()
+    expect(tab.get_by_role("button", name="Send as a new branch")).to_have_count(0)
+    tab.get_by_role("dialog").get_by_label("Your message").fill("Good morning")
+    tab.get_by_role("button", name="Save without sending").click()
+    expect(tab.locator(".said.assistant .prose").first).to_have_text("Good morning")
+    expect(tab.locator(".said.assistant .chip.edited")).to_be_visible()
+    tab.locator(".rows a").first.click()
+    expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
+    answer.hover()
+    answer.get_by_role("button", name="Edit").click()
+    expect(tab.get_by_role("button", name="Save without sending")).to_be_disabled()
 
 
 def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServer) -> None:

@@ -1,7 +1,6 @@
 """What a user does every day, in Chromium: type, copy, regenerate, change between conversations, read figures."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from kedge.testing import TestServer
 from kedge.turns import assistant, user
 from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, add, serve_page
-
-expect.set_options(timeout=120_000)
 
 TYPED = "tell me a joke about cats? / just kidding"
 CODE = "def area(radius):\n    return 3.14 * radius ** 2  # approximate\n"
@@ -24,17 +22,9 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touc
 
 
 @pytest.fixture
-def watched(
-    browser: Browser, page: PageServer, request: pytest.FixtureRequest
-) -> Iterator[WatchedTab]:
-    """Yield a new tab; the test fails if the tab recorded a problem."""
-    settings: dict[str, Any] = getattr(
-        request, "param", {"permissions": ["clipboard-read", "clipboard-write"]}
-    )
-    with open_context(browser, **settings) as context:
-        tab = WatchedTab(context, page.url)
-        yield tab
-    assert tab.problems == []
+def settings() -> dict[str, Any]:
+    """Return the settings of a context that may read the clipboard."""
+    return {"permissions": ["clipboard-read", "clipboard-write"]}
 
 
 def write_blocks(page: PageServer, *blocks: Any) -> str:
@@ -67,9 +57,9 @@ def resolve_color(tab: Page, name: str) -> str:
     return tab.evaluate(script, name)
 
 
-def test_new_conversation_takes_what_is_typed(page: PageServer, watched: WatchedTab) -> None:
+def test_new_conversation_takes_what_is_typed(page: PageServer, open_tab: OpenTab) -> None:
     """The composer of a new conversation has the focus, so that a message can be typed at once."""
-    tab = watched.open("/")
+    tab = open_tab(page, "/")
     tab.get_by_role("button", name="New conversation").first.click()
     expect(tab.get_by_label("Your message")).to_be_focused()
     tab.keyboard.type(TYPED)
@@ -78,11 +68,10 @@ def test_new_conversation_takes_what_is_typed(page: PageServer, watched: Watched
 
 @pytest.mark.parametrize("selector", ["", ".rows a", ".said.user .prose"])
 def test_shortcuts_never_take_typed_text(
-    page: PageServer, watched: WatchedTab, selector: str
+    page: PageServer, open_tab: OpenTab, selector: str
 ) -> None:
     """Text typed in an existing conversation is a message, whatever was clicked before."""
-    tab = watched.open(f"/conversations/{page.create_conversation('First', 'Second')}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{page.create_conversation('First', 'Second')}")
     before = read_theme(tab)
     if selector:
         tab.locator(selector).first.click()
@@ -93,10 +82,9 @@ def test_shortcuts_never_take_typed_text(
     expect(tab.get_by_role("dialog")).to_have_count(0)
 
 
-def test_shortcuts_apply_in_the_list_of_responses(page: PageServer, watched: WatchedTab) -> None:
+def test_shortcuts_apply_in_the_list_of_responses(page: PageServer, open_tab: OpenTab) -> None:
     """Escape leaves the composer for the list of responses, where keys are shortcuts; c goes back."""
-    tab = watched.open(f"/conversations/{page.create_conversation('First', 'Second')}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{page.create_conversation('First', 'Second')}")
     tab.get_by_label("Your message").fill("A draft")
     tab.keyboard.press("Escape")
     tab.keyboard.press("k")
@@ -110,10 +98,9 @@ def test_shortcuts_apply_in_the_list_of_responses(page: PageServer, watched: Wat
     expect(tab.get_by_label("Your message")).to_have_value("A draft!")
 
 
-def test_answer_is_regenerated_on_a_new_branch(page: PageServer, watched: WatchedTab) -> None:
+def test_answer_is_regenerated_on_a_new_branch(page: PageServer, open_tab: OpenTab) -> None:
     """Regenerate sends the question again; the first answer remains on its branch."""
-    tab = watched.open(f"/conversations/{page.create_conversation('Hello', 'What is 6*7?')}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{page.create_conversation('Hello', 'What is 6*7?')}")
     last = tab.locator("[data-exchange]").last
     last.hover()
     last.get_by_role("button", name="Regenerate").click()
@@ -123,10 +110,9 @@ def test_answer_is_regenerated_on_a_new_branch(page: PageServer, watched: Watche
     expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
-def test_answer_and_code_are_copied(page: PageServer, watched: WatchedTab) -> None:
+def test_answer_and_code_are_copied(page: PageServer, open_tab: OpenTab) -> None:
     """An answer is copied as Markdown, a code block without its fences."""
-    tab = watched.open(f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
     answer = tab.locator(".said.assistant")
     answer.hover()
     answer.get_by_role("button", name="Copy", exact=True).click()
@@ -138,9 +124,9 @@ def test_answer_and_code_are_copied(page: PageServer, watched: WatchedTab) -> No
     )
 
 
-def test_code_is_highlighted(page: PageServer, watched: WatchedTab) -> None:
+def test_code_is_highlighted(page: PageServer, open_tab: OpenTab) -> None:
     """Keywords, strings and comments have colors of their own in both themes."""
-    tab = watched.open(f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
+    tab = open_tab(page, f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
     code = tab.locator(".prose pre code")
     expect(code).to_have_text(CODE.strip(), use_inner_text=True)
     for scheme in ("light", "dark"):
@@ -152,21 +138,20 @@ def test_code_is_highlighted(page: PageServer, watched: WatchedTab) -> None:
         assert len(colors) == 3
 
 
-def test_recent_conversations_are_beside_the_chat(empty_page: PageServer, browser: Browser) -> None:
+def test_recent_conversations_are_beside_the_chat(
+    empty_page: PageServer, open_tab: OpenTab
+) -> None:
     """A conversation lists the recent ones, marks itself, and links to the others."""
     other = empty_page.create_conversation("About lighthouses")
     name = empty_page.create_conversation("About harbours", title="Harbours")
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, empty_page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        recent = tab.get_by_role("navigation", name="Recent conversations")
-        expect(recent.locator("[aria-current]")).to_have_text("Harbours")
-        recent.get_by_role("link", name="About lighthouses").click()
-        tab.wait_for_url(f"**/conversations/{other}")
-        expect(recent.locator("[aria-current]")).to_have_text("About lighthouses")
-        recent.get_by_role("button", name="New conversation").click()
-        expect(tab.get_by_label("Your message")).to_be_focused()
-        assert watched_tab.problems == []
+    tab = open_tab(empty_page, f"/conversations/{name}")
+    recent = tab.get_by_role("navigation", name="Recent conversations")
+    expect(recent.locator("[aria-current]")).to_have_text("Harbours")
+    recent.get_by_role("link", name="About lighthouses").click()
+    tab.wait_for_url(f"**/conversations/{other}")
+    expect(recent.locator("[aria-current]")).to_have_text("About lighthouses")
+    recent.get_by_role("button", name="New conversation").click()
+    expect(tab.get_by_label("Your message")).to_be_focused()
 
 
 def test_requests_are_listed_with_their_message(browser: Browser, tmp_path: Path) -> None:
@@ -197,10 +182,10 @@ async def call_tools(service: ConversationService) -> str:
         return conversation.id
 
 
-def test_failed_tool_results_look_failed(page: PageServer, watched: WatchedTab) -> None:
+def test_failed_tool_results_look_failed(page: PageServer, open_tab: OpenTab) -> None:
     """A result of a tool that failed is marked in words and in the color of errors."""
     name = page.run(call_tools)
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     results = tab.locator("details.tool", has_text="Result of")
     expect(results).to_have_count(2)
     expect(results.first.locator(".chip.failed")).to_have_text("failed")
@@ -208,12 +193,12 @@ def test_failed_tool_results_look_failed(page: PageServer, watched: WatchedTab) 
     assert read_color(results.first, "borderTopColor") == resolve_color(tab, "--bad")
 
 
-def test_compare_options_say_what_differs(page: PageServer, watched: WatchedTab) -> None:
+def test_compare_options_say_what_differs(page: PageServer, open_tab: OpenTab) -> None:
     """Branches with the same question have different options: position, time, first words."""
     name = page.create_conversation("Shared", "Same question")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Same question", at=nodes[0]["node"])
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     options = tab.locator("[name=left] option").all_text_contents()
     assert len(set(options)) == 2
     assert all(
@@ -223,31 +208,28 @@ def test_compare_options_say_what_differs(page: PageServer, watched: WatchedTab)
 
 
 def test_dashboard_names_conversations_and_explains_figures(
-    empty_page: PageServer, browser: Browser
+    empty_page: PageServer, open_tab: OpenTab
 ) -> None:
     """Conversations have names, single points are visible, and each figure has a tooltip."""
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, empty_page.url)
-        tab = watched_tab.open("/")
-        tab.get_by_role("button", name="New conversation").first.click()
-        expect(tab.get_by_label("Your message")).to_be_focused()
-        tab.keyboard.type("What is 6*7?")
-        tab.keyboard.press("Enter")
-        expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
-        watched_tab.open("/dashboard")
-        expect(tab.locator(".breakdown").get_by_role("link", name="What is 6*7?")).to_be_visible()
-        point = tab.locator(".plot .point").first
-        assert float(point.evaluate("each => parseFloat(getComputedStyle(each).strokeWidth)")) >= 6
-        expect(point.locator("title")).to_have_text(re.compile(r"^\d\d:\d\d: median .*ms|s$"))
-        for selector in (".tile", ".chart figcaption", ".breakdown th", ".ranking dt"):
-            titles = tab.locator(selector).evaluate_all("all => all.map(each => each.title)")
-            assert titles
-            assert all(titles), selector
-        hints = tab.locator(".tile").evaluate_all(
-            "all => all.filter(each => each.title === each.querySelector('.hint')?.textContent).length"
-        )
-        assert hints == 0
-        assert watched_tab.problems == []
+    tab = open_tab(empty_page, "/")
+    tab.get_by_role("button", name="New conversation").first.click()
+    expect(tab.get_by_label("Your message")).to_be_focused()
+    tab.keyboard.type("What is 6*7?")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
+    tab.goto(empty_page.url + "/dashboard")
+    expect(tab.locator(".breakdown").get_by_role("link", name="What is 6*7?")).to_be_visible()
+    point = tab.locator(".plot .point").first
+    assert float(point.evaluate("each => parseFloat(getComputedStyle(each).strokeWidth)")) >= 6
+    expect(point.locator("title")).to_have_text(re.compile(r"^\d\d:\d\d: median .*ms|s$"))
+    for selector in (".tile", ".chart figcaption", ".breakdown th", ".ranking dt"):
+        titles = tab.locator(selector).evaluate_all("all => all.map(each => each.title)")
+        assert titles
+        assert all(titles), selector
+    hints = tab.locator(".tile").evaluate_all(
+        "all => all.filter(each => each.title === each.querySelector('.hint')?.textContent).length"
+    )
+    assert hints == 0
 
 
 def use_elsewhere(page: PageServer, model: str) -> str:
@@ -263,7 +245,7 @@ def use_elsewhere(page: PageServer, model: str) -> str:
 
 @pytest.mark.parametrize("form", ["responses", "chat", "openai", "localhost"])
 def test_conversation_of_this_server_continues_on_it(
-    page: PageServer, watched: WatchedTab, monkeypatch: pytest.MonkeyPatch, form: str
+    page: PageServer, open_tab: OpenTab, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
     monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
@@ -277,33 +259,29 @@ def test_conversation_of_this_server_continues_on_it(
     }
     name = use_elsewhere(page, models[form])
     monkeypatch.delenv("OPENAI_API_KEY")
-    tab = watched.open(f"/conversations/{name}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{name}")
     expect(tab.locator("[data-model-problem]")).to_have_count(0)
-    tab.get_by_label("Your message").fill("What is my name?")
-    tab.keyboard.press("Enter")
+    send(tab, "What is my name?")
     expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
 
 
 def test_last_step_of_the_tutorial_opens_without_a_warning(
-    page: PageServer, watched: WatchedTab, kedge_server: TestServer
+    page: PageServer, open_tab: OpenTab, kedge_server: TestServer
 ) -> None:
     """A conversation with a practice model over the Chat Completions API continues with that of the page."""
     name = use_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
     sent = len(kedge_server.requests)
-    tab = watched.open(f"/conversations/{name}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{name}")
     expect(tab.locator("[data-model-problem]")).to_have_count(0)
-    tab.get_by_label("Your message").fill("What is my name?")
-    tab.keyboard.press("Enter")
+    send(tab, "What is my name?")
     expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
     assert len(kedge_server.requests) == sent
 
 
-def test_each_thing_has_one_word(page: PageServer, watched: WatchedTab) -> None:
+def test_each_thing_has_one_word(page: PageServer, open_tab: OpenTab) -> None:
     """The list counts responses, says when conversations changed, and when the provider's copy expires."""
     page.create_conversation("Hello")
-    tab = watched.open("/")
+    tab = open_tab(page, "/")
     headings = tab.locator("th").all_text_contents()
     assert "Responses" in headings
     assert "Changed" in headings
@@ -313,12 +291,12 @@ def test_each_thing_has_one_word(page: PageServer, watched: WatchedTab) -> None:
     expect(tab.get_by_role("link", name="Most responses")).to_be_visible()
 
 
-def test_amber_is_for_problems_only(page: PageServer, watched: WatchedTab) -> None:
+def test_amber_is_for_problems_only(page: PageServer, open_tab: OpenTab) -> None:
     """Nothing of a conversation with branches, edits and stopped answers is amber, unless something failed."""
     name = page.create_conversation("First", "Second")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
-    tab = watched.open(f"/conversations/{name}?at={nodes[0]['node']}")
+    tab = open_tab(page, f"/conversations/{name}?at={nodes[0]['node']}")
     expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
     amber = {resolve_color(tab, "--warn"), resolve_color(tab, "--warn-ground")}
     script = """(amber) => [...document.querySelectorAll("main *")].filter((each) => {
@@ -328,15 +306,14 @@ def test_amber_is_for_problems_only(page: PageServer, watched: WatchedTab) -> No
       (each) => each.outerHTML.slice(0, 120))"""
     tab.locator(".legend-box").evaluate("each => { each.open = true }")
     assert tab.evaluate(script, list(amber)) == []
-    watched.open("/?q=first")
+    tab.goto(page.url + "/?q=first")
     assert tab.evaluate(script, list(amber)) == []
 
 
-@pytest.mark.parametrize("watched", [{}, PHONE], indirect=True, ids=["desktop", "phone"])
-def test_toast_does_not_cover_the_composer(page: PageServer, watched: WatchedTab) -> None:
+@pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
+def test_toast_does_not_cover_the_composer(page: PageServer, open_tab: OpenTab) -> None:
     """A notification leaves the composer visible."""
-    tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
-    tab.wait_for_load_state()
+    tab = open_tab(page, f"/conversations/{page.create_conversation('Hello')}")
     files = [{"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"}]
     tab.locator("[data-attach]").set_input_files(files)  # pyright: ignore[reportArgumentType]
     toast, composer = tab.locator("#toast"), tab.locator("[data-composer]")
@@ -347,27 +324,27 @@ def test_toast_does_not_cover_the_composer(page: PageServer, watched: WatchedTab
     assert shown["y"] + shown["height"] <= below["y"]
 
 
-@pytest.mark.parametrize("watched", [PHONE], indirect=True)
-def test_actions_have_one_line_each_on_phones(page: PageServer, watched: WatchedTab) -> None:
+@pytest.mark.parametrize("settings", [PHONE])
+def test_actions_have_one_line_each_on_phones(page: PageServer, open_tab: OpenTab) -> None:
     """The labels of the actions of an answer are not broken into letters."""
-    tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
+    tab = open_tab(page, f"/conversations/{page.create_conversation('Hello')}")
     heights = tab.locator(".acts-row > *").evaluate_all("all => all.map(each => each.clientHeight)")
     assert len(heights) == 5
     assert max(heights) <= 40
 
 
-@pytest.mark.parametrize("watched", [PHONE], indirect=True)
-def test_disclosures_have_marks_on_phones(page: PageServer, watched: WatchedTab) -> None:
+@pytest.mark.parametrize("settings", [PHONE])
+def test_disclosures_have_marks_on_phones(page: PageServer, open_tab: OpenTab) -> None:
     """Each summary that can be opened on a phone shows a mark at the end of its line."""
     name = page.create_conversation("Please call add with a=2 and b=3")
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     script = """all => all.filter((each) => each.checkVisibility() && !each.querySelector(".icon, .sr")).filter(
       (each) => { const mark = getComputedStyle(each, "::after"), own = getComputedStyle(each);
       const isNative = own.display === "list-item" && own.listStyleType !== "none";
       return !isNative && (mark.content === "none" || mark.display === "none"); }).map(
       (each) => each.textContent.trim())"""
     for path in (f"/conversations/{name}", "/", "/workflows"):
-        watched.open(path)
+        tab.goto(page.url + path)
         tab.wait_for_load_state()
         assert tab.locator("summary").evaluate_all(script) == []
 

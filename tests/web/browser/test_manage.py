@@ -1,100 +1,87 @@
 """Managing and searching conversations in Chromium."""
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab
 from web.conftest import PageServer
-
-expect.set_options(timeout=120_000)
 
 
 def test_conversation_is_renamed_tagged_archived_and_deleted(
-    browser: Browser, empty_page: PageServer
+    open_tab: OpenTab, empty_page: PageServer
 ) -> None:
     """Each change is shown on the conversation page, and a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, empty_page.url)
-        tab = watched_tab.open(f"/conversations/{name}")
-        tab.wait_for_load_state()
-        tab.locator("summary", has_text="Manage").click()
-        tab.get_by_role("button", name="Rename").click()
-        tab.get_by_role("dialog").get_by_label("Title").fill("Lighthouses")
-        tab.get_by_role("button", name="Save").click()
-        expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
-        tab.wait_for_load_state()
-        tab.locator("summary", has_text="Manage").click()
-        tab.get_by_role("button", name="Change tags").click()
-        tab.get_by_role("dialog").get_by_label("Tags").fill("sea, towers")
-        tab.get_by_role("button", name="Save").click()
-        expect(tab.locator(".talk-head").get_by_role("link", name="towers")).to_be_visible()
-        tab.wait_for_load_state()
-        tab.locator("summary", has_text="Manage").click()
-        tab.get_by_role("button", name="Archive", exact=True).click()
-        expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
-        tab.wait_for_load_state()
-        tab.locator("summary", has_text="Manage").click()
-        tab.get_by_role("button", name="Delete").click()
-        expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
-        tab.wait_for_load_state()
-        assert empty_page.get("/api/conversations", show="all")["total"] == 0
-        tab.get_by_role("button", name="Undo").click()
-        expect(tab.get_by_text("deleted for good")).to_be_hidden()
-        assert watched_tab.problems == []
+    tab = open_tab(empty_page, f"/conversations/{name}")
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Rename").click()
+    tab.get_by_role("dialog").get_by_label("Title").fill("Lighthouses")
+    tab.get_by_role("button", name="Save").click()
+    expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
+    tab.wait_for_load_state()
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Change tags").click()
+    tab.get_by_role("dialog").get_by_label("Tags").fill("sea, towers")
+    tab.get_by_role("button", name="Save").click()
+    expect(tab.locator(".talk-head").get_by_role("link", name="towers")).to_be_visible()
+    tab.wait_for_load_state()
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Archive", exact=True).click()
+    expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
+    tab.wait_for_load_state()
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Delete").click()
+    expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
+    tab.wait_for_load_state()
+    assert empty_page.get("/api/conversations", show="all")["total"] == 0
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.get_by_text("deleted for good")).to_be_hidden()
     (row,) = empty_page.get("/api/conversations", show="archived")["data"]
     assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
 
 
 def test_several_conversations_are_changed_at_once(
-    browser: Browser, empty_page: PageServer
+    open_tab: OpenTab, empty_page: PageServer
 ) -> None:
     """Conversations selected in the list are tagged, filtered, deleted, restored and archived."""
     for title in ("One", "Two", "Three"):
         empty_page.create_conversation("Hello", title=title)
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, empty_page.url)
-        tab = watched_tab.open("/")
+    tab = open_tab(empty_page, "/")
+    tab.get_by_label("Select One").check()
+    tab.get_by_label("Select Two").check()
+    expect(tab.get_by_text("2 selected")).to_be_visible()
+    tab.get_by_role("button", name="Tag", exact=True).click()
+    tab.get_by_role("dialog").get_by_label("Tags to add").fill("both")
+    tab.get_by_role("button", name="Save").click()
+    expect(tab.locator("td").get_by_role("link", name="both")).to_have_count(2)
+    tab.wait_for_load_state()
+    tab.get_by_label("Tag", exact=True).select_option("both")
+    expect(tab.locator("[data-row]")).to_have_count(2)
+    tab.wait_for_load_state()
+    for count, name in enumerate(("Select One", "Select Two"), 1):
+        tab.get_by_label(name).check()
+        tab.get_by_role("button", name="Delete", exact=True).click()
+        expect(tab.locator("[data-row]")).to_have_count(2 - count)
         tab.wait_for_load_state()
-        tab.get_by_label("Select One").check()
-        tab.get_by_label("Select Two").check()
-        expect(tab.get_by_text("2 selected")).to_be_visible()
-        tab.get_by_role("button", name="Tag", exact=True).click()
-        tab.get_by_role("dialog").get_by_label("Tags to add").fill("both")
-        tab.get_by_role("button", name="Save").click()
-        expect(tab.locator("td").get_by_role("link", name="both")).to_have_count(2)
-        tab.wait_for_load_state()
-        tab.get_by_label("Tag", exact=True).select_option("both")
-        expect(tab.locator("[data-row]")).to_have_count(2)
-        tab.wait_for_load_state()
-        for count, name in enumerate(("Select One", "Select Two"), 1):
-            tab.get_by_label(name).check()
-            tab.get_by_role("button", name="Delete", exact=True).click()
-            expect(tab.locator("[data-row]")).to_have_count(2 - count)
-            tab.wait_for_load_state()
-        expect(tab.get_by_text("2 conversations are deleted for good in")).to_be_visible()
-        tab.get_by_role("button", name="Undo").click()
-        expect(tab.locator("[data-row]")).to_have_count(2)
-        tab.wait_for_load_state()
-        tab.get_by_label("Select all").check()
-        tab.get_by_role("button", name="Archive", exact=True).click()
-        expect(tab.get_by_role("heading", name="No matches")).to_be_visible()
-        assert watched_tab.problems == []
+    expect(tab.get_by_text("2 conversations are deleted for good in")).to_be_visible()
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator("[data-row]")).to_have_count(2)
+    tab.wait_for_load_state()
+    tab.get_by_label("Select all").check()
+    tab.get_by_role("button", name="Archive", exact=True).click()
+    expect(tab.get_by_role("heading", name="No matches")).to_be_visible()
     assert [row["title"] for row in empty_page.get("/api/conversations")["data"]] == ["Three"]
 
 
-def test_search_result_links_to_its_message(browser: Browser, empty_page: PageServer) -> None:
+def test_search_result_links_to_its_message(open_tab: OpenTab, empty_page: PageServer) -> None:
     """A search result highlights the match, and its link scrolls to the message and expands it."""
     name = empty_page.create_conversation(*(f"Message {number} of many" for number in range(12)))
     empty_page.create_conversation("Please call add with a=4711 and b=1")
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, empty_page.url)
-        tab = watched_tab.open("/?q=message+3")
-        expect(tab.locator("mark", has_text="3").first).to_be_visible()
-        tab.locator(".excerpts a", has_text="user").first.click()
-        expect(tab.locator(".said.user", has_text="Message 3 of many")).to_be_in_viewport()
-        expect(tab.locator(".talk-head h1")).to_be_in_viewport()  # the page itself did not scroll
-        assert name in tab.url
-        watched_tab.open("/?q=4712")
-        tab.locator(".excerpts a", has_text="tool result").click()
-        expect(tab.locator("details.tool pre", has_text="4712")).to_be_in_viewport()
-        assert watched_tab.problems == []
+    tab = open_tab(empty_page, "/?q=message+3")
+    expect(tab.locator("mark", has_text="3").first).to_be_visible()
+    tab.locator(".excerpts a", has_text="user").first.click()
+    expect(tab.locator(".said.user", has_text="Message 3 of many")).to_be_in_viewport()
+    expect(tab.locator(".talk-head h1")).to_be_in_viewport()  # the page itself did not scroll
+    assert name in tab.url
+    tab.goto(empty_page.url + "/?q=4712")
+    tab.locator(".excerpts a", has_text="tool result").click()
+    expect(tab.locator("details.tool pre", has_text="4712")).to_be_in_viewport()

@@ -1,8 +1,5 @@
 """The page in Chromium: list, chat, forks, comparison, keyboard, themes and hostile content."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -18,30 +15,17 @@ from kedge.turns import (
     user,
 )
 from kedge.web.service import ConversationService
-from web.browser.chromium import WatchedTab, open_context
+from web.browser.chromium import WatchedTab
+from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
 from web.large_tree import create_large_tree
 
-expect.set_options(timeout=120_000)
 
-
-@pytest.fixture
-def watched(
-    browser: Browser, page: PageServer, request: pytest.FixtureRequest
-) -> Iterator[WatchedTab]:
-    """Yield a new tab; the test fails if the tab recorded a problem."""
-    settings: dict[str, Any] = getattr(request, "param", {})
-    with open_context(browser, **settings) as context:
-        tab = WatchedTab(context, page.url)
-        yield tab
-    assert tab.problems == []
-
-
-def test_list_is_searched_and_opened_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
+def test_list_is_searched_and_opened_by_keyboard(page: PageServer, open_tab: OpenTab) -> None:
     """The list can be searched, navigated with j and k, and a conversation opened with Enter."""
     page.create_conversation("Tell me about lighthouses", title="Lighthouses")
     page.create_conversation("Tell me about harbours", title="Harbours")
-    tab = watched.open("/")
+    tab = open_tab(page, "/")
     expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
     expect(tab.get_by_role("link", name="Lighthouses")).to_be_visible()
     tab.keyboard.press("/")
@@ -54,18 +38,16 @@ def test_list_is_searched_and_opened_by_keyboard(page: PageServer, watched: Watc
     expect(tab.locator(".said.user .prose")).to_have_text("Tell me about lighthouses")
 
 
-def test_answer_streams_into_new_conversation(page: PageServer, watched: WatchedTab) -> None:
+def test_answer_streams_into_new_conversation(page: PageServer, open_tab: OpenTab) -> None:
     """A new conversation shows the streamed answer and the plan of each request."""
-    tab = watched.open("/")
+    tab = open_tab(page, "/")
     tab.get_by_role("button", name="New conversation").first.click()
     expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
     tab.wait_for_load_state()  # the scripts are loaded
-    tab.get_by_label("Your message").fill("What is 6*7?")
-    tab.keyboard.press("Enter")
+    send(tab, "What is 6*7?")
     expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
     expect(tab.locator(".plan")).to_have_count(1)
-    tab.get_by_label("Your message").fill("What did I say first?")
-    tab.keyboard.press("Enter")
+    send(tab, "What did I say first?")
     expect(tab.locator(".said.assistant .prose").last).to_have_text(
         'You said first: "What is 6*7?"'
     )
@@ -80,18 +62,17 @@ def test_answer_streams_into_new_conversation(page: PageServer, watched: Watched
     expect(tab.locator(".rows [aria-current]")).to_have_text("What did I say first?head")
 
 
-def test_forking_and_editing_create_branches(page: PageServer, watched: WatchedTab) -> None:
+def test_forking_and_editing_create_branches(page: PageServer, open_tab: OpenTab) -> None:
     """A fork at a response and an edited question each add a branch and retain the others."""
     name = page.create_conversation("First", "Second", "Third")
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     first = tab.locator("[data-exchange]").first
     first.hover()
     first.get_by_role("button", name="Fork here").click()
     expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
     expect(tab.locator("[data-exchange]")).to_have_count(1)
     tab.wait_for_load_state()
-    tab.get_by_label("Your message").fill("What did I say last?")
-    tab.keyboard.press("Enter")
+    send(tab, "What did I say last?")
     expect(tab.get_by_text('You said last: "First"')).to_be_visible()
     expect(tab.locator(".rows li")).to_have_count(4)
     question = tab.locator(".said.user").last
@@ -108,12 +89,12 @@ def test_forking_and_editing_create_branches(page: PageServer, watched: WatchedT
     expect(tab.get_by_label("Your message")).to_have_value("A draft")
 
 
-def test_two_branches_are_compared_side_by_side(page: PageServer, watched: WatchedTab) -> None:
+def test_two_branches_are_compared_side_by_side(page: PageServer, open_tab: OpenTab) -> None:
     """Two branches chosen from the list of branches are shown side by side."""
     name = page.create_conversation("Shared", "To the left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     tab.get_by_text("Compare").first.click()
     tab.get_by_role("button", name="Compare").click()
     expect(tab.locator("[data-side=left] .said.user .prose")).to_have_text("To the right")
@@ -127,10 +108,10 @@ def test_two_branches_are_compared_side_by_side(page: PageServer, watched: Watch
     assert left["y"] == right["y"]
 
 
-def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
+def test_graph_is_navigated_by_keyboard(page: PageServer, open_tab: OpenTab) -> None:
     """Keys select a response, the chat shows its path, and the address is a permalink; drafts are retained."""
     name = page.create_conversation("First", "Second", "Third")
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
     tab.get_by_label("Your message").press("Escape")
     tab.keyboard.press("k")
@@ -152,11 +133,11 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
-def test_the_last_selected_response_is_shown(page: PageServer, watched: WatchedTab) -> None:
+def test_the_last_selected_response_is_shown(page: PageServer, open_tab: OpenTab) -> None:
     """A state that was selected earlier and arrives later does not replace the selected one."""
     name = page.create_conversation("One", "Two", "Three")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -180,10 +161,10 @@ SET_HIDDEN = """(value) => {
 }"""
 
 
-def test_dashboard_updates_while_requests_run(page: PageServer, watched: WatchedTab) -> None:
+def test_dashboard_updates_while_requests_run(page: PageServer, open_tab: OpenTab) -> None:
     """The dashboard is updated by server-sent events, without a reload, while its tab is visible."""
     page.create_conversation("Before")
-    tab = watched.open("/dashboard?range=1h")
+    tab = open_tab(page, "/dashboard?range=1h")
     expect(tab.get_by_text("live", exact=True)).to_be_visible()
     requests = tab.locator(".tile dd").first
     before = int((requests.text_content() or "0").replace(",", ""))
@@ -198,14 +179,14 @@ def test_dashboard_updates_while_requests_run(page: PageServer, watched: Watched
     expect(tab.locator("figure.chart")).to_have_count(10)
 
 
-@pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
-def test_dark_theme_is_remembered(page: PageServer, watched: WatchedTab) -> None:
+@pytest.mark.parametrize("settings", [{"color_scheme": "dark"}])
+def test_dark_theme_is_remembered(page: PageServer, open_tab: OpenTab) -> None:
     """The theme follows the system until the user selects one, which is restored after a reload."""
 
     def ground() -> str:
         return tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
 
-    tab = watched.open("/")
+    tab = open_tab(page, "/")
     assert ground() == "rgb(16, 18, 20)"
     tab.get_by_role("button", name="Switch between light and dark").click()
     assert ground() == "rgb(250, 250, 249)"
@@ -230,8 +211,8 @@ MENUS = {
 }
 
 
-@pytest.mark.parametrize("watched", [NARROW], indirect=True)
-def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
+@pytest.mark.parametrize("settings", [NARROW])
+def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     """No page scrolls horizontally on a narrow screen, menus are visible, and a message can be sent there."""
     name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
     page.client.patch(f"/api/conversations/{name}", json={"tags": ["t" * 300]})
@@ -241,10 +222,10 @@ def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> Non
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
     paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")
     for path in (*paths, f"/conversations/{name}/compare?{compare}"):
-        tab = watched.open(path)
+        tab = open_tab(page, path)
         wide = tab.evaluate("document.documentElement.scrollWidth")
         assert wide <= 375, path
-    tab = watched.open(f"/conversations/{name}")
+    tab.goto(page.url + f"/conversations/{name}")
     for width in (375, 900):
         tab.set_viewport_size({"width": width, "height": 720})
         for title, menu in MENUS.items():
@@ -286,12 +267,12 @@ async def _create_hostile(service: ConversationService) -> tuple[str, str]:
     return conversation.id, worse.id
 
 
-def test_hostile_content_is_inert(page: PageServer, watched: WatchedTab) -> None:
+def test_hostile_content_is_inert(page: PageServer, open_tab: OpenTab) -> None:
     """HTML and scripts in every text field neither run nor load anything."""
     names = page.run(_create_hostile)
-    tab = watched.tab
+    tab = open_tab(page, "/")
     for name in reversed(names):
-        watched.open(f"/conversations/{name}")
+        tab.goto(page.url + f"/conversations/{name}")
         tab.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
         expect(tab.get_by_text("<script>alert('script')</script>").first).to_be_visible()
         assert tab.locator("main :is(script, iframe, style, object, base, meta, img)").count() == 0
@@ -300,19 +281,18 @@ def test_hostile_content_is_inert(page: PageServer, watched: WatchedTab) -> None
         links = tab.locator(".prose a").evaluate_all("all => all.map(each => each.href)")
         assert set(links) == {"https://evil.example/spy.png", "https://good.example/"}
     expect(tab.locator(".plan .facts").first).to_be_visible()
-    tab.get_by_label("Your message").fill(HOSTILE)
-    tab.keyboard.press("Enter")
+    send(tab, HOSTILE)
     expect(tab.locator("[data-exchange]")).to_have_count(2)
-    watched.open("/?q=script")
+    tab.goto(page.url + "/?q=script")
     expect(tab.locator("[data-row]").first).to_be_visible()
     for name in names:
         page.client.delete(f"/api/conversations/{name}")
 
 
-def test_graph_shows_two_thousand_responses(page: PageServer, watched: WatchedTab) -> None:
+def test_graph_shows_two_thousand_responses(page: PageServer, open_tab: OpenTab) -> None:
     """A tree with 2,000 responses and forks is drawn, and a row can be selected."""
     name = page.run(lambda service: create_large_tree(service.store, 2_000))
-    tab = watched.open(f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     assert tab.locator(".rows li").count() > 1_000
     tab.locator(".rows a").nth(500).click()
     expect(tab.locator(".rows [aria-current]")).to_have_count(1)
@@ -336,8 +316,7 @@ def test_login_form_accepts_token(
         expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
         context.clear_cookies()
         expect(tab.get_by_text("Your session has ended.")).to_be_visible()
-        tab.get_by_label("Your message").fill("Hello")
-        tab.keyboard.press("Enter")
+        send(tab, "Hello")
         expect(tab.get_by_role("alert")).to_contain_text("Your session has ended.")
         expect(tab.get_by_label("Your message")).to_have_value("Hello")
         context.close()

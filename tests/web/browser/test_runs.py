@@ -5,14 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from server.gated_model import GatedModel
 from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
-
-expect.set_options(timeout=120_000)
 
 
 @contextmanager
@@ -24,25 +22,6 @@ def reserve_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.fixture
-def gate() -> GatedModel:
-    """Return a model that pauses after its first text for a message that starts with "wait"."""
-    return GatedModel()
-
-
-@pytest.fixture
-def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
-    """Yield a page with the gated model."""
-    with serve_page(tmp_path, model=gate) as server:
-        yield server
-
-
-def send(tab: Page, text: str) -> None:
-    """Send a message."""
-    tab.get_by_label("Your message").fill(text)
-    tab.keyboard.press("Enter")
-
-
 def start_answer(tab: Page) -> None:
     """Send a message and wait for the beginning of its answer, which the gate holds back."""
     send(tab, "wait for me")
@@ -50,26 +29,23 @@ def start_answer(tab: Page) -> None:
 
 
 def test_stopped_answer_is_stored_and_can_be_retried(
-    browser: Browser, gated: PageServer, gate: GatedModel
+    open_tab: OpenTab, gated: PageServer, gate: GatedModel
 ) -> None:
     """A partial answer is stored and shown after a reload, and Retry gets the complete answer."""
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, gated.url)
-        tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello')}")
-        start_answer(tab)
-        tab.get_by_role("button", name="Stop").click()
-        expect(tab.get_by_text("The beginning of the answer is stored")).to_be_visible()
-        expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer")
-        expect(tab.locator(".rows .chip.cancelled")).to_be_visible()
-        tab.goto(tab.url.partition("?")[0])
-        expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
-        gate.open_gate()
-        tab.get_by_role("button", name="Retry").click()
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
-        expect(tab.get_by_text("This answer was stopped.")).to_have_count(0)
-        expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
-        assert watched_tab.problems == []
+    tab = open_tab(gated, f"/conversations/{gated.create_conversation('Hello')}")
+    start_answer(tab)
+    tab.get_by_role("button", name="Stop").click()
+    expect(tab.get_by_text("The beginning of the answer is stored")).to_be_visible()
+    expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("answer")
+    expect(tab.locator(".rows .chip.cancelled")).to_be_visible()
+    tab.goto(tab.url.partition("?")[0])
+    expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
+    gate.open_gate()
+    tab.get_by_role("button", name="Retry").click()
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
+    expect(tab.get_by_text("This answer was stopped.")).to_have_count(0)
+    expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
 def test_answer_continues_after_reload_and_any_tab_can_stop_it(
@@ -121,27 +97,24 @@ def test_question_survives_a_server_restart(
 
 
 def test_another_response_is_selected_while_an_answer_is_written(
-    browser: Browser, gated: PageServer, gate: GatedModel
+    open_tab: OpenTab, gated: PageServer, gate: GatedModel
 ) -> None:
     """The selected response remains shown, with the draft and its focus, until the user goes back."""
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, gated.url)
-        tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello', 'Again')}")
-        start_answer(tab)
-        tab.locator(".rows a", has_text="Hello").click()
-        expect(tab.get_by_text("An answer is being written elsewhere")).to_be_visible()
-        expect(tab.get_by_role("button", name="Send", exact=True)).to_be_visible()
-        composer = tab.get_by_label("Your message")
-        composer.fill("a draft")
-        element = composer.element_handle()
-        for _ in range(2):
-            with tab.expect_response("**/runs"):
-                pass
-        assert element.evaluate("each => each.isConnected && each === document.activeElement")
-        tab.go_back()
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
-        expect(composer).to_have_value("a draft")
-        gate.open_gate()
-        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
-        expect(composer).to_have_value("a draft")
-        assert watched_tab.problems == []
+    tab = open_tab(gated, f"/conversations/{gated.create_conversation('Hello', 'Again')}")
+    start_answer(tab)
+    tab.locator(".rows a", has_text="Hello").click()
+    expect(tab.get_by_text("An answer is being written elsewhere")).to_be_visible()
+    expect(tab.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    composer = tab.get_by_label("Your message")
+    composer.fill("a draft")
+    element = composer.element_handle()
+    for _ in range(2):
+        with tab.expect_response("**/runs"):
+            pass
+    assert element.evaluate("each => each.isConnected && each === document.activeElement")
+    tab.go_back()
+    expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+    expect(composer).to_have_value("a draft")
+    gate.open_gate()
+    expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
+    expect(composer).to_have_value("a draft")

@@ -8,8 +8,6 @@ from server.gated_model import GatedModel
 from web.browser.chromium import WatchedTab, open_context
 from web.conftest import serve_page
 
-expect.set_options(timeout=120_000)
-
 
 def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
     """The page shows each answer when it is stored, without a reload."""

@@ -23,67 +23,72 @@ def make_request(**members: Any) -> dict[str, Any]:
     return {"model": "practice", "messages": [USER], **members}
 
 
+def talk(*messages: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Return a request with these messages."""
+    return make_request(messages=list(messages), **members)
+
+
 INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [USER]}, "model", "Missing required parameter: 'model'."),
     ({"model": "practice"}, "messages", "Missing required parameter: 'messages'."),
     (make_request(model=""), "model", "does not exist"),
     (make_request(model=5), "model", "expected a string, but got an integer"),
-    (make_request(messages=[]), "messages", "empty array"),
+    (talk(), "messages", "empty array"),
     (make_request(messages="Hello"), "messages", "expected an array of objects"),
-    (make_request(messages=[{"content": "x"}]), "messages[0].role", "Missing required parameter"),
+    (talk({"content": "x"}), "messages[0].role", "Missing required parameter"),
     (
-        make_request(messages=[{"role": "user"}]),
+        talk({"role": "user"}),
         "messages[0].content",
         "Missing required parameter",
     ),
-    (make_request(messages=[{**USER, "mood": "x"}]), "messages[0].mood", "Unknown parameter"),
-    (make_request(messages=[{**USER, "content": None}]), "messages[0].content", "but got null"),
+    (talk({**USER, "mood": "x"}), "messages[0].mood", "Unknown parameter"),
+    (talk({**USER, "content": None}), "messages[0].content", "but got null"),
     (
-        make_request(messages=[{**USER, "content": [{"type": "input_text", "text": "x"}]}]),
+        talk({**USER, "content": [{"type": "input_text", "text": "x"}]}),
         "messages[0].content[0].type",
         "Supported values are: 'text', 'image_url', 'input_audio', and 'file'.",
     ),
     (
-        make_request(messages=[{"role": "system", "content": [{"type": "image_url"}]}]),
+        talk({"role": "system", "content": [{"type": "image_url"}]}),
         "messages[0].content[0].type",
         "Supported values are: 'text'.",
     ),
     (
-        make_request(messages=[USER, RESULT_MESSAGE]),
+        talk(USER, RESULT_MESSAGE),
         "messages.[1].role",
         "must be a response to a preceeding",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, USER]),
+        talk(USER, CALL_MESSAGE, USER),
         "messages.[2].role",
         "did not have response messages: call_1",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE]),
+        talk(USER, CALL_MESSAGE),
         "messages.[2].role",
         "did not have response messages",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}]),
+        talk(USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}),
         "messages.[2].tool_call_id",
         "'tool_call_id' of 'call_2' not found",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE]),
+        talk(USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE),
         "messages.[4].role",
         "must be a response",
     ),
     (
-        make_request(messages=[USER, {**CALL_MESSAGE, "tool_calls": []}]),
+        talk(USER, {**CALL_MESSAGE, "tool_calls": []}),
         "messages[1].tool_calls",
         "empty array",
     ),
     (
-        make_request(messages=[USER, {"role": "assistant", "content": None}]),
+        talk(USER, {"role": "assistant", "content": None}),
         "messages.[1].content",
         "expected a string, got null",
     ),
-    (make_request(messages=[USER], input="x"), "input", "Unknown parameter: 'input'."),
+    (talk(USER, input="x"), "input", "Unknown parameter: 'input'."),
     (make_request(temprature=1), "temprature", "Did you mean 'temperature'?"),
     (make_request(temperature=3), "temperature", "decimal above maximum value"),
     (make_request(n=2), "n", "one choice"),
@@ -120,7 +125,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     (make_request(functions=[]), "functions", "Unknown parameter"),
     (
-        make_request(messages=[USER, {"role": "assistant", "content": "x", "function_call": {}}]),
+        talk(USER, {"role": "assistant", "content": "x", "function_call": {}}),
         "messages.[1].function_call",
         "does not support 'function_call'",
     ),
@@ -139,24 +144,18 @@ def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, me
 
 VALID_REQUESTS: list[dict[str, Any]] = [
     make_request(),
-    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE]),
-    make_request(messages=[USER, USER, {"role": "assistant", "content": "x"}]),
-    make_request(
-        messages=[
-            USER,
-            {**CALL_MESSAGE, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
-            RESULT_MESSAGE,
-            {**RESULT_MESSAGE, "tool_call_id": "c2"},
-        ]
+    talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
+    talk(USER, USER, {"role": "assistant", "content": "x"}),
+    talk(
+        USER,
+        {**CALL_MESSAGE, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+        RESULT_MESSAGE,
+        {**RESULT_MESSAGE, "tool_call_id": "c2"},
     ),
-    make_request(
-        messages=[{"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER]
-    ),
+    talk({"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER),
     make_request(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
     make_request(stop=None, temperature=None, max_tokens=None, response_format={"type": "text"}),
-    make_request(
-        messages=[{**USER, "content": "as JSON"}], response_format={"type": "json_object"}
-    ),
+    talk({**USER, "content": "as JSON"}, response_format={"type": "json_object"}),
     make_request(stream=True, stream_options={"include_usage": True}),
     make_request(seed=1, user="u", metadata={"a": "b"}, logit_bias={"1": 5}, store=False),
 ]

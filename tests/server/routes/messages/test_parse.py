@@ -26,6 +26,11 @@ def make_request(**members: Any) -> dict[str, Any]:
     return {"model": "practice", "max_tokens": 2000, "messages": [USER], **members}
 
 
+def talk(*messages: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Return a request with these messages."""
+    return make_request(messages=list(messages), **members)
+
+
 def decrypt_nothing(_: str) -> Any:
     return None
 
@@ -42,76 +47,66 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     (make_request(max_tokens="5"), "max_tokens: Input should be a valid integer"),
     (make_request(mood=1), "mood: Extra inputs are not permitted"),
     (make_request(temperature=1), "temperature: Extra inputs are not permitted"),
-    (make_request(messages=[]), "messages: at least one message is required"),
-    (make_request(messages=[{"role": "user"}]), "messages.0.content: Field required"),
+    (talk(), "messages: at least one message is required"),
+    (talk({"role": "user"}), "messages.0.content: Field required"),
     (
-        make_request(messages=[{**USER, "role": "tool"}]),
+        talk({**USER, "role": "tool"}),
         "messages.0.role: Input should be 'user', ",
     ),
     (
-        make_request(messages=[{**USER, "content": ""}]),
+        talk({**USER, "content": ""}),
         "messages.0: all messages must have non-empty",
     ),
     (
-        make_request(messages=[{**USER, "content": [{"type": "text", "text": " "}]}]),
+        talk({**USER, "content": [{"type": "text", "text": " "}]}),
         "messages: text content blocks must be non-empty",
     ),
     (
-        make_request(messages=[{**USER, "content": [{"type": "text"}]}]),
+        talk({**USER, "content": [{"type": "text"}]}),
         "messages.0.content.0.text: Field required",
     ),
-    (make_request(messages=[{**USER, "role": "system"}]), "first message must use the"),
+    (talk({**USER, "role": "system"}), "first message must use the"),
     (
-        make_request(messages=[USER, {**USER, "role": "assistant"}]),
+        talk(USER, {**USER, "role": "assistant"}),
         "does not support assistant message",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE]),
+        talk(USER, CALL_MESSAGE),
         (
             "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
             "toolu_1. Each"
         ),
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, USER]),
+        talk(USER, CALL_MESSAGE, USER),
         "messages.1: `tool_use` ids were found without",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [TEXT, RESULT]}]),
+        talk(USER, CALL_MESSAGE, {"role": "user", "content": [TEXT, RESULT]}),
         "messages.1: `tool_use` ids were found without",
     ),
     (
-        make_request(messages=[RESULT_MESSAGE]),
+        talk(RESULT_MESSAGE),
         "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1.",
     ),
     (
-        make_request(
-            messages=[
-                USER,
-                CALL_MESSAGE,
-                RESULT_MESSAGE,
-                {**USER, "role": "assistant"},
-                RESULT_MESSAGE,
-            ]
-        ),
+        talk(USER, CALL_MESSAGE, RESULT_MESSAGE, {**USER, "role": "assistant"}, RESULT_MESSAGE),
         "messages.4.content.0: unexpected `tool_use_id`",
     ),
     (
-        make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, RESULT]}]),
+        talk(USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, RESULT]}),
         "each tool_use must have a single result",
     ),
     (
-        make_request(
-            messages=[USER, {"role": "assistant", "content": [TOOL_USE, TOOL_USE]}, RESULT_MESSAGE]
-        ),
+        talk(USER, {"role": "assistant", "content": [TOOL_USE, TOOL_USE]}, RESULT_MESSAGE),
         "messages.1.content.1: `tool_use` ids must be unique",
     ),
     (
-        make_request(messages=[{"role": "user", "content": [TOOL_USE]}]),
+        talk({"role": "user", "content": [TOOL_USE]}),
         "messages.0.content.0: `tool_use` blocks are not permitted within user messages",
     ),
     (
-        make_request(messages=[USER, {"role": "assistant", "content": [RESULT]}, USER]),
+        talk(USER, {"role": "assistant", "content": [RESULT]}, USER),
         "`tool_result` blocks are not permitted within assistant messages",
     ),
     (make_request(tools=[{"name": "f"}]), "tools.0.input_schema: Field required"),
@@ -159,11 +154,11 @@ def test_invalid_request_is_rejected(body: dict[str, Any], message: str) -> None
 
 VALID_REQUESTS: list[dict[str, Any]] = [
     make_request(),
-    make_request(messages=[USER, USER]),
-    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE]),
-    make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, TEXT]}]),
-    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE, USER]),
-    make_request(messages=[USER, {"role": "system", "content": "Now in French."}]),
+    talk(USER, USER),
+    talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
+    talk(USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, TEXT]}),
+    talk(USER, CALL_MESSAGE, RESULT_MESSAGE, USER),
+    talk(USER, {"role": "system", "content": "Now in French."}),
     make_request(system=[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]),
     make_request(tools=[{**TOOL, "type": "custom"}], tool_choice={"type": "auto"}),
     make_request(stop_sequences=["x"], metadata={"user_id": "u"}, stream=True),
@@ -171,16 +166,14 @@ VALID_REQUESTS: list[dict[str, Any]] = [
     make_request(
         thinking={"type": "adaptive"}, tools=[TOOL], tool_choice={"type": "tool", "name": "f"}
     ),
-    make_request(messages=[{**USER, "role": "assistant"}, USER]),
-    make_request(
-        messages=[
-            USER,
-            CALL_MESSAGE,
-            {
-                "role": "user",
-                "content": [{**RESULT, "content": [{"type": "tool_reference", "tool_name": "g"}]}],
-            },
-        ]
+    talk({**USER, "role": "assistant"}, USER),
+    talk(
+        USER,
+        CALL_MESSAGE,
+        {
+            "role": "user",
+            "content": [{**RESULT, "content": [{"type": "tool_reference", "tool_name": "g"}]}],
+        },
     ),
     make_request(
         tools=[{"type": "memory_20250818", "name": "memory"}, TOOL],
@@ -207,8 +200,10 @@ def test_tools_of_the_provider_are_not_offered_to_the_model() -> None:
     result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
     question = parse_request(
-        make_request(
-            messages=[USER, {"role": "assistant", "content": [use, result, TEXT]}, USER],
+        talk(
+            USER,
+            {"role": "assistant", "content": [use, result, TEXT]},
+            USER,
             tools=[hosted, TOOL],
             tool_choice={"type": "tool", "name": "web_search"},
         ),
@@ -343,6 +338,6 @@ def test_nested_blocks_are_flattened() -> None:
     """A search result and a document made of blocks are converted to their parts."""
     result = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
     document = {"type": "document", "source": {"type": "content", "content": [TEXT]}}
-    body = make_request(messages=[{"role": "user", "content": [result, document]}])
+    body = talk({"role": "user", "content": [result, document]})
     (message,) = parse_request(body, decrypt_nothing)["input"]
     assert [part["text"] for part in message["content"]] == ["T (S)", "Well", "Well"]
