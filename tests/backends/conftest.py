@@ -38,6 +38,21 @@ def make_model(kind: str, base_url: str, **settings: Any) -> Model:
     return open_model(f"{name}:{base_url}#practice", **settings)
 
 
+def open_client(server: TestServer) -> OpenAI:
+    """Return a client of a server, which does not repeat requests."""
+    return OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+
+
+@contextmanager
+def connect_backend(kind: str, base_url: str, **settings: Any) -> Generator[OpenAI]:
+    """Yield a client of a server whose backend sends its requests to the server at this address."""
+    with (
+        serve(model=make_model(kind, base_url, **settings)) as server,
+        open_client(server) as client,
+    ):
+        yield client
+
+
 @pytest.fixture(scope="session")
 def shared() -> Iterator[TestServer]:
     with serve() as upstream_server:
@@ -84,5 +99,5 @@ def server(
 
 @pytest.fixture
 def client(server: TestServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as openai_client:
+    with open_client(server) as openai_client:
         yield openai_client

@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from anthropic_sdk import make_anthropic
-from backends.conftest import make_model, serve_backend
+from backends.conftest import connect_backend, serve_backend
 from engines.fake_server import json_response, serve_handler
 from kedge.backends import EngineModel
 from kedge.middleware import guard, redact, with_middleware
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
+from server.conftest import ask, rejects
 from server.waiting import TIMEOUT, wait_until
 
 WEATHER: Any = {
@@ -47,7 +48,7 @@ def last_context(upstream: TestServer) -> Any:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_stateless_backend_is_chained(client: OpenAI, upstream: TestServer, streamed: bool) -> None:
     """Responses are chained by ``previous_response_id`` with every kind of backend."""
-    first = client.responses.create(model="any", input="My name is Ada.")
+    first = ask(client, "My name is Ada.")
     more: Any = {"model": "any", "previous_response_id": first.id}
     if streamed:
         with client.responses.stream(input="What did I say first?", **more) as stream:
@@ -55,7 +56,6 @@ def test_stateless_backend_is_chained(client: OpenAI, upstream: TestServer, stre
     else:
         second = client.responses.create(input="What did I say first?", **more)
     assert second.output_text == 'You said first: "My name is Ada."'
-    assert first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
     assert [item["role"] for item in last_context(upstream)] == ["user", "assistant", "user"]
 
@@ -110,12 +110,9 @@ def test_repeated_call_is_forwarded_once(client: OpenAI, upstream: TestServer) -
 def test_conversation_objects_are_supported(client: OpenAI) -> None:
     """This server stores the conversation object itself, with every kind of backend."""
     conversation = client.conversations.create()
-    client.responses.create(model="any", input="One", conversation=conversation.id)
-    last = client.responses.create(
-        model="any",
-        input="What did I say first?",
-        conversation=conversation.id,
-        instructions="Be kind.",
+    ask(client, "One", conversation=conversation.id)
+    last = ask(
+        client, "What did I say first?", conversation=conversation.id, instructions="Be kind."
     )
     assert last.output_text == 'You said first: "One"'
 
@@ -148,7 +145,7 @@ def test_streamed_items_equal_stored_items(client: OpenAI) -> None:
     """The deltas of an item add up to its text, and the complete response can be retrieved."""
     texts: dict[str, str] = {}
     final: Any = None
-    for event in client.responses.create(model="any", input="Say these words back", stream=True):
+    for event in ask(client, "Say these words back", stream=True):
         if event.type == "response.output_text.delta":
             texts[event.item_id] = texts.get(event.item_id, "") + event.delta
         if event.type == "response.completed":
@@ -167,7 +164,7 @@ def test_answer_matches_its_schema(client: OpenAI) -> None:
         "additionalProperties": False,
     }
     form: Any = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
-    response = client.responses.create(model="any", input="What is 6 * 7?", text={"format": form})
+    response = ask(client, "What is 6 * 7?", text={"format": form})
     assert json.loads(response.output_text) == {"answer": 42}
 
 
@@ -175,9 +172,7 @@ def test_developer_message_with_several_parts(client: OpenAI, upstream: TestServ
     """Codex sends its rules as a developer message, which not every API supports."""
     first, second = ({"type": "input_text", "text": text} for text in ("Be brief.", "Be kind."))
     rules: Any = {"type": "message", "role": "developer", "content": [first, second]}
-    response = client.responses.create(
-        model="any", input=[rules, {"role": "user", "content": "Hi"}]
-    )
+    response = ask(client, [rules, {"role": "user", "content": "Hi"}])
     assert response.output_text.startswith('You said: "Hi"')
     request_text = json.dumps(upstream.requests[-1].body)
     assert request_text.index("Be brief.") < request_text.index("Be kind.")
@@ -189,7 +184,7 @@ def test_images_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": IMAGE_URL, "detail": "low"},
     ]
-    client.responses.create(model="any", input=[{"role": "user", "content": parts}])
+    ask(client, [{"role": "user", "content": parts}])
     text, picture = last_context(upstream)[0]["content"]
     assert text == parts[0]
     assert picture["image_url"] == IMAGE_URL
@@ -233,9 +228,9 @@ def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
 
 def test_settings_are_sent_upstream(client: OpenAI, upstream: TestServer) -> None:
     """Sampling and tool settings, which change the answer, are sent upstream."""
-    client.responses.create(
-        model="any",
-        input="Hello",
+    ask(
+        client,
+        "Hello",
         temperature=0.5,
         top_p=0.25,
         tools=[WEATHER],
@@ -264,7 +259,7 @@ def test_account_parameters_are_sent_upstream(
     """Every account parameter that the upstream API accepts is sent upstream."""
     expected: dict[str, Any] = ANTHROPIC_PARAMS if kind == "anthropic" else ACCOUNT_PARAMS
     more: Any = ACCOUNT_PARAMS
-    client.responses.create(model="any", input="Hello", **more)
+    ask(client, "Hello", **more)
     sent = upstream.requests[-1].body
     assert {name: sent.get(name) for name in expected} == expected
     client.chat.completions.create(
@@ -296,11 +291,10 @@ def test_message_parameters_are_sent_upstream(
 def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) -> None:
     """A service tier that Anthropic does not have raises an error instead of being dropped."""
     with (
-        serve_backend(upstream, "anthropic") as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("anthropic", upstream.base_url) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
-        client.responses.create(model="any", input="Hello", service_tier="flex")
+        ask(client, "Hello", service_tier="flex")
     assert exc_info.value.param == "service_tier"
 
 
@@ -308,13 +302,11 @@ def test_hosted_tools_are_sent_to_responses_apis_only(
     kind: str, client: OpenAI, upstream: TestServer
 ) -> None:
     """Agents offer web search to every model; a chat server would reject the request."""
-    response = client.responses.create(
-        model="any", input="call get_weather in Rome", tools=[{"type": "web_search"}, WEATHER]
-    )
+    response = ask(client, "call get_weather in Rome", tools=[{"type": "web_search"}, WEATHER])
     assert [item.type for item in response.output] == ["function_call"]
     kinds = [tool.get("type", "function") for tool in upstream.requests[-1].body["tools"]]
     assert kinds == (["web_search", "function"] if kind.startswith("responses") else ["function"])
-    client.responses.create(model="any", input="Hello", tools=[{"type": "web_search"}])
+    ask(client, "Hello", tools=[{"type": "web_search"}])
     assert kind.startswith("responses") or not upstream.requests[-1].body.get("tools")
 
 
@@ -322,9 +314,9 @@ def test_hosted_tools_are_sent_to_responses_apis_only(
 def test_required_hosted_tool_is_rejected(client: OpenAI) -> None:
     """A hosted tool that must be called is not dropped, because that would change the answer."""
     with pytest.raises(openai.BadRequestError) as exc_info:
-        client.responses.create(
-            model="any",
-            input="Hello",
+        ask(
+            client,
+            "Hello",
             tools=[{"type": "web_search"}],
             tool_choice={"type": "web_search_preview"},
         )
@@ -334,22 +326,18 @@ def test_required_hosted_tool_is_rejected(client: OpenAI) -> None:
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
     """The model summarizes the removed items, and the next response continues from the summary."""
     text = "The river runs from the mountains to the sea. " * 150
-    first = client.responses.create(model="any", input=f"Remember this: {text}")
-    second = client.responses.create(
-        model="any",
-        input="Line 2",
-        previous_response_id=first.id,
+    first = ask(client, f"Remember this: {text}")
+    second = ask(
+        client,
+        "Line 2",
+        first.id,
         context_management=[{"type": "compaction", "compact_threshold": 1000}],
     )
     assert [item.type for item in second.output] == ["compaction", "message"]
     assert "In summary:" in json.dumps(upstream.requests[-1].body)
-    third = client.responses.create(
-        model="any", input="How many messages are there?", previous_response_id=second.id
-    )
+    third = ask(client, "How many messages are there?", second.id)
     assert "In summary:" in json.dumps(upstream.requests[-1].body)
     assert "mountains" not in json.dumps(last_context(upstream)[1:])
-    assert third.usage is not None
-    assert first.usage is not None
     assert third.usage.input_tokens < first.usage.input_tokens
 
 
@@ -373,11 +361,11 @@ def test_upstream_error_is_mapped(
     upstream.faults.set(fault, times=1)
     status, code = STATUSES[fault]
     with pytest.raises(openai.APIStatusError) as exc_info:
-        client.responses.create(model="any", input="Hello", stream=streamed)
+        ask(client, "Hello", stream=streamed)
     assert (exc_info.value.status_code, exc_info.value.code) == (status, code)
     if status == 429:
         assert exc_info.value.response.headers["retry-after"] == "7"
-    assert client.responses.create(model="any", input="Hello").output_text
+    assert ask(client, "Hello").output_text
 
 
 CUT_FAULTS = ("cut_after_events=7", "cut_in_event=7", "fail_after_events=7")
@@ -389,16 +377,14 @@ def test_broken_upstream_stream_fails_the_response(
 ) -> None:
     """A response whose upstream stream breaks ends as failed and is stored as failed."""
     upstream.faults.set(fault, times=1)
-    events: list[Any] = list(
-        client.responses.create(model="any", input="Write 40 words", stream=True)
-    )
+    events: list[Any] = list(ask(client, "Write 40 words", stream=True))
     assert [event.type for event in events[-2:]] == ["error", "response.failed"]
     failed = events[-1].response
     assert failed.error.code == "server_error"
     assert "behind this server" in failed.error.message
     retained = client.responses.retrieve(failed.id)
     assert (retained.status, retained.error) == ("failed", failed.error)
-    assert client.responses.create(model="any", input="Hello").output_text
+    assert ask(client, "Hello").output_text
 
 
 HARMLESS_FAULTS = ("slow_first_byte=0.05", "omit_call_id", "empty_call_id")
@@ -408,9 +394,7 @@ HARMLESS_FAULTS = ("slow_first_byte=0.05", "omit_call_id", "empty_call_id")
 def test_upstream_quirks_are_tolerated(client: OpenAI, upstream: TestServer, fault: str) -> None:
     """With a slow server or missing call ids, the answer is correct and calls can be answered."""
     upstream.faults.set(fault)
-    events: list[Any] = list(
-        client.responses.create(model="any", input=TWO_CALLS, tools=[WEATHER], stream=True)
-    )
+    events: list[Any] = list(ask(client, TWO_CALLS, tools=[WEATHER], stream=True))
     response = events[-1].response
     calls = [item for item in response.output if item.type == "function_call"]
     assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Rome"]
@@ -418,9 +402,7 @@ def test_upstream_quirks_are_tolerated(client: OpenAI, upstream: TestServer, fau
         {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
         for call in calls
     ]
-    last = client.responses.create(
-        model="any", input=results, previous_response_id=response.id, tools=[WEATHER]
-    )
+    last = ask(client, results, response.id, tools=[WEATHER])
     assert last.output_text.count("sunny") == 2
 
 
@@ -428,8 +410,7 @@ def test_duplicate_numbered_events_are_ignored(upstream: TestServer) -> None:
     """Repeated events of the Responses API are detected by their sequence numbers; chat chunks have none."""
     upstream.faults.set("duplicate_events")
     with (
-        serve_backend(upstream, "responses") as server,
-        OpenAI(base_url=server.base_url, api_key="any") as client,
+        connect_backend("responses", upstream.base_url) as client,
         client.responses.stream(model="any", input="What is 6 * 7?") as stream,
     ):
         assert stream.get_final_response().output_text == "6 * 7 = 42."
@@ -453,13 +434,10 @@ def test_stream_without_output_indexes_is_emitted_once(streamed: bool) -> None:
     bodies: list[Any] = []
     with (
         serve_handler(reply) as upstream,
-        serve(model=make_model("responses, stateless", upstream)) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("responses, stateless", upstream) as client,
     ):
         events: list[Any] = list(
-            client.responses.create(
-                model="any", input="Weather?", tools=[WEATHER], stream=True, timeout=TIMEOUT
-            )
+            ask(client, "Weather?", tools=[WEATHER], stream=True, timeout=TIMEOUT)
         )
         response = events[-1].response
         added = [e.item.type for e in events if e.type == "response.output_item.added"]
@@ -473,13 +451,7 @@ def test_stream_without_output_indexes_is_emitted_once(streamed: bool) -> None:
             {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
             for call in calls
         ]
-        last: Any = client.responses.create(
-            model="any",
-            input=results,
-            previous_response_id=response.id,
-            tools=[WEATHER],
-            stream=streamed,
-        )
+        last: Any = ask(client, results, response.id, tools=[WEATHER], stream=streamed)
         text = list(last)[-1].response.output_text if streamed else last.output_text
     assert text == "Sunny."
     sent = [item["type"] for item in bodies[1]["input"] if item["type"] != "reasoning"]
@@ -565,9 +537,7 @@ def test_client_disconnect_cancels_upstream_request(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
     """When the client disconnects, the upstream connection is closed and the upstream model stops."""
-    stream = client.responses.create(
-        model="any", input="Count to 5000, very slowly", stream=True, timeout=TIMEOUT
-    )
+    stream = ask(client, "Count to 5000, very slowly", stream=True, timeout=TIMEOUT)
     for event in stream:
         if event.type == "response.output_text.delta":
             break
@@ -654,17 +624,16 @@ def test_disconnect_before_the_answer_cancels_it(
         assert server.running == 1
     wait_until(lambda: server.running == 0)
     upstream.faults.clear()
-    assert client.responses.create(model="any", input="Hello").output_text
+    assert ask(client, "Hello").output_text
 
 
 def test_unreachable_upstream_is_reported(kind: str) -> None:
     """An unreachable upstream server is reported with status 503 and what to check."""
     with (
-        serve(model=make_model(kind, "http://127.0.0.1:9/v1")) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend(kind, "http://127.0.0.1:9/v1") as client,
         pytest.raises(openai.InternalServerError) as exc_info,
     ):
-        client.responses.create(model="any", input="Hello", stream=True)
+        ask(client, "Hello", stream=True)
     assert exc_info.value.status_code == 503
     assert "cannot be reached" in exc_info.value.message
 
@@ -672,19 +641,17 @@ def test_unreachable_upstream_is_reported(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["chat"])
 def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client: OpenAI) -> None:
     """One client that does not read its stream does not block fifty others."""
-    slow = client.responses.create(model="any", input="Write 20000 words", stream=True)
+    slow = ask(client, "Write 20000 words", stream=True)
     next(iter(slow))
     answers: list[str] = []
 
-    def ask(number: int) -> None:
-        events = client.responses.create(
-            model="any", input=f"Say line {number}", stream=True, timeout=TIMEOUT
-        )
+    def read(number: int) -> None:
+        events = ask(client, f"Say line {number}", stream=True, timeout=TIMEOUT)
         answers.extend(
             event.response.output_text for event in events if event.type == "response.completed"
         )
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(50)]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -698,12 +665,11 @@ def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client:
 def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
     """Only new items are sent upstream, although the client does not know the upstream response ids."""
     with (
-        serve_backend(upstream, "responses") as server,
-        OpenAI(base_url=server.base_url, api_key="any") as client,
+        connect_backend("responses", upstream.base_url) as client,
     ):
-        first = client.responses.create(model="any", input="One")
+        first = ask(client, "One")
         for _ in range(2):  # a fork: both continue from the same response
-            client.responses.create(model="any", input="Two", previous_response_id=first.id)
+            ask(client, "Two", first.id)
             sent = upstream.requests[-1].body
             assert len(sent["input"]) == 1
             assert sent["previous_response_id"] == upstream.requests[0].response_id
@@ -712,12 +678,10 @@ def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
             {"role": "assistant", "content": first.output_text},
             {"role": "user", "content": "Three"},
         ]
-        client.responses.create(model="any", input=replayed)
+        ask(client, replayed)
         assert upstream.requests[-1].body["previous_response_id"]
         upstream.forget()
-        healed = client.responses.create(
-            model="any", input="What did I say first?", previous_response_id=first.id
-        )
+        healed = ask(client, "What did I say first?", first.id)
         assert healed.output_text == 'You said first: "One"'
         assert normalize_items(upstream.requests[-1].context)
 
@@ -755,11 +719,10 @@ def test_reasoning_is_returned_to_its_model(
 def test_unsupported_parameter_is_rejected(upstream: TestServer) -> None:
     """A parameter that the backend cannot send is a client error that names the parameter."""
     with (
-        serve_backend(upstream, "chat") as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("chat", upstream.base_url) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
-        client.responses.create(model="any", input="Hello", max_tool_calls=3)
+        ask(client, "Hello", max_tool_calls=3)
     assert exc_info.value.param == "max_tool_calls"
     assert exc_info.value.code == "unsupported_parameter"
 
@@ -767,14 +730,12 @@ def test_unsupported_parameter_is_rejected(upstream: TestServer) -> None:
 def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
     """The context is limited by the window set for this model, counted in its own tokens."""
     with (
-        serve_backend(upstream, "chat", window=600, tokens=2.0) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("chat", upstream.base_url, window=600, tokens=2.0) as client,
     ):
         text = "many words here " * 120
-        with pytest.raises(openai.BadRequestError) as exc_info:
-            client.responses.create(model="any", input=text)
-        assert exc_info.value.code == "context_length_exceeded"
-        assert client.responses.create(model="any", input="many words here " * 50).output_text
+        with rejects("context_length_exceeded"):
+            ask(client, text)
+        assert ask(client, "many words here " * 50).output_text
 
 
 def test_tools_in_the_input_are_sent_to_responses_apis_only(client: OpenAI, kind: str) -> None:
@@ -832,11 +793,10 @@ def test_hosted_search_and_citations_are_passed_on(stream: bool) -> None:
     """Items of hosted tools keep their members and their place, and texts their citations."""
     with (
         serve_handler(answer_with_search) as url,
-        serve(model=make_model("responses", url)) as front,
-        OpenAI(base_url=front.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("responses", url) as client,
     ):
         if stream:
-            events = list(client.responses.create(model="m", input="Is it sunny?", stream=True))
+            events = list(ask(client, "Is it sunny?", stream=True))
             added = [
                 each for each in events if isinstance(each, ResponseOutputTextAnnotationAddedEvent)
             ]
@@ -846,7 +806,7 @@ def test_hosted_search_and_citations_are_passed_on(stream: bool) -> None:
             assert isinstance(completed, ResponseCompletedEvent)
             response = completed.response
         else:
-            response = client.responses.create(model="m", input="Is it sunny?")
+            response = ask(client, "Is it sunny?")
         search, message = (item.model_dump(exclude_unset=True) for item in response.output)
         assert search == SEARCH
         assert message["content"][0]["annotations"] == [CITATION]
@@ -860,8 +820,7 @@ def test_citations_of_web_pages_are_in_chat_completions(stream: bool) -> None:
     expected = {name: value for name, value in CITATION.items() if name != "type"}
     with (
         serve_handler(answer_with_search) as url,
-        serve(model=make_model("responses", url)) as front,
-        OpenAI(base_url=front.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("responses", url) as client,
     ):
         messages: Any = [{"role": "user", "content": "Is it sunny?"}]
         if stream:

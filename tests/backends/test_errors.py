@@ -5,9 +5,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 
-from backends.conftest import make_model
+from backends.conftest import connect_backend
 from engines.fake_server import json_response, make_handler, serve_handler, sse_response
 from for_each import for_each
 from kedge.backends.engine_model import to_api_error
@@ -20,7 +19,6 @@ from kedge.errors import (
     StreamTooLarge,
     Unsendable,
 )
-from kedge.testing import serve
 
 REASON = "image input is not supported - hint: if this is unexpected, you may need an mmproj"
 LLAMA_CPP = {"error": {"code": 500, "message": REASON, "type": "server_error"}}
@@ -45,8 +43,7 @@ def test_permanent_failure_is_a_client_error_with_its_reason(
     caplog.set_level(logging.WARNING, "kedge.backends")
     with (
         serve_handler(make_handler(lambda: json_response(LLAMA_CPP, 500))) as upstream,
-        serve(model=make_model(kind, upstream)) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend(kind, upstream) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=streamed)
@@ -59,8 +56,7 @@ def test_permanent_failure_in_a_stream_is_a_client_error() -> None:
     """A permanent failure that the upstream reports in its stream before any output is a client error."""
     with (
         serve_handler(make_handler(lambda: sse_response(FAILED))) as upstream,
-        serve(model=make_model("responses", upstream)) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        connect_backend("responses", upstream) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from events.streams import assemble, decode, read_transcript
 from kedge.backends.items import OutputEmitter, emit_block
 from kedge.events import (
     Event,
@@ -157,15 +156,3 @@ def test_an_item_of_another_type_is_passed_on() -> None:
         "response.output_item.done",
     ]
     assert writer.items[0]["id"] == "ws_1"
-
-
-def test_stream_without_output_indexes_emits_every_item_once() -> None:
-    """llama.cpp sends no `output_index`; each item of its stream is still emitted only once."""
-    events = decode(read_transcript("llama_cpp"))
-    output = convert_events(events, assemble(events).blocks)
-    assert summarize_items(output) == [
-        ("reasoning", "Two cities, two calls."),
-        ("text", "Let me look."),
-        ("get_weather", '{"city":"Bern"}'),
-        ("get_weather", '{"city":"Basel"}'),
-    ]

@@ -347,19 +347,13 @@ def test_fork_continues_from_any_position(server: TestServer) -> None:
     assert "kedge chat --conversation" in run_command("fork", "harbour").output
 
 
-def test_search_finds_text(server: TestServer) -> None:
-    """Text is found in every conversation and printed with its context."""
-    hits = run_json("search", "name", "ada")
-    assert hits
-    assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
+def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
+    """Text is found in every conversation, with the options of `Store.search`, and printed with its context."""
     assert "Ada" in run_command("search", "ada").output
     assert "No matches." in run_command("search", "zeppelin").output
     assert run_command("search").exit_code == 2
-
-
-def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
-    """The options are those of `Store.search`."""
     hits = run_json("search", "name")
+    assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
     assert {hit["kind"] for hit in hits} == {"user", "assistant"}
     user_hits = run_json("search", "name", "--role", "user")
     assert user_hits == [hit for hit in hits if hit["kind"] == "user"]

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kedge.cli import group
+from cli.sample_store import run_command
 from kedge.cli.chat_tools import ask_approval
 from kedge.testing import TestServer
 from kedge.tools import Allow, Deny
@@ -34,9 +33,9 @@ def folder(
 ) -> Path:
     """Return a folder with a store and a configured model; servers write their process ids to a file."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("KEDGE_CONFIG", raising=False)
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
     monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
     return tmp_path
@@ -48,46 +47,33 @@ def server(pid_file: Path) -> str:
     return shlex.join(["env", f"PID_FILE={pid_file}", *RAW_SERVER, "plain"])
 
 
-def run(*arguments: str, stdin: str = "") -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(group, list(arguments), input=stdin)
-
-
 def test_chat_uses_mcp_tools(folder: Path, server: str, pid_file: Path) -> None:
     """The option can be repeated, and duplicate tool names get a prefix."""
-    done = run("chat", "--mcp", server, stdin=ECHO)
+    done = run_command("chat", "--mcp", server, stdin=ECHO)
     assert done.exit_code == 0, done.output
     assert ECHOED in done.output
     second = ECHO.replace("echo", "raw_server_echo_2")
-    twice = run("chat", "--mcp", server, "--mcp", server, stdin=second)
+    twice = run_command("chat", "--mcp", server, "--mcp", server, stdin=second)
     assert f"raw_server_echo_2 says: {ECHOED}" in twice.output
     assert len(read_pids(pid_file)) == 3
 
 
 def test_server_that_cannot_be_started_is_reported(folder: Path) -> None:
     """A command that cannot be started is an error without a traceback."""
-    done = run("chat", "--mcp", "no-such-command", stdin="hi")
+    done = run_command("chat", "--mcp", "no-such-command", stdin="hi")
     assert done.exit_code == 1
     assert "the MCP server no-such-command is not available" in done.output
     assert "Traceback" not in done.output
-
-
-def test_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the command that installs the package."""
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    done = run("chat", "--mcp", "server", stdin="hi")
-    assert done.exit_code == 1
-    assert "pip install 'kedge-llm[mcp]'" in done.output
 
 
 def test_batch_uses_mcp_tools(folder: Path, server: str) -> None:
     """MCP tools work with the asyncio runner only, because workers do not start servers."""
     (folder / "prompts.jsonl").write_text(json.dumps({"id": "a", "prompt": ECHO}))
     batch = ("batch", "prompts.jsonl", "--out", "out.jsonl", "--mcp", server)
-    done = run(*batch)
+    done = run_command(*batch)
     assert done.exit_code == 0, done.output
     assert ECHOED in json.loads((folder / "out.jsonl").read_text())["answers"][0]
-    workers = run(*batch, "--runner", "dbos")
+    workers = run_command(*batch, "--runner", "dbos")
     assert workers.exit_code == 2
     assert "--mcp is for --runner asyncio" in workers.output
 
@@ -95,20 +81,22 @@ def test_batch_uses_mcp_tools(folder: Path, server: str) -> None:
 def test_workflow_uses_mcp_tools(folder: Path, server: str) -> None:
     """Servers are given on the command line, also when resuming, and never in a workflow file."""
     (folder / "flow.toml").write_text(STEPS)
-    done = run("run", "steps", "flow.toml", "--mcp", server, "--json")
+    done = run_command("run", "steps", "flow.toml", "--mcp", server, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert ECHOED in report["results"]["a"]
-    repeated = run("run", "steps", "--resume", report["workflow"], "--mcp", server, "--json")
+    repeated = run_command(
+        "run", "steps", "--resume", report["workflow"], "--mcp", server, "--json"
+    )
     assert repeated.exit_code == 0, repeated.output
     (folder / "flow.toml").write_text('mcp = ["x"]\n[[steps]]\nname = "a"\nprompt = "b"\n')
-    rejected = run("run", "steps", "flow.toml")
+    rejected = run_command("run", "steps", "flow.toml")
     assert "unknown member 'mcp'" in rejected.output
 
 
 def test_without_a_terminal_calls_are_denied(folder: Path) -> None:
     """Without a terminal, ``--approve`` denies calls, and the model gets the reason."""
-    done = run("chat", "--approve", stdin="Call clock with {}")
+    done = run_command("chat", "--approve", stdin="Call clock with {}")
     assert "there is no terminal at which it could be approved" in done.output
 
 

@@ -26,19 +26,6 @@ async def call(toolbox: Toolbox, name: str = "echo", **arguments: Any) -> ToolRe
     return result
 
 
-async def test_server_with_older_protocol_is_supported(open_raw: OpenRaw) -> None:
-    """Text on standard output that is not a message is skipped."""
-    async with open_raw("garbage") as toolbox:
-        assert list(toolbox) == ["echo"]
-        assert (await call(toolbox, text="hi")).text == '{"text": "hi"}'
-
-
-async def test_server_without_tools_is_accepted(open_raw: OpenRaw) -> None:
-    """A server without tools gives an empty toolbox, not an error."""
-    async with open_raw("toolless") as toolbox:
-        assert list(toolbox) == []
-
-
 async def test_server_environment_is_minimal(
     open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,56 +173,43 @@ async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> 
         assert len(toolbox["long"].description) == content.MAX_DESCRIPTION_CHARS + 1
 
 
-async def test_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
-    """An invalid result becomes a tool result with an error message."""
-    async with open_raw("given") as toolbox:
-        received = await call(toolbox, result={"content": "not a list"})
-        malformed = await call(toolbox, result=5)
-    assert received.text == "The server returned an invalid result."
-    assert malformed.text == "The MCP server rejected the call: its response is not valid"
+TEXT = {"type": "text", "text": "a"}
 
 
 @pytest.mark.parametrize(
-    ("result", "text"),
+    ("mode", "arguments", "outcome", "text"),
     [
-        ({"structuredContent": {"n": 1}}, '{"n": 1}'),
-        ({"content": None, "structuredContent": {"n": 1}, "isError": None}, '{"n": 1}'),
-        ({"content": None}, ""),
+        ("garbage", {"text": "hi"}, "ok", '{"text": "hi"}'),
+        ("input", {}, "failed", "The server requires input from the user, which is not supported."),
+        ("reject", {}, "failed", "The MCP server rejected the call: no such method"),
+        ("given", {"content": "no list"}, "failed", "The server returned an invalid result."),
+        ("given", 5, "failed", "The MCP server rejected the call: its response is not valid"),
+        ("given", {"structuredContent": {"n": 1}}, "ok", '{"n": 1}'),
         (
-            {
-                "content": [
-                    {"type": "text", "text": "a", "annotations": {"priority": 5}, "_meta": 5}
-                ]
-            },
-            "a",
+            "given",
+            {"content": None, "structuredContent": {"n": 1}, "isError": None},
+            "ok",
+            '{"n": 1}',
         ),
+        ("given", {"content": None}, "ok", ""),
+        ("given", {"content": [{**TEXT, "annotations": {"priority": 5}, "_meta": 5}]}, "ok", "a"),
         (
-            {"content": [{"type": "text", "text": "a"}, {"type": "video", "data": "AAAA"}]},
+            "given",
+            {"content": [TEXT, {"type": "video", "data": "AAAA"}]},
+            "ok",
             "a\n[omitted: content that is not valid, or of an unknown type]",
         ),
     ],
 )
-async def test_usable_parts_of_a_result_are_used(
-    open_raw: OpenRaw, result: dict[str, Any], text: str
+async def test_what_can_be_read_of_a_result_is_used(
+    open_raw: OpenRaw, mode: str, arguments: Any, outcome: str, text: str
 ) -> None:
-    """The tool has run, so the model gets what can be read of a result with invalid members."""
-    async with open_raw("given") as toolbox:
-        received = await call(toolbox, result=result)
-    assert received.metadata["kedge.outcome"] == "ok"
+    """Output that is no message is skipped, invalid members are ignored, and an error is a failed call."""
+    async with open_raw(mode) as toolbox:
+        sent = {"result": arguments} if mode == "given" else arguments
+        received = await call(toolbox, **sent)
+    assert received.metadata["kedge.outcome"] == outcome
     assert "\n".join(part.text for part in received.parts if isinstance(part, TextPart)) == text
-
-
-async def test_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
-    """A call that requires user input fails, because that is not supported."""
-    async with open_raw("input") as toolbox:
-        text = (await call(toolbox)).text
-    assert text == "The server requires input from the user, which is not supported."
-
-
-async def test_protocol_error_is_a_failed_call(open_raw: OpenRaw) -> None:
-    """A protocol error becomes a tool result with the server's message."""
-    async with open_raw("reject") as toolbox:
-        assert (await call(toolbox)).text == "The MCP server rejected the call: no such method"
 
 
 async def test_error_code_of_the_server_keeps_the_connection(open_raw: OpenRaw) -> None:
@@ -252,17 +226,12 @@ async def test_text_that_is_not_unicode_is_repaired(open_raw: OpenRaw) -> None:
         assert result.text == r'{"text": "\ufffd"} ' + "\ufffd"
 
 
-async def test_schemas_have_properties(open_raw: OpenRaw) -> None:
-    """A schema without properties gets them, because OpenAI rejects a request without them."""
+async def test_schemas_have_properties_and_no_null_keywords(open_raw: OpenRaw) -> None:
+    """Schemas that OpenAI rejects are corrected, and the tools can be called; a server may have no tools."""
     async with open_raw("propertyless") as toolbox:
         for name in ("bare", "null"):
             parameters = toolbox[name].definition()["parameters"]
             assert parameters == {"type": "object", "properties": {}}
-
-
-async def test_null_keywords_of_schemas_are_dropped(open_raw: OpenRaw) -> None:
-    """A keyword with the value null is dropped, because OpenAI rejects it; the tool can be called."""
-    async with open_raw("propertyless") as toolbox:
         assert toolbox["nil"].definition()["parameters"] == {
             "type": "object",
             "properties": {
@@ -272,6 +241,8 @@ async def test_null_keywords_of_schemas_are_dropped(open_raw: OpenRaw) -> None:
             },
         }
         assert (await call(toolbox, "nil")).metadata["kedge.outcome"] == "ok"
+    async with open_raw("toolless") as toolbox:
+        assert list(toolbox) == []
 
 
 async def test_invalid_listing_is_described(open_raw: OpenRaw) -> None:

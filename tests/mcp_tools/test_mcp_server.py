@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import mcp_types as types
 import pytest
-from click.testing import CliRunner, Result
 from mcp import Client
 
+from cli.sample_store import run_command
 from kedge import Conversation, file, image, mcp_tools, open_store
 from kedge.cli import group
 from kedge.errors import CannotConnect, UnconfirmedReference
@@ -248,15 +248,10 @@ def command_environment(
     return environment
 
 
-def run(*options: str) -> Result:
-    """Run the command in this process."""
-    return CliRunner().invoke(group, ["mcp", *options])
-
-
 @pytest.mark.usefixtures("command_environment")
 def test_missing_store_is_reported() -> None:
     """A read-only server does not create a missing store."""
-    done = run()
+    done = run_command("mcp")
     assert done.exit_code == 1
     assert "there are no conversations yet" in done.output
 
@@ -278,7 +273,9 @@ def test_command_offers_tools_allowed_by_options(
 
     monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)
     monkeypatch.setattr("kedge.cli.serve.run_uvicorn", serve_http)
-    done = run("--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else []))
+    done = run_command(
+        "mcp", "--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else [])
+    )
     assert done.exit_code == 0, done.output
     assert served == (["::1"] if http else [[*READING, "ask", "fork"]])
     assert done.output.startswith("Serving http://[::1]:" if http else "")
@@ -286,7 +283,7 @@ def test_command_offers_tools_allowed_by_options(
 
 def test_public_address_needs_a_token() -> None:
     """A public address without a token is a usage error that names the options."""
-    done = run("--http", "--host", "0.0.0.0")  # noqa: S104 - it is rejected
+    done = run_command("mcp", "--http", "--host", "0.0.0.0")  # noqa: S104 - it is rejected
     assert done.exit_code == 2
     assert "--token or KEDGE_MCP_TOKEN" in done.output
 

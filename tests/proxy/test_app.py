@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from starlette.types import Message, Scope
-from websockets.asyncio.client import connect as connect_socket
 
 from kedge.cli import group
 from kedge.incremental import MemoryIndex, StoreIndex
@@ -81,7 +80,7 @@ def test_a_replayed_history_becomes_incremental(
 def test_a_body_without_a_length_becomes_incremental(
     server: TestServer, proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunked body is read as well, up to the size that is examined; a larger one is forwarded."""
+    """A chunked body is read up to the size that is examined, and a header describes its plan."""
     history = [{"role": "user", "content": "One"}]
     with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
 
@@ -94,26 +93,14 @@ def test_a_body_without_a_length_becomes_incremental(
         first = post()
         assert first.headers["x-kedge-plan"].startswith("new chain; ")
         history += [*first.json()["output"], {"role": "user", "content": "Two"}]
-        assert post().headers["x-kedge-plan"].startswith("chained; ")
+        assert post().headers["x-kedge-plan"].startswith("chained; sent=")
+        server.forget()
+        assert post().headers["x-kedge-plan"].startswith("sent in full; ")
         monkeypatch.setattr(app, "MAX_BODY_BYTES", 100)
         large = post()
         assert (large.status_code, "x-kedge-plan" in large.headers) == (200, False)
-    assert input_sizes(server) == [1, 1, len(history)]
-
-
-def test_a_response_header_describes_the_plan(server: TestServer, proxy: str) -> None:
-    """`x-kedge-plan` states whether a request was sent in full, chained or healed."""
-    history = [{"role": "user", "content": "One"}]
-    with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
-        first = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
-        assert first.headers["x-kedge-plan"].startswith("new chain; ")
-        history += [*first.json()["output"], {"role": "user", "content": "Two"}]
-        second = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
-        assert second.headers["x-kedge-plan"].startswith("chained; sent=")
-        server.forget()
-        history += [*second.json()["output"], {"role": "user", "content": "Three"}]
-        third = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
-        assert third.headers["x-kedge-plan"].startswith("sent in full; ")
+    sizes = input_sizes(server)
+    assert sizes == [1, 1, 1, len(history), len(history)]  # the third was rejected
 
 
 def test_other_routes_and_errors_are_forwarded(server: TestServer, client: OpenAI) -> None:
@@ -139,19 +126,6 @@ def test_an_unreachable_upstream_is_a_bad_gateway() -> None:
     assert answer.json()["error"]["type"] == "kedge_proxy"
 
 
-def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) -> None:
-    """Without a token only loopback host names work; with one every request needs it."""
-    with serve_proxy(server.base_url) as proxy:
-        answer = httpx2.get(f"{proxy}/v1/models", headers={"host": "evil.example"})
-        assert answer.status_code == 403
-    with serve_proxy(server.base_url, token="secret") as proxy:
-        assert httpx2.get(f"{proxy}/v1/models").status_code == 401
-        headers = {"x-kedge-token": "secret"}
-        assert httpx2.get(f"{proxy}/v1/models", headers=headers).status_code == 200
-        assert httpx2.get(f"{proxy}/healthz").status_code == 200
-    assert all("x-kedge-token" not in request.headers for request in server.requests)
-
-
 def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> None:
     """A proxy chains to responses recorded by another one, and different API keys share nothing."""
     history: list[Any] = []
@@ -165,31 +139,6 @@ def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> 
         index.close()
     assert input_sizes(server) == [1, 1, 5]
     assert b"secret-" not in (tmp_path / "index.db").read_bytes()
-
-
-async def test_websockets_are_forwarded(server: TestServer, proxy: str) -> None:
-    """Messages are forwarded in both directions until one side closes the connection."""
-    url = f"{proxy.replace('http', 'ws', 1)}/v1/responses"
-    async with connect_socket(url, additional_headers={"authorization": "Bearer k"}) as socket:
-        message = {"type": "response.create", "model": "practice", "input": "What is 2+3?"}
-        await socket.send(json.dumps(message))
-        event: dict[str, Any] = {"type": ""}
-        while event["type"] != "response.completed":
-            event = json.loads(await socket.recv())
-    assert event["response"]["output"][0]["content"][0]["text"] == "2+3 = 5."
-
-
-async def test_a_client_that_disconnects_closes_its_request(server: TestServer, proxy: str) -> None:
-    """After a client has closed its stream, the proxy still answers."""
-    async with AsyncOpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client:
-        stream = await client.responses.create(
-            model="practice", input="Count to 500 very slowly", stream=True
-        )
-        async for _ in stream:
-            break
-        await stream.close()
-    with httpx2.Client() as http:
-        assert http.get(f"{proxy}/healthz").json() == {"status": "ok"}
 
 
 def test_the_proxy_serves_metrics_and_logs_requests(

@@ -40,24 +40,17 @@ async def test_a_coroutine_that_waits_too_long_is_ended() -> None:
 
 
 async def test_coroutine_can_be_cancelled_explicitly() -> None:
-    """A coroutine can be cancelled while it waits, or before it is run."""
+    """A coroutine can be cancelled while it waits, or before it is run; one that does not wait ends."""
     deadline = Deadline(60)
     asyncio.get_running_loop().call_soon(deadline.cancel)
     assert await deadline.run(wait_forever()) is None
     assert deadline.cancelled
-    early = Deadline(60)
-    early.cancel()
-    assert await early.run(wait_forever()) is None
-    assert early.cancelled
-    await asyncio.sleep(0)  # the task itself continues
-
-
-async def test_a_cancelled_coroutine_that_does_not_wait_ends() -> None:
-    """A deadline that is cancelled before a coroutine that does not wait does not cancel its task."""
-    deadline = Deadline(60)
-    deadline.cancel()
-    assert await deadline.run(return_at_once()) == 42
-    await asyncio.sleep(0)
+    for work, result in ((wait_forever, None), (return_at_once, 42)):
+        early = Deadline(60)
+        early.cancel()
+        assert await early.run(work()) == result
+        assert early.cancelled
+        await asyncio.sleep(0)  # the task itself continues
 
 
 async def test_errors_and_results_pass_through() -> None:

@@ -25,7 +25,7 @@ from kedge.server.storage.postgres import (
 )
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
-from postgresql import PASSWORD, create_schema
+from postgresql import PASSWORD
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 
@@ -34,10 +34,9 @@ LIMITS = Limits(lease_seconds=600.0, shutdown_seconds=1.0)
 
 
 @pytest.fixture
-def url(postgres_url: str) -> Iterator[str]:
-    """Yield the address of an empty database."""
-    with create_schema(postgres_url) as schema:
-        yield schema
+def url(empty_schema: str) -> str:
+    """Return the address of an empty schema."""
+    return empty_schema
 
 
 class Replica:

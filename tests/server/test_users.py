@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from kedge.store import AccessToken, Store, TokenRegistry, open_store
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
-from server.websocket_client import connect_client
+from server.websocket_client import WebSocketClient, connect_client
 
 ADMIN = "admin-secret"
 LONG = "word " * 3000
@@ -55,11 +56,32 @@ class Users:
 
     def call(self, name: str, method: str, path: str, **options: Any) -> httpx2.Response:
         """Send a request with the token of a user."""
-        headers = {"authorization": f"Bearer {self.secrets[name]}"}
-        url = f"{self.server.url}{path}"
+        url, headers = f"{self.server.url}{path}", {"authorization": f"Bearer {self.secrets[name]}"}
         return httpx2.request(
             method, url, headers=headers, timeout=TIMEOUT, verify=False, **options
         )
+
+    def make_headers(self, name: str) -> dict[str, str]:
+        """Return the headers of a request of a user to any API."""
+        return {
+            "authorization": f"Bearer {self.secrets[name]}",
+            "anthropic-version": "2023-06-01",
+        }
+
+    def connect(self, name: str) -> AbstractAsyncContextManager[WebSocketClient]:
+        """Open a WebSocket with the token of a user."""
+        return connect_client(self.server, additional_headers=self.make_headers(name))
+
+    @contextmanager
+    def read_until_revoked(self, name: str, path: str, **body: Any) -> Iterator[bytes]:
+        """Revoke the token of a user after the first bytes of a stream, and yield the others."""
+        url, request = f"{self.server.url}{path}", {"model": "m", "stream": True, **body}
+        headers = self.make_headers(name)
+        with httpx2.stream("POST", url, headers=headers, json=request, timeout=TIMEOUT) as stream:
+            chunks = stream.iter_bytes()
+            assert next(chunks)
+            asyncio.run(self.registry.revoke(name))
+            yield b"".join(chunks)
 
     def create(self, name: str, **body: Any) -> dict[str, Any]:
         """Create a response."""
@@ -209,21 +231,16 @@ def test_caches_and_keys_are_separate(module_users: Users) -> None:
     assert [bool(text) for text in texts] == [False, True, False]
 
 
-def test_websocket_belongs_to_its_user(users: Users) -> None:
+async def test_websocket_belongs_to_its_user(users: Users) -> None:
     """A WebSocket cannot continue responses of another user, and a revoked token is rejected."""
     response = users.create("alice")
-
-    async def exchange() -> None:
-        headers = {"authorization": f"Bearer {users.secrets['bob']}"}
-        async with connect_client(users.server, additional_headers=headers) as ws_client:
-            lost = await ws_client.create_and_read(previous_response_id=response["id"])
-            assert lost["error"]["code"] == "previous_response_not_found"
-            assert (await ws_client.create_and_read())["type"] == "response.completed"
-            await users.registry.revoke("bob")
-            revoked = await ws_client.create_and_read()
-            assert (revoked["status"], revoked["error"]["code"]) == (401, "invalid_api_key")
-
-    asyncio.run(exchange())
+    async with users.connect("bob") as ws_client:
+        lost = await ws_client.create_and_read(previous_response_id=response["id"])
+        assert lost["error"]["code"] == "previous_response_not_found"
+        assert (await ws_client.create_and_read())["type"] == "response.completed"
+        await users.registry.revoke("bob")
+        revoked = await ws_client.create_and_read()
+        assert (revoked["status"], revoked["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_token_and_scope_are_required(users: Users) -> None:
@@ -268,19 +285,14 @@ def test_request_limit(users: Users) -> None:
     assert users.call("small", "GET", "/v1/models").status_code == 200
 
 
-def test_request_limit_on_a_websocket(users: Users) -> None:
+async def test_request_limit_on_a_websocket(users: Users) -> None:
     """Each message counts, but not the connection; a rejected message has ``retry-after``."""
-    users.add("small", requests_per_minute=1)
-    headers = {"authorization": f"Bearer {users.secrets['small']}"}
-
-    async def exchange() -> None:
-        async with connect_client(users.server, additional_headers=headers) as ws_client:
-            assert (await ws_client.create_and_read())["type"] == "response.completed"
-            rejected = await ws_client.create_and_read()
-            assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
-            assert rejected["error"]["headers"]["retry-after"] == "60"
-
-    asyncio.run(exchange())
+    _, users.secrets["small"] = await users.registry.add("small", requests_per_minute=1)
+    async with users.connect("small") as ws_client:
+        assert (await ws_client.create_and_read())["type"] == "response.completed"
+        rejected = await ws_client.create_and_read()
+        assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert rejected["error"]["headers"]["retry-after"] == "60"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -374,11 +386,7 @@ def test_an_abandoned_answer_counts(
     slow_users: Users, slow_model: SlowModel, path: str, stream: bool
 ) -> None:
     """What a model wrote counts if the client leaves before the end."""
-    users = slow_users
-    headers = {
-        "authorization": f"Bearer {users.secrets['small']}",
-        "anthropic-version": "2023-06-01",
-    }
+    users, headers = slow_users, slow_users.make_headers("small")
     body = {"model": "m", "stream": stream, **WAITING[path]}
     url = f"{users.server.url}{path}"
 
@@ -416,19 +424,14 @@ def test_a_queued_response_that_is_cancelled_does_not_count(slow_model: SlowMode
         wait_until(lambda users=users: count_tokens(users) == 0)
 
 
-def test_an_abandoned_answer_on_a_websocket_counts(slow_users: Users) -> None:
+async def test_an_abandoned_answer_on_a_websocket_counts(slow_users: Users) -> None:
     """The same applies to the answers of a WebSocket that is closed."""
-
-    async def leave() -> None:
-        headers = {"authorization": f"Bearer {slow_users.secrets['small']}"}
-        async with connect_client(slow_users.server, additional_headers=headers) as ws_client:
-            await ws_client.create()
-            texts = [""]
-            while len(texts) <= 200:  # otherwise the close would wait behind unread messages
-                texts += filter(None, [(await ws_client.next_event()).get("delta")])
-
-    asyncio.run(leave())
-    wait_until(lambda: 200 <= count_tokens(slow_users) <= 250)
+    async with slow_users.connect("small") as ws_client:
+        await ws_client.create()
+        texts = [""]
+        while len(texts) <= 200:  # otherwise the close would wait behind unread messages
+            texts += filter(None, [(await ws_client.next_event()).get("delta")])
+    await asyncio.to_thread(wait_until, lambda: 200 <= count_tokens(slow_users) <= 250)
 
 
 @pytest.mark.parametrize("path", WAITING)
@@ -440,10 +443,7 @@ def test_parallel_requests_do_not_exceed_a_limit(
     users.add("tiny", tokens_per_minute=300)
 
     def ask() -> httpx2.Response:
-        headers = {
-            "authorization": f"Bearer {users.secrets['tiny']}",
-            "anthropic-version": "2023-06-01",
-        }
+        headers = users.make_headers("tiny")
         limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         body = {"model": "m", **WAITING[path], limit: 250}
         return httpx2.post(users.server.url + path, headers=headers, json=body, timeout=TIMEOUT)
@@ -483,18 +483,8 @@ def test_a_store_that_does_not_answer_is_an_outage(
 @pytest.mark.parametrize("path", WAITING)
 def test_streams_of_a_revoked_token_end(gated_users: Users, model: GatedModel, path: str) -> None:
     """A stream ends although its model sends nothing, and the model is stopped."""
-    users = gated_users
-    headers = {
-        "authorization": f"Bearer {users.secrets['bob']}",
-        "anthropic-version": "2023-06-01",
-    }
-    body = {"model": "m", "stream": True, **WAITING[path]}
-    url = f"{users.server.url}{path}"
-    with httpx2.stream("POST", url, headers=headers, json=body, timeout=TIMEOUT) as stream:
-        chunks = stream.iter_bytes()
-        assert next(chunks)
-        asyncio.run(users.registry.revoke("bob"))
-        assert b"[DONE]" not in b"".join(chunks)
+    with gated_users.read_until_revoked("bob", path, **WAITING[path]) as received:
+        assert b"[DONE]" not in received
     wait_until(lambda: model.cancelled == ["wait"])
 
 
@@ -516,30 +506,19 @@ def test_a_response_to_a_revoked_token_is_rejected(gated_users: Users, model: Ga
 
 def test_replays_of_a_revoked_token_end(gated_users: Users, model: GatedModel) -> None:
     """The replay of a background stream ends as well."""
-    users = gated_users
-    created = users.create("bob", input="wait", background=True)
+    created = gated_users.create("bob", input="wait", background=True)
     assert created["status"] in ("queued", "in_progress")
-    body = {"model": "m", "input": "wait too", "background": True, "stream": True}
-    headers = {"authorization": f"Bearer {users.secrets['bob']}"}
-    url = f"{users.server.url}/v1/responses"
-    with httpx2.stream("POST", url, headers=headers, json=body, timeout=TIMEOUT) as stream:
-        chunks = stream.iter_bytes()
-        assert next(chunks)
-        asyncio.run(users.registry.revoke("bob"))
-        assert b"response.completed" not in b"".join(chunks)
+    body = {"input": "wait too", "background": True}
+    with gated_users.read_until_revoked("bob", "/v1/responses", **body) as received:
+        assert b"response.completed" not in received
     model.open_gate()
 
 
-def test_an_idle_websocket_of_a_revoked_token_is_closed(users: Users) -> None:
+async def test_an_idle_websocket_of_a_revoked_token_is_closed(users: Users) -> None:
     """The connection is closed with an error although nothing is sent."""
-
-    async def exchange() -> None:
-        headers = {"authorization": f"Bearer {users.secrets['bob']}"}
-        async with connect_client(users.server, additional_headers=headers) as ws_client:
-            assert (await ws_client.create_and_read())["type"] == "response.completed"
-            await users.registry.revoke("bob")
-            event = await ws_client.next_event()
-            assert (event["status"], event["error"]["code"]) == (401, "invalid_api_key")
-            assert await ws_client.wait_closed() == 1008
-
-    asyncio.run(exchange())
+    async with users.connect("bob") as ws_client:
+        assert (await ws_client.create_and_read())["type"] == "response.completed"
+        await users.registry.revoke("bob")
+        event = await ws_client.next_event()
+        assert (event["status"], event["error"]["code"]) == (401, "invalid_api_key")
+        assert await ws_client.wait_closed() == 1008

@@ -101,6 +101,7 @@ UNKNOWN: list[Row] = [
     unknown_row("n"),
     unknown_row("stop", " Did you mean 'store'?"),
     unknown_row("seed"),
+    unknown_row("generate"),  # which exists only on a WebSocket
     unknown_row("logprobs"),
     unknown_row("max_tokens"),
     unknown_row("sto", " Did you mean 'store'?"),

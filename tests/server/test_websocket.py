@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -31,6 +32,17 @@ async def ws_client(server: TestServer) -> AsyncIterator[WebSocketClient]:
     """Yield a connection to the server."""
     async with connect_client(server) as client:
         yield client
+
+
+@asynccontextmanager
+async def connect_gated(
+    **settings: Any,
+) -> AsyncIterator[tuple[TestServer, GatedModel, WebSocketClient]]:
+    """Yield a server with a gated model, the model, and a connection."""
+    model = GatedModel()
+    with serve(model=model, **settings) as server:
+        async with connect_client(server) as ws_client:
+            yield server, model, ws_client
 
 
 async def read_completed(connection: AsyncResponsesConnection) -> Response:
@@ -94,19 +106,6 @@ async def test_events_equal_those_of_a_stream(
             check_event(event)
 
 
-async def test_stored_response_can_be_continued_anywhere(
-    server: TestServer, ws_client: WebSocketClient
-) -> None:
-    """A stored response can be continued on another connection after its own is closed."""
-    ended = await ws_client.create_and_read("I am Ada.")
-    await ws_client.connection.close()
-    async with connect_client(server) as other:
-        answer = await other.create_and_read(
-            "What did I say first?", previous_response_id=ended["response"]["id"]
-        )
-    assert response_text(answer) == 'You said first: "I am Ada."'
-
-
 async def test_unstored_response_is_limited_to_its_connection(
     server: TestServer, ws_client: WebSocketClient
 ) -> None:
@@ -138,31 +137,21 @@ async def test_only_the_newest_response_of_a_lane_is_remembered(ws_client: WebSo
     assert response_text(answer) == 'You said first: "One"'
 
 
-@pytest.mark.parametrize(("lane", "remembered"), [("a", False), ("b", True)])
+@pytest.mark.parametrize(
+    ("lane", "store", "remembered"), [("a", False, False), ("b", False, True), ("a", True, True)]
+)
 async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
-    ws_client: WebSocketClient, lane: str, remembered: bool
+    ws_client: WebSocketClient, lane: str, store: bool, remembered: bool
 ) -> None:
-    """A failed request evicts the previous response of its lane, but not that of another lane."""
-    first = await ws_client.create_unstored("One", stream_id="a")
+    """A failed request evicts the previous response of its lane; one of another lane, or stored, can be continued."""
+    first = (await ws_client.create_and_read("One", stream_id="a", store=store))["response"]["id"]
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
-    rejected = await ws_client.create_and_read(
-        orphan, stream_id=lane, previous_response_id=first, store=False
-    )
-    assert rejected["status"] == 400
-    answer = await ws_client.create_and_read(
-        "Two", stream_id="a", previous_response_id=first, store=False
-    )
-    assert (answer["type"] == "response.completed") is remembered
-
-
-async def test_a_stored_parent_survives_a_failed_continuation(ws_client: WebSocketClient) -> None:
-    """A stored response can be continued after a failed request."""
-    first = (await ws_client.create_and_read("One"))["response"]["id"]
-    orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
-    assert (await ws_client.create_and_read(orphan, previous_response_id=first))["status"] == 400
-    assert (await ws_client.create_and_read("Two", previous_response_id=first))[
-        "type"
-    ] == "response.completed"
+    for prompt, stream_id, is_accepted in ((orphan, lane, False), ("Two", "a", remembered)):
+        ended = await ws_client.create_and_read(
+            prompt, stream_id=stream_id, previous_response_id=first, store=False
+        )
+        assert (ended["type"] == "response.completed") is is_accepted
+        assert is_accepted or ended["status"] == 400
 
 
 async def test_stored_response_includes_its_unstored_ancestors(
@@ -177,8 +166,11 @@ async def test_stored_response_includes_its_unstored_ancestors(
     async with connect_client(server) as other:
         answer = await other.create_and_read("What did I say first?", previous_response_id=stored)
     assert response_text(answer) == 'You said first: "I am Ada."'
-    context = server.requests[-1].context or ()
-    assert [item["role"] for item in context] == ["user", "assistant"] * 3 + ["user"]
+    exchange = server.requests[-1]
+    assert (exchange.method, exchange.path, exchange.status) == ("POST", "/v1/responses", 200)
+    assert (exchange.transport, exchange.body["previous_response_id"]) == ("websocket", stored)
+    roles = [item["role"] for item in exchange.context or ()]
+    assert roles == ["user", "assistant"] * 3 + ["user"]
     tokens = answer["response"]["usage"]["input_tokens"]
     async with connect_client(server) as other:
         continued = await other.create_and_read(
@@ -233,64 +225,54 @@ async def test_zero_data_retention_allows_connection_memory() -> None:
 
 async def test_lanes_are_independent_queues() -> None:
     """Requests of one lane run in order; requests of another lane do not wait for them."""
-    model = GatedModel()
-    with serve(model=model) as server:
-        async with connect_client(server) as ws_client:
-            await ws_client.create("wait one", stream_id="slow")
-            await ws_client.create("two", stream_id="slow")
-            await ws_client.create("three", stream_id="quick")
-            quick = await ws_client.read_response("quick")
-            assert response_text(quick[-1]) == "answer to three"
-            assert model.started == ["wait one", "three"]
-            model.open_gate()
-            assert (
-                response_text((await ws_client.read_response("slow"))[-1]) == "answer to wait one"
-            )
-            assert response_text((await ws_client.read_response("slow"))[-1]) == "answer to two"
+    async with connect_gated() as (_, model, ws_client):
+        await ws_client.create("wait one", stream_id="slow")
+        await ws_client.create("two", stream_id="slow")
+        await ws_client.create("three", stream_id="quick")
+        quick = await ws_client.read_response("quick")
+        assert response_text(quick[-1]) == "answer to three"
+        assert model.started == ["wait one", "three"]
+        model.open_gate()
+        for text in ("wait one", "two"):
+            ended = await ws_client.read_response("slow")
+            assert response_text(ended[-1]) == f"answer to {text}"
         assert model.started == ["wait one", "three", "two"]
 
 
 async def test_requests_above_the_concurrency_limit_wait() -> None:
     """With a limit of two, the third request starts when one has ended."""
-    model = GatedModel()
-    with serve(model=model, limits=Limits(socket_in_flight=2)) as server:
-        async with connect_client(server) as ws_client:
-            for lane in "abc":
-                await ws_client.create(f"wait {lane}", stream_id=lane)
-            await wait_until_async(lambda: len(model.started) == 2)
-            await ws_client.send(type="nonsense")
-            assert (await ws_client.read_response())[-1][
-                "type"
-            ] == "error"  # so the earlier messages were processed
-            assert model.started == ["wait a", "wait b"]
-            model.open_gate()
-            ended: set[str] = set()
-            while len(ended) < 3:
-                event = await ws_client.next_event()
-                if event["type"] == "response.completed":
-                    ended.add(event["stream_id"])
+    async with connect_gated(limits=Limits(socket_in_flight=2)) as (_, model, ws_client):
+        for lane in "abc":
+            await ws_client.create(f"wait {lane}", stream_id=lane)
+        await wait_until_async(lambda: len(model.started) == 2)
+        await ws_client.send(type="nonsense")
+        rejected = (await ws_client.read_response())[-1]
+        assert rejected["type"] == "error"  # so the earlier messages were processed
+        assert model.started == ["wait a", "wait b"]
+        model.open_gate()
+        ended: set[str] = set()
+        while len(ended) < 3:
+            event = await ws_client.next_event()
+            if event["type"] == "response.completed":
+                ended.add(event["stream_id"])
         assert len(model.started) == 3
 
 
 async def test_requests_above_the_queue_limit_are_rejected() -> None:
     """A request that does not fit in the queue is rejected; queued requests are answered."""
-    model = GatedModel()
-    with serve(model=model, limits=Limits(socket_waiting=2)) as server:
-        async with connect_client(server) as ws_client:
-            for number in range(4):
-                await ws_client.create(f"wait {number}")
-                await wait_until_async(lambda: model.started)
+    async with connect_gated(limits=Limits(socket_waiting=2)) as (_, model, ws_client):
+        for number in range(4):
+            await ws_client.create(f"wait {number}")
+            await wait_until_async(lambda: model.started)
+        rejected = (await ws_client.read_response())[-1]
+        while rejected["type"] != "error":
             rejected = (await ws_client.read_response())[-1]
-            while rejected["type"] != "error":
-                rejected = (await ws_client.read_response())[-1]
-            assert rejected["status"] == 429
-            assert rejected["error"]["code"] == "websocket_queue_full"
-            model.open_gate()
-            for number in range(3):
-                assert (
-                    response_text((await ws_client.read_response())[-1])
-                    == f"answer to wait {number}"
-                )
+        assert rejected["status"] == 429
+        assert rejected["error"]["code"] == "websocket_queue_full"
+        model.open_gate()
+        for number in range(3):
+            ended = await ws_client.read_response()
+            assert response_text(ended[-1]) == f"answer to wait {number}"
 
 
 async def test_number_of_lanes_is_limited() -> None:
@@ -361,20 +343,6 @@ async def test_invalid_message_is_rejected(
     assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
-async def test_generate_is_rejected_over_http(server: TestServer) -> None:
-    """The parameter ``generate`` exists only on a WebSocket."""
-    client = AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
-    async with client:
-        with pytest.raises(Exception, match="Unknown parameter: 'generate'"):
-            await client.responses.create(model="m", input="x", extra_body={"generate": False})
-
-
-async def test_stream_and_background_false_are_accepted(ws_client: WebSocketClient) -> None:
-    """``stream`` and ``background: false`` are accepted and have no effect."""
-    ended = await ws_client.create_and_read(stream=False, background=False)
-    assert ended["type"] == "response.completed"
-
-
 async def test_connection_has_a_maximum_age(server: TestServer, ws_client: WebSocketClient) -> None:
     """After the maximum age, the next request is rejected and the connection is closed."""
     await ws_client.create_and_read()
@@ -398,27 +366,24 @@ async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
 
 async def test_running_response_is_finished_at_the_maximum_age() -> None:
     """At the maximum age, new requests are rejected, and running responses end before the close."""
-    model = GatedModel()
-    with serve(model=model) as server:
-        async with connect_client(server) as ws_client:
-            await ws_client.create("wait")
-            await wait_until_async(lambda: model.started)
-            server.clock.advance(seconds=3600)
-            assert (await ws_client.create_and_read(stream_id="late"))["status"] == 400
-            model.open_gate()
-            assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
-            assert await ws_client.wait_closed() == 1001
+    async with connect_gated() as (server, model, ws_client):
+        await ws_client.create("wait")
+        await wait_until_async(lambda: model.started)
+        server.clock.advance(seconds=3600)
+        assert (await ws_client.create_and_read(stream_id="late"))["status"] == 400
+        model.open_gate()
+        assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+        assert await ws_client.wait_closed() == 1001
 
 
 async def test_disconnect_cancels_every_lane() -> None:
     """A disconnect cancels the model on every lane, and queued requests never start."""
-    model = GatedModel()
-    with serve(model=model) as server:
-        async with connect_client(server) as ws_client:
-            await ws_client.create("wait a", stream_id="a")
-            await ws_client.create("wait b", stream_id="b")
-            await ws_client.create("never", stream_id="b")
-            await wait_until_async(lambda: len(model.started) == 2)
+    async with connect_gated() as (server, model, ws_client):
+        await ws_client.create("wait a", stream_id="a")
+        await ws_client.create("wait b", stream_id="b")
+        await ws_client.create("never", stream_id="b")
+        await wait_until_async(lambda: len(model.started) == 2)
+        await ws_client.connection.close()
         await wait_until_async(lambda: len(model.cancelled) == 2)
         await wait_until_async(lambda: server.running == 0)
         assert "never" not in model.started
@@ -427,35 +392,31 @@ async def test_disconnect_cancels_every_lane() -> None:
 
 async def test_stopping_server_finishes_running_responses() -> None:
     """A running response is finished before the connection is closed with the restart code."""
-    model = GatedModel()
-    with serve(model=model, limits=Limits(shutdown_seconds=TIMEOUT)) as server:
-        async with connect_client(server) as ws_client:
-            await ws_client.create("wait")
-            await wait_until_async(lambda: model.started)
-            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-            await wait_until_async(lambda: not server._server.servers[0].is_serving())
-            model.open_gate()
-            assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
-            assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
-            assert await ws_client.wait_closed() == 1012
-            await asyncio.wait_for(stopping, TIMEOUT)
+    async with connect_gated(limits=Limits(shutdown_seconds=TIMEOUT)) as (server, model, ws_client):
+        await ws_client.create("wait")
+        await wait_until_async(lambda: model.started)
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        await wait_until_async(lambda: not server._server.servers[0].is_serving())
+        model.open_gate()
+        assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+        assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
+        assert await ws_client.wait_closed() == 1012
+        await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_stopping_server_fails_responses_after_the_timeout() -> None:
     """A response that is still running after the shutdown timeout is failed."""
-    model = GatedModel()
-    with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
-        async with connect_client(server) as ws_client:
-            await ws_client.create("wait")
-            await wait_until_async(lambda: model.started)
-            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-            *_, error = await ws_client.read_response()
-            assert error["error"]["type"] == "server_error"
-            assert error["error"]["code"] == "server_error"
-            assert isinstance(error["sequence_number"], int)
-            assert (await ws_client.next_event())["type"] == "response.failed"
-            assert await ws_client.wait_closed() == 1012
-            await asyncio.wait_for(stopping, TIMEOUT)
+    async with connect_gated(limits=Limits(shutdown_seconds=0)) as (server, model, ws_client):
+        await ws_client.create("wait")
+        await wait_until_async(lambda: model.started)
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        *_, error = await ws_client.read_response()
+        assert error["error"]["type"] == "server_error"
+        assert error["error"]["code"] == "server_error"
+        assert isinstance(error["sequence_number"], int)
+        assert (await ws_client.next_event())["type"] == "response.failed"
+        assert await ws_client.wait_closed() == 1012
+        await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_large_message_closes_the_connection() -> None:
@@ -487,29 +448,18 @@ async def test_handshake_requires_the_token() -> None:
             assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
-        ({"Origin": "https://evil.example"}, "origin_not_allowed"),
-        ({"Origin": "http://localhost:3000"}, "origin_not_allowed"),
-        ({"Origin": "null"}, "origin_not_allowed"),
-    ],
-)
-async def test_foreign_origin_is_rejected(
-    server: TestServer, headers: dict[str, str], code: str
-) -> None:
-    """A handshake from a page of another origin is rejected."""
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:3000", "null"])
+async def test_foreign_origin_is_rejected(server: TestServer, origin: str) -> None:
+    """A handshake from a page of another origin is rejected; one from a page of the server is accepted."""
     with pytest.raises(InvalidStatus) as exc_info:
-        async with connect_client(server, additional_headers=headers):
+        async with connect_client(server, additional_headers={"Origin": origin}):
             pass
     assert exc_info.value.response.status_code == 403
-    assert json.loads(exc_info.value.response.body or b"")["error"]["code"] == code
-
-
-async def test_own_origin_is_accepted(server: TestServer) -> None:
-    """A handshake from a page of the server itself is accepted."""
+    error = json.loads(exc_info.value.response.body or b"")["error"]
+    assert error["code"] == "origin_not_allowed"
     async with connect_client(server, additional_headers={"Origin": server.url}) as ws_client:
-        assert (await ws_client.create_and_read())["type"] == "response.completed"
+        ended = await ws_client.create_and_read(stream=False, background=False)  # without effect
+    assert ended["type"] == "response.completed"
 
 
 async def test_other_paths_have_no_socket(server: TestServer) -> None:
@@ -517,17 +467,6 @@ async def test_other_paths_have_no_socket(server: TestServer) -> None:
     with pytest.raises(InvalidStatus):
         async with connect_client(server, path="/conversations"):
             pass
-
-
-async def test_requests_are_recorded(server: TestServer, ws_client: WebSocketClient) -> None:
-    """A request on a WebSocket is recorded with its context, as over HTTP."""
-    first = await ws_client.create_unstored("One")
-    await ws_client.create_unstored("Two", previous_response_id=first)
-    exchange = server.requests[-1]
-    assert (exchange.method, exchange.path, exchange.status) == ("POST", "/v1/responses", 200)
-    assert exchange.transport == "websocket"
-    assert exchange.body["previous_response_id"] == first
-    assert [item["role"] for item in exchange.context or ()] == ["user", "assistant", "user"]
 
 
 # Faults apply to WebSockets too.

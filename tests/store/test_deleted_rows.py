@@ -3,7 +3,7 @@
 import pytest
 
 from kedge import user
-from kedge.errors import InvalidSetting, NotInStore
+from kedge.errors import NotInStore
 from kedge.store import Incident, Store, Telemetry
 from store.row_calls import ROW_CALLS
 from store.sample_conversations import SCOPE, count_rows, create_conversation
@@ -17,7 +17,7 @@ async def test_no_method_accepts_row_of_deleted_conversation(store: Store) -> No
     await store.claim(row, "k", request_hash=b"x", owner="a", lease=9.0)
     await store.delete(row.id)
     other, others = await create_conversation(store, 2, id="mine", title="Another")
-    assert other.number != row.number
+    assert other.number > row.number
     assert not {node.id for node in nodes} & {node.id for node in others}
     before = await store.export(other)
     accepted: list[str] = []
@@ -29,16 +29,8 @@ async def test_no_method_accepts_row_of_deleted_conversation(store: Store) -> No
         accepted.append(name)
     assert accepted == []
     assert await store.export(other) == before
+    assert (await store.claim(other, "k", request_hash=b"y", owner="b", lease=9.0)).is_owner
     assert await store.verify() == []
-
-
-async def test_claim_is_not_inherited(store: Store) -> None:
-    """A key claimed in a deleted conversation can be claimed in the next one."""
-    row, _ = await create_conversation(store, 1)
-    await store.claim(row, "k", request_hash=b"x", owner="a", lease=1000.0)
-    await store.delete(row.id)
-    other, _ = await create_conversation(store, 1)
-    assert (await store.claim(other, "k", request_hash=b"y", owner="b", lease=1000.0)).is_owner
 
 
 async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
@@ -57,11 +49,3 @@ async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
         await store.fork(fork, nodes[4].id)
     assert await count_rows(store, "incidents", "claims") == [0, 0]
     assert await store.verify() == []
-
-
-async def test_duplicate_conversation_id_is_rejected(store: Store) -> None:
-    """A second conversation with the same id raises `InvalidSetting`, not a database error."""
-    await store.create(id="mine")
-    with pytest.raises(InvalidSetting, match="already a conversation 'mine'"):
-        await store.create(id="mine")
-    assert len(await store.conversations()) == 1

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import shutil
 import sqlite3
 import sys
 import threading
@@ -258,15 +257,6 @@ def test_unreferenced_database_stops_its_threads(tmp_path: Path) -> None:
     del database
     gc.collect()
     assert not any(thread.is_alive() for thread in threads if "kedge-store" in thread.name)
-
-
-async def test_copied_file_is_a_store(tmp_path: Path) -> None:
-    """A copy of the file of a closed store can be opened."""
-    async with open_store(f"sqlite:///{tmp_path}/a.db") as store:
-        row, _ = await create_conversation(store, 2)
-    shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
-    async with open_store(f"sqlite:///{tmp_path}/b.db") as store:
-        assert len((await store.load(await store.conversation(row.id))).blocks) == 4
 
 
 async def test_new_file_is_private(tmp_path: Path) -> None:

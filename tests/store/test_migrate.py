@@ -21,7 +21,6 @@ from kedge.store.open import (
     SCHEMA,
     SCHEMA_VERSION,
     create_schema,
-    migrate,
     open_current_database,
     open_database,
     read_schema_version,
@@ -200,21 +199,6 @@ async def test_older_store_that_may_not_be_written_is_explained(
     (tmp_path / "empty.db").touch()
     with pytest.raises(StoreReadOnly, match=r"empty\.db: the database may only be read"):
         await open_store(f"sqlite:///{tmp_path}/empty.db?mode=ro")
-
-
-async def test_migrating_again_changes_nothing(lasting_url: str) -> None:
-    """No step is run on a store that is up to date."""
-    async with open_store(lasting_url) as store:
-        assert await store.database.write(lambda tx: migrate(tx, "x")) == 0
-        assert await store.database.read(read_schema_version) == SCHEMA.version
-
-
-async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str) -> None:
-    """A row read before its conversation was deleted does not refer to a later conversation."""
-    async with open_store(lasting_url) as store:
-        deleted = await store.create()
-        await store.delete(deleted)
-        assert (await store.create()).number > deleted.number
 
 
 async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:

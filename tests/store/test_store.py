@@ -238,22 +238,13 @@ async def test_response_is_marked_lost_once(store: Store) -> None:
     assert [anchor.status for anchor in anchors] == ["completed", "lost"]
 
 
-async def test_retention_shortens_expiry_of_anchors(store: Store) -> None:
-    """The retention of a conversation can be shorter than the expiry reported by the provider."""
-    row = await store.create(retention=60.0)
-    root = (await store.load(row)).node
-    await store.append(
-        row, root, [user("a")], response=make_response(1, expires_at=1e9), head=root.id
-    )
-    loaded = await store.load(await store.conversation(row.id))
-    assert loaded.state.anchors[0].expires_at == 161.0
-
-
 async def test_content_index_respects_retention(store: Store) -> None:
-    """A candidate expires by the shorter retention of its own and the requesting conversation."""
+    """An anchor, and a candidate of another conversation, expires by the shortest retention of those it has."""
     row = await store.create(retention=60.0)
     root = (await store.load(row)).node
-    await store.append(row, root, [user("a")], response=make_response(1, expires_at=1e9))
+    response = make_response(1, expires_at=1e9)
+    node = await store.append(row, root, [user("a")], response=response)
+    assert (await store.load(row, node.id)).state.anchors[0].expires_at == 161.0
     for retention, expires in ((None, 161.0), (30.0, 131.0), (90.0, 161.0)):
         (record,) = await store.candidates(SCOPE, [make_digest(1)], retention=retention)
         assert record.expires_at == expires

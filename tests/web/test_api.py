@@ -192,29 +192,6 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     assert head != turn["node"]
 
 
-def test_statistics_are_limited_to_time_range(empty_page: PageServer) -> None:
-    """Statistics count the requests within a time range only."""
-    empty_page.create_conversation("First", "Second")
-    empty_page.create_conversation("Third")
-    analytics = empty_page.get("/api/analytics")
-    sent = analytics["requests"]
-    assert (sent["total"], sent["chained"], sent["full"]) == (3, 1, 2)
-    assert sent["conversations"] == 2
-    assert analytics["chains"]["longest"] == 2
-    assert sent["saved_bytes"] > 0
-    assert empty_page.get("/api/analytics", until=1.0)["requests"]["total"] == 0
-
-
-def test_deleted_conversation_is_not_found(page: PageServer) -> None:
-    """A deleted conversation is not found, and deleting it again is a 404 error."""
-    name = page.create_conversation("A private matter")
-    path = f"/api/conversations/{name}"
-    assert page.client.delete(path).status_code == 204
-    assert page.client.get(path).status_code == 404
-    assert page.client.delete(path).status_code == 404
-    assert page.get("/api/conversations", q="private matter")["total"] == 0
-
-
 @pytest.mark.parametrize(
     ("query", "names"),
     [
@@ -267,6 +244,8 @@ def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
         ("/api/conversations/none/turns", {"text": "x"}, 404, "not_found"),
         ("/api/conversations/none/turns", {"text": ""}, 422, "invalid"),
         ("/api/conversations/none/turns", {"text": "x", "stream": "yes"}, 422, "invalid"),
+        ("/api/conversations/none/turns", {"text": "x", "effort": "extreme"}, 422, "invalid"),
+        ("/api/conversations/none/turns", {"text": "x", "temperature": 3}, 422, "invalid"),
         ("/api/conversations/none/fork", {}, 404, "not_found"),
         ("/api/nowhere", {}, 404, "not_found"),
         ("/api/analytics", {}, 405, "not_allowed"),
@@ -399,6 +378,7 @@ def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
     assert comparison["common_count"] == 2
     texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in comparison["rows"]]
     assert ("changed", ["Two"]) in texts
+    assert empty_page.get("/api/analytics", until=1.0)["requests"]["total"] == 0
     buckets = empty_page.get("/api/analytics/over-time", buckets=4)["data"]
     assert sum(each["requests"] for each in buckets) == 3
     (row,) = empty_page.get("/api/analytics/conversations")["data"]

@@ -2,7 +2,6 @@
 
 import base64
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from kedge.conversation import Conversation
 from kedge.turns import image, user
 from kedge.web.service import ConversationService
-from web.conftest import PageServer, serve_page
+from web.conftest import PageServer
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -128,16 +127,3 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     send(page, name, text="And now?", system="")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert "system" not in {block["kind"] for block in blocks}
-
-
-def test_effort_and_temperature_are_sent(tmp_path: Path) -> None:
-    """Effort and temperature are sent under the provider's names; invalid values are rejected."""
-    with serve_page(tmp_path, keep_bodies=True) as page:
-        name = page.create_conversation()
-        turn = send(page, name, text="Hello", effort="high", temperature=0.5)
-        card = page.client.get(f"/conversations/{name}/plans/{turn['node']}").text
-        assert "&#34;effort&#34;: &#34;high&#34;" in card
-        assert "&#34;temperature&#34;: 0.5" in card
-        path = f"/api/conversations/{name}/turns"
-        for wrong in ({"effort": "extreme"}, {"temperature": 3}):
-            assert page.client.post(path, json={"text": "x", **wrong}).status_code == 422

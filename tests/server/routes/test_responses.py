@@ -98,24 +98,17 @@ def test_chained_response_sees_its_ancestors(client: OpenAI, server: TestServer)
 
 
 def test_only_items_are_inherited(client: OpenAI, server: TestServer) -> None:
-    """Instructions, tools and settings apply to one request only."""
-    first = ask(client, "one", instructions="Be kind.", tools=[TOOL], metadata={"a": "b"})
-    second = ask(client, "two", first.id)
+    """Instructions, tools and settings apply to one request only, and count as input of it."""
+    settings: Any = {"instructions": "Be kind.", "tools": [TOOL]}
+    first = ask(client, "one", metadata={"a": "b"}, **settings)
+    more, second = ask(client, "two", first.id, **settings), ask(client, "two", first.id)
+    assert more.usage.input_tokens > max(first.usage.total_tokens, second.usage.input_tokens + 10)
     assert second.instructions is None
     assert second.tools == []
     assert second.metadata == {}
     context = server.requests[-1].context
     assert context is not None
     assert "Be kind." not in str(context)
-
-
-def test_usage_counts_the_complete_context(client: OpenAI) -> None:
-    """The input tokens include the complete context, the instructions and the tools."""
-    first = ask(client, "one")
-    second = ask(client, "two", first.id)
-    more = ask(client, "two", first.id, instructions="Be kind.", tools=[TOOL])
-    assert second.usage.input_tokens > first.usage.total_tokens
-    assert more.usage.input_tokens > second.usage.input_tokens + 10
 
 
 def test_cached_tokens(client: OpenAI) -> None:

@@ -90,17 +90,6 @@ def test_cache_drops_old_leaves_first() -> None:
     assert cache.used_bytes == 5 * SIZE
 
 
-def test_context_without_cached_parent_is_not_cached() -> None:
-    """A context refers to its parent, whose size is counted only if the parent is cached."""
-    cache = ContextCache(max_bytes=100_000)
-    first, second = make_chain(2)
-    cache.put(1, 0, second)
-    assert cache.get(1) is None
-    cache.put(0, None, first)
-    cache.put(1, 0, second)
-    assert cache.get(1) is second
-
-
 def test_deleted_leaf_is_discarded() -> None:
     """A leaf can be discarded; a context with a cached child cannot."""
     cache = ContextCache(max_bytes=100_000)

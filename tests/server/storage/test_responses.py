@@ -104,21 +104,6 @@ def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -
         assert sum("RECURSIVE" in statement for statement in statements) == 1
 
 
-def test_small_cache_does_not_change_results(address: str, running: RunServer) -> None:
-    """Contexts that were dropped from the cache are loaded again."""
-    from kedge.server.settings import Limits
-
-    with running(db=address, limits=Limits(cache_bytes=20_000)) as (server, client):
-        chains: list[str | None] = [None] * 4
-        for turn in range(4):
-            for index, previous in enumerate(chains):
-                response = ask(client, f"{index}-{turn}", previous)
-                chains[index] = response.id
-                texts = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
-                assert texts[::2] == [f"{index}-{number}" for number in range(turn + 1)]
-        assert server.call(lambda s: s.nodes._cache.used_bytes) <= 20_000
-
-
 def test_deleting_a_parent_leaves_its_children_their_context(
     address: str, running: RunServer
 ) -> None:
@@ -337,12 +322,3 @@ def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
     with running(db=str(db)) as (_, client):
         ask(client, "x")
         assert all(path.stat().st_mode & 0o077 == 0 for path in db.parent.iterdir())
-
-
-def test_forget_deletes_all_responses(address: str, running: RunServer) -> None:
-    """After ``forget``, previous responses are not found, as if the server had lost its disk."""
-    with running(db=address) as (server, client):
-        response = ask(client, "one")
-        server.forget()
-        with rejects("previous_response_not_found"):
-            ask(client, "x", response.id)

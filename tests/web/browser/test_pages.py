@@ -222,10 +222,9 @@ def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
     paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")
     for path in (*paths, f"/conversations/{name}/compare?{compare}"):
-        tab = open_tab(page, path)
-        wide = tab.evaluate("document.documentElement.scrollWidth")
+        wide = open_tab(page, path).evaluate("document.documentElement.scrollWidth")
         assert wide <= 375, path
-    tab.goto(page.url + f"/conversations/{name}")
+    tab = open_tab(page, f"/conversations/{name}")
     for width in (375, 900):
         tab.set_viewport_size({"width": width, "height": 720})
         for title, menu in MENUS.items():

@@ -194,22 +194,6 @@ def test_tool_use_requires_its_thinking_block(client: "Anthropic") -> None:
     assert client.messages.create(**params).stop_reason == "end_turn"
 
 
-def test_answer_matches_its_schema(client: "Anthropic") -> None:
-    """The answer matches the JSON schema of ``output_config``."""
-    schema = {
-        "type": "object",
-        "properties": {"answer": {"type": "integer"}},
-        "required": ["answer"],
-        "additionalProperties": False,
-    }
-    body = create_message(
-        client,
-        messages=[make_message("What is 6 * 7?")],
-        output_config={"format": {"type": "json_schema", "schema": schema}},
-    )
-    assert json.loads(body["content"][0]["text"]) == {"answer": 42}
-
-
 def test_images_and_documents_reach_the_model(server: TestServer, client: "Anthropic") -> None:
     """Images and documents reach the model as parts of the Responses API."""
     picture = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
