@@ -9,9 +9,6 @@ import anyio
 import httpx2
 import pytest
 from msgspec.structs import replace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from conversation.conftest import Connect
 from engines.fake_server import serve_handler
@@ -22,22 +19,15 @@ from kedge.engines import Reply
 from kedge.errors import EngineError, NotInStore, ServerFailed
 from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
-from kedge.middleware import trace
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
-from kedge.store import RequestRecord, Store, open_store
-from kedge.store.summaries import load_exchanges
+from kedge.store import RequestRecord, Store
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.testing import TestServer
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService
-from law.record_views import SPAN_FACTS, TOKENS
 
-SPAN_NAMES = ["chat practice", "fetch_response practice"]
-SENT_FACTS = [name for name in SPAN_FACTS if name not in TOKENS]
-"""What is known of a request before its answer has ended."""
-ROW_NAMES = {"response_id": "provider_response_id"}
 QUESTION = "Say: Hello there."
 Start = Callable[[Conversation], Awaitable[object]]
 
@@ -109,32 +99,6 @@ async def test_a_stop_while_the_response_runs_adds_no_row(store: Store, connecte
     await leave_stream(conversation)
     assert [row.status for row in await store.responses()] == ["running"]
     assert len(await conversation.pending()) == 1
-
-
-async def test_sums_follow_the_final_row(store: Store, connected: Connect) -> None:
-    """Statistics that were computed while the response was running are corrected."""
-    conversation = await Conversation.create(connected(), store=store)
-    await wait_later(conversation)
-    statuses = (await analyze(store)).requests.statuses
-    assert [(each.name, each.count) for each in statuses] == [("running", 1)]
-    await finish(conversation, connected())
-    statuses = (await analyze(store)).requests.statuses
-    assert [(each.name, each.count) for each in statuses] == [("completed", 1)]
-    assert await store.verify() == []
-
-
-async def test_bodies_are_found_at_the_final_row(
-    store_url: str, connected: Connect, kedge_server: TestServer
-) -> None:
-    """The stored bodies move with the row."""
-    before = len(list_posts(kedge_server))
-    async with open_store(store_url, keep_bodies=True) as store:
-        conversation = await Conversation.create(connected(), store=store)
-        await wait_later(conversation)
-        await finish(conversation, connected())
-        (row,) = await store.responses()
-        bodies = [each.request for each in await load_exchanges(store, row.node)]
-    assert bodies == [list_posts(kedge_server)[before].raw]
 
 
 async def test_two_processes_that_wait_store_one_row(store: Store, connected: Connect) -> None:
@@ -224,61 +188,6 @@ async def test_a_failed_poll_changes_no_row(store: Store) -> None:
             await finish(conversation, engine)
     assert [row.status for row in await store.responses()] == ["completed"]
     assert server.posts == 1
-
-
-@pytest.mark.parametrize("start", [wait_later, read_stream, leave_stream])
-async def test_metrics_and_the_log_count_the_request_once(
-    start: Start, store: Store, connected: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What was sent is counted when it was sent, tokens when they are known, and one log record has both."""
-    caplog.set_level(logging.INFO, "kedge")
-    conversation = await Conversation.create(connected(), store=store)
-    reset()
-    await start(conversation)
-    await finish(conversation, connected())
-    (row,) = await store.responses()
-    counters = {
-        (name, *(value for _, value in labels)): value[1]
-        for name, series in snapshot().items()
-        for labels, value in series.items()
-    }
-    assert counters["responses_stateless_requests_total",] == 1
-    assert counters["responses_bytes_sent_total",] == row.sent_bytes
-    assert counters["tokens_total", "input"] == row.input_tokens
-    fields = [dict(get_fields(each)) for each in caplog.records]
-    (logged,) = [each for each in fields if "sent_bytes" in each]
-    assert (logged["status"], logged["sent_bytes"]) == ("completed", row.sent_bytes)
-    assert logged["input_tokens"] == row.input_tokens
-
-
-@pytest.mark.parametrize("start", [wait_later, leave_stream])
-async def test_both_spans_have_the_values_of_the_record(
-    start: Start, store: Store, connected: Connect
-) -> None:
-    """The span of the request has no end of an answer; that of the answer has everything that the row has."""
-    spans, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    traced = trace(provider.get_tracer("test"))
-    conversation = await Conversation.create(connected(), store=store, middleware=[traced])
-    await conversation.send("My name is Ada.")
-    spans.clear()
-    await start(conversation)
-    opened = await Conversation.open(
-        connected(), store=store, id=conversation.id, middleware=[traced]
-    )
-    await opened.resume()
-    finished = {each.name: each for each in spans.get_finished_spans()}
-    sent, fetched = (finished[name] for name in SPAN_NAMES)
-    assert sent.status.is_ok
-    assert sent.attributes is not None
-    assert "gen_ai.response.finish_reasons" not in sent.attributes
-    row = (await store.responses())[-1]
-    assert fetched.attributes is not None
-    for span, names in ((sent.attributes, SENT_FACTS), (fetched.attributes, SPAN_FACTS)):
-        assert {name: span.get(SPAN_FACTS[name]) for name in names} == {
-            name: getattr(row, ROW_NAMES.get(name, name)) for name in names
-        }
-    provider.shutdown()
 
 
 async def test_views_show_the_request_while_it_runs(store: Store, connected: Connect) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from conversation.conftest import Connect
-from kedge import Chat, Conversation, connect, user
+from kedge import Chat, Conversation, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
 from kedge.compaction.compactors import CompactionMethod
 from kedge.engines import ResponsesEngine, unwrap
-from kedge.events.run import FellBack, RequestSent
+from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.digests import is_compaction
@@ -158,37 +158,6 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert describe(plans[0]) == describe(plans[1])
     requests = (await analyze(store)).requests
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
-
-
-async def test_sizes_of_requests_are_equal_everywhere(store: Store, connected: Connect) -> None:
-    """Event, row and sums have the size of the body that was sent, and of the body with everything."""
-    conversation = await Conversation.create(connected(), store=store)
-    sizes: list[tuple[int, int]] = []
-    for text in ("My name is Ada.", "What is my name?", "Once more?"):
-        async with conversation.stream(text) as stream:
-            events = [event async for event in stream]
-        sizes += [(e.body_bytes, e.full_bytes) for e in events if isinstance(e, RequestSent)]
-    rows = await conversation.responses()
-    assert [(row.sent_bytes, row.full_bytes) for row in rows] == sizes
-    requests = (await analyze(store)).requests
-    full = requests.sent_bytes + requests.saved_bytes
-    assert (requests.sent_bytes, full) == tuple(map(sum, zip(*sizes, strict=True)))
-
-
-async def test_rows_in_a_conversation_object_name_the_response_before(
-    store: Store, kedge_server: TestServer
-) -> None:
-    """A row has the same anchor as the plan, also if the request names only the conversation object."""
-    engine = connect(f"responses:{kedge_server.base_url}#practice", mode="conversation")
-    async with engine:
-        conversation = await Conversation.create(engine, store=store)
-        first = await conversation.send("My name is Ada.")
-        reply = await conversation.send("What is my name?")
-        rows = await conversation.responses()
-    assert reply.plan is not None
-    assert (reply.plan.anchor_id, reply.plan.previous_response_id) == (first.response_id, "")
-    assert [row.anchor for row in rows] == ["", first.response_id]
-    assert (await analyze(store)).requests.chained == 1
 
 
 async def test_reopened_conversation_knows_all_responses_that_were_lost(

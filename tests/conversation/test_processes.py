@@ -1,6 +1,5 @@
 """Conversations used by several processes, and response ids from the stream to the store."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,51 +8,12 @@ import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation
-from kedge.events.run import AnswerFinished
-from kedge.planning import get_state
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
 from postgresql import create_schema
 
 HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 2
-
-
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
-async def test_response_id_is_the_same_everywhere(
-    store: Store, store_url: str, connected: Connect, kedge_server: TestServer
-) -> None:
-    """The id of the stream is that of the outcome, the anchor, the row and another process's next request."""
-    store.keep_bodies = True
-    conversation = await Conversation.create(connected(), store=store)
-    async with conversation.stream("My name is Ada.") as stream:
-        finished = [event async for event in stream if isinstance(event, AnswerFinished)]
-    (exchange,) = await store.exchanges(conversation.row)
-    on_the_wire = {
-        json.loads(line.removeprefix("data: "))["response"]["id"]
-        for line in exchange.reply.decode().splitlines()
-        if line.startswith("data: ") and '"response.completed"' in line
-    }
-    (outcome,) = [event.outcome for event in finished]
-    assert on_the_wire == {outcome.response_id}
-    record = get_state(finished[0].turn).anchor(outcome.response_id)
-    assert record
-    (row,) = await conversation.responses()
-    assert row.provider_response_id == outcome.response_id
-    assert row.record == record
-    command = [
-        sys.executable,
-        str(HERE / "reopen.py"),
-        store_url,
-        kedge_server.base_url,
-        conversation.id,
-    ]
-    done = await anyio.run_process(command, check=False)
-    assert done.stdout == b"Your name is Ada.", done.stderr
-    assert kedge_server.requests[-1].body["previous_response_id"] == outcome.response_id
-    assert len(kedge_server.requests[-1].body["input"]) == 1
-    first, second = await conversation.responses()
-    assert second.anchor == first.provider_response_id == outcome.response_id
 
 
 async def test_response_without_id_is_stored(

@@ -2,7 +2,6 @@
 
 import anyio
 import pytest
-from msgspec.structs import replace
 
 from conversation.conftest import Connect
 from kedge import Conversation, Turn, user
@@ -77,29 +76,6 @@ async def test_reply_of_a_healed_request_names_the_reason(
     assert reply.healed == ("gone",)
     assert [row.healed for row in await conversation.responses()][-1] == "gone"
     assert (await conversation.send("What is my name?", key="name")).healed == ("gone",)
-
-
-async def test_reply_has_the_stored_records_of_its_requests(
-    store: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """The records of a reply are those of the store, and its figures are sums over them."""
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    conversation = await Conversation.create(connected(), store=store, tools=[add], price=price)
-    await conversation.send("My name is Ada.")
-    kedge_server.forget()
-    reply = await conversation.send("Please call add with a=2 and b=3", temperature=0.5)
-    rejected = reply.requests[0]
-    assert (rejected.status, rejected.usage, bool(rejected.anchor)) == ("refused", None, True)
-    stored = (await conversation.responses())[1:]
-    place = {"node": 0, "parent": 0, "conversation": ""}
-    assert tuple(replace(row, **place) for row in stored) == reply.requests
-    assert [each.settings for each in reply.requests] == ['{"temperature": 0.5}'] * 3
-    assert [each.healed for each in reply.requests] == ["", "gone", ""]
-    assert reply.usage.input_tokens == reply.cost == sum(row.input_tokens or 0 for row in stored)
 
 
 async def test_run_stopped_during_a_tool_has_no_further_request(

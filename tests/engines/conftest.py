@@ -1,6 +1,6 @@
 """Fixtures for the tests of the engines: a real server and a real client."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,8 +9,6 @@ import pytest
 from kedge.engines import ResponsesEngine
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-
-OpenEngine = Callable[..., ResponsesEngine]
 
 
 @pytest.fixture

@@ -306,24 +306,6 @@ def delete_item(server: TestServer, turn: Turn, index: int) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("fault", ["forget_silently", "forget_silently,echo=missing"])
-async def test_a_server_that_names_the_object_and_forgets_gives_no_wrong_answer(
-    server: TestServer, fault: str, *, streaming: bool
-) -> None:
-    """An unknown server that never reads the object is sent everything, or its answer is discarded."""
-    server.faults.set("anonymous")
-    server.faults.set(fault)
-    turn = Turn()
-    async with open_engine(server, mode="conversation") as engine:
-        for number in range(6):
-            question = turn.append(
-                user(f"Please tell me about the rivers of the north, part {number}.")
-            )
-            turn = await engine.run(question, streaming=streaming)
-            check_law(server, turn)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 async def test_an_honest_unknown_server_is_continued(
     server: TestServer, *, streaming: bool
 ) -> None:

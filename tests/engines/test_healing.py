@@ -85,18 +85,6 @@ async def test_lost_context_is_sent_again_in_full(
     assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
-async def test_expired_response_is_not_requested(server: TestServer) -> None:
-    """After the retention time the plan rejects the anchor, and the request is a full send."""
-    now = [1_000_000.0]
-    async with open_engine(server, clock=lambda: now[0]) as engine:
-        turn = await send_lines(engine, "One")
-        now[0] += 31 * 86_400
-        assert engine.plan(turn).fallback == "expired"
-        turn = await engine.run(turn.append(user("What did I say first?")))
-    assert "previous_response_id" not in request_bodies(server)[-1]
-    assert "One" in last_text(turn)
-
-
 async def test_zero_data_retention_switches_to_stateless() -> None:
     """After the first rejection, later requests are stateless and include encrypted reasoning."""
     with serve() as stateful, serve(zero_data_retention=True) as strict:

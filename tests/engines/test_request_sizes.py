@@ -14,7 +14,7 @@ from kedge.planning import render
 from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.text.display import format_size
-from kedge.turns import ReasoningBlock, Turn, image, system, tool_call, user
+from kedge.turns import ReasoningBlock, Turn, system, tool_call, user
 
 LINES = (
     "My name is Ada.",
@@ -62,25 +62,6 @@ async def test_sizes_are_those_of_the_encoder(server: TestServer, settings: dict
     assert any(isinstance(block, ReasoningBlock) for block in turn)
     totals = {name: snapshot()[f"responses_bytes_{name}_total"][()][1] for name in ("sent", "full")}
     assert 0 < totals["sent"] < totals["full"]
-
-
-async def test_size_of_an_empty_delta_and_of_other_content(server: TestServer) -> None:
-    """Images and an answer without a new message are measured as they are encoded."""
-    async with open_engine(server) as engine:
-        picture = user([image("https://example.org/a.png"), "What is this?"])
-        turn, _ = await send(engine, Turn([picture]))
-        for blocks in ((), (user("And?"),)):
-            _, [(plan, sizes, body)] = await send(engine, turn.append(*blocks))
-            assert plan.anchor
-            assert sizes.full_bytes == len(encode_full(body, plan))
-
-
-async def test_full_send_has_one_size(server: TestServer) -> None:
-    """A request that sends everything saves nothing."""
-    async with open_engine(server, mode="stateless") as engine:
-        turn, _ = await send(engine, Turn([user("One")]))
-        _, [(_, sizes, body)] = await send(engine, turn.append(user("Two")))
-    assert sizes.body_bytes == sizes.full_bytes == len(body)
 
 
 @pytest.mark.parametrize("provider", ["responses", "chat"])

@@ -184,15 +184,6 @@ async def test_server_that_never_stores_is_detected_once(streaming: bool) -> Non
         assert engine.plan(turn.append(user("And?")), streaming=streaming).mode == "chained"
 
 
-async def test_store_false_in_a_response_is_honored() -> None:
-    """A response that the server reports as not stored is no anchor and costs no rejected request."""
-    server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
-    async with open_memory_engine(server, trust="always") as engine:
-        turn, wrong = await send_messages(server, engine, 8)
-    assert (wrong, len(server.bodies)) == (0, 8)
-    assert not any(record.stored for record in get_state(turn).anchors)
-
-
 async def test_older_anchors_are_not_tried_after_a_total_loss() -> None:
     """An edit that leads back to an older response costs no further rejected request."""
     server = MemoryServer(rejects_unknown=True)
@@ -301,14 +292,6 @@ async def test_missing_ancestor_is_a_difference() -> None:
         assert not is_chained(server.bodies[-1])
 
 
-async def test_server_that_lists_nothing_cannot_be_audited() -> None:
-    """On a server that lists no items, a 404 is no difference."""
-    server = MemoryServer(lists=False)
-    async with open_memory_engine(server, trust="always") as engine:
-        turn, _ = await send_messages(server, engine, 2)
-        assert (await engine.verify(turn)).agrees is None
-
-
 async def test_calls_without_context_are_not_run() -> None:
     """The text of the answer stays; its calls are dropped, and everything is sent again."""
     server, runs = MemoryServer(), list[int]()
@@ -331,26 +314,6 @@ async def test_calls_without_context_are_not_run() -> None:
         assert runs
         assert min(runs) > len(turn)
         assert sum(isinstance(block, AssistantBlock) for block in stream.turn.blocks) >= 8
-
-
-async def test_trust_never_sends_everything_with_the_reason() -> None:
-    """With ``trust="never"`` no request is chained, and the plan gives the reason."""
-    server = MemoryServer()
-    async with open_memory_engine(server, trust="never") as engine:
-        turn, _ = await send_messages(server, engine, 3)
-        assert "trust='never'" in engine.plan(turn).explain()
-    assert not any(map(is_chained, server.bodies))
-
-
-async def test_plan_explains_an_unproven_server() -> None:
-    """The plan names the reason and what to do."""
-    server = MemoryServer(usage="none")
-    async with open_memory_engine(server) as engine:
-        turn, _ = await send_messages(server, engine, 2)
-        plan = engine.plan(turn.append(user("And?")))
-    assert plan.fallback == "untrusted"
-    assert "cannot be checked whether this server remembers" in plan.explain()
-    assert "trust='always'" in plan.explain()
 
 
 async def test_changed_instructions_cause_a_full_send() -> None:

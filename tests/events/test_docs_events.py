@@ -8,7 +8,6 @@ from typing import get_args
 import kedge.events
 import kedge.events.run
 from kedge.events import Event
-from kedge.events.items import ItemTable
 from kedge.events.responses import OPAQUE_TYPES
 from kedge.events.types import AnomalyKind, OutcomeStatus, ResponseFacts
 
@@ -45,8 +44,3 @@ def test_every_event_that_is_passed_on_is_documented() -> None:
     known = OPAQUE_TYPES | {"response.queued", "response.in_progress", "response.content_part.done"}
     assert [kind for kind in known if not any(fnmatch(kind, each) for each in patterns)] == []
     assert [each for each in patterns if not any(fnmatch(kind, each) for kind in known)] == []
-
-
-def test_documented_attributes_exist() -> None:
-    """The documented attributes ``calls`` and ``call_ids`` exist."""
-    assert (ItemTable().calls, ItemTable().call_ids) == ({}, {})

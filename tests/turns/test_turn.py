@@ -142,33 +142,6 @@ class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
     """Random sequences of operations on Turns, compared with lists."""
 
 
-def test_cached_index_is_valid_after_append_and_system_changes() -> None:
-    """The cached index stays valid after appends and changes to the leading system blocks."""
-    turn = Turn([system("a", id="s"), user("b"), assistant("c")])
-    cache_index(turn, "derived", 2)
-    for other in (
-        turn.append(user("d")),
-        turn.insert(0, system("first")),
-        turn.insert(1, system("second")),
-        turn.edit("s", system("other")),
-        turn.remove("s"),
-        turn.with_data(a=1),
-    ):
-        assert get_cached_index(other) == ("derived", 2)
-    assert get_cached_index(turn.insert(0, user("now the system block is in the body"))) == (
-        "derived",
-        0,
-    )
-    assert get_cached_index(turn.insert(1, user("d"))) == ("derived", 0)
-    assert get_cached_index(turn.edit(turn[1].id, user("b"))) == ("derived", 0)
-    assert get_cached_index(turn.edit(turn[2].id, user("b"))) == ("derived", 1)
-    assert get_cached_index(turn.remove(turn[1].id)) == ("derived", 0)
-    assert get_cached_index(turn.insert(2, user("d"))) == ("derived", 1)
-    assert get_cached_index(turn.take(2)) == ("derived", 1)
-    assert get_cached_index(turn.take(0)) == ("derived", 0)
-    assert get_cached_index(turn.edit("s", user("d"))) == ("derived", 0)
-
-
 def test_many_forks_do_not_grow_the_shared_ids() -> None:
     """The shared set of ids stays within a small multiple of the Turn's length."""
     turn = Turn([user("a"), user("b")])
