@@ -2,11 +2,11 @@
 
 import math
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kedge import user
 from kedge.database.transactions import Tx

@@ -8,7 +8,7 @@ import pytest
 from kedge import user
 from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Store, open_store
-from kedge.store.nodes import insert_node, select_node
+from kedge.store.nodes import get_node, insert_node
 from kedge.turns.json_codec import encode_block
 
 NODES = 10_000
@@ -32,7 +32,7 @@ async def large(
 
         def grow(tx: Tx) -> dict[str, int]:
             nodes: dict[str, int] = {}
-            node = fork = select_node(tx, row.head, row.tree)
+            node = fork = get_node(tx, row)
             for number in range(NODES):
                 if number == NODES - 1_000:
                     nodes["long"] = node.id

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
+
+from msgspec import Struct
 
 from kedge.database.transactions import Tx
 
@@ -25,8 +26,7 @@ class WrongSchema(Exception):
         self.advice = advice
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """A numbered schema. Its functions run in the transaction of the upgrade, which is complete or undone.
 
     Until a version is released, the schema is changed where it is created, and its number is raised.
@@ -36,7 +36,7 @@ class Schema:
     """The table with the number; a database may have several schemas."""
     version: int
     create: _Change
-    steps: Mapping[int, _Change] = field(default_factory=dict[int, _Change])
+    steps: Mapping[int, _Change] = {}
     """The change from each older schema to the next one."""
     way_out: str = ""
     """What to do with a database that is older than the first step."""

@@ -144,43 +144,42 @@ class SQLiteDatabase(Database):
         self.first_use.ensure()
         with self._translate_errors():
             if self._inline is None:
-                self._inline = self._connect(INLINE_WAIT_SECONDS, "NORMAL", checkpoint_pages=0)
+                self._inline = self._connect(inline=True)
             return run_on(self._inline)
 
     def run_read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread, also before the schema is current."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            result = run_transaction(connection, work, "BEGIN")
-            return self._retry_empty_journal(connection, result)
+        with self._use_connection() as connection:
+            return run_transaction(connection, work, "BEGIN")
 
     def run_write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread, also before the schema is current."""
-        with self._translate_errors():
-            connection = self._get_connection()
-            with self._write_lock:
-                try:
-                    result = run_transaction(connection, work)
-                except sqlite3.IntegrityError:
-                    result = run_transaction(connection, work, is_retry=True)
-            return self._retry_empty_journal(connection, result)
+        with self._use_connection() as connection, self._write_lock:
+            try:
+                return run_transaction(connection, work)
+            except sqlite3.IntegrityError:
+                return run_transaction(connection, work, is_retry=True)
 
     def reclaim_files(self, vacuum: bool) -> None:
         """Overwrite deleted data in the file and the journal."""
-        with self._translate_errors():
-            connection = self._get_connection()
+        with self._use_connection() as connection:
             if vacuum:
                 connection.execute("VACUUM")
             self._journal_is_pending = not empty_journal(connection)
 
-    def _retry_empty_journal(self, connection: sqlite3.Connection, result: T) -> T:
-        """Empty the journal if a reader prevented it after a deletion and may be done now; return the result."""
-        if self._journal_is_pending:
-            connection.execute("PRAGMA busy_timeout = 0")
-            with suppress(sqlite3.OperationalError):  # the next operation tries again
-                self._journal_is_pending = not empty_journal(connection)
-            connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
-        return result
+    @contextmanager
+    def _use_connection(self) -> Generator[sqlite3.Connection]:
+        """Provide the connection of this thread; then empty the journal if a reader prevented it after a deletion."""
+        with self._translate_errors():
+            connection = getattr(self._local, "connection", None)
+            if connection is None:
+                connection = self._local.connection = self._connect()
+            yield connection
+            if self._journal_is_pending:
+                connection.execute("PRAGMA busy_timeout = 0")
+                with suppress(sqlite3.OperationalError):  # the next operation tries again
+                    self._journal_is_pending = not empty_journal(connection)
+                connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
 
     def close(self) -> None:
         """Stop the threads, then close their connections."""
@@ -201,29 +200,14 @@ class SQLiteDatabase(Database):
             kind, message = _ERRORS.get(_primary_code(error), other)
             raise kind(f"{self.path}: {message}") from error
 
-    def _get_connection(self) -> sqlite3.Connection:
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._connect(self._wait_seconds)
-        return connection
-
-    def _connect(
-        self,
-        wait_seconds: float,
-        synchronous: str = "FULL",
-        checkpoint_pages: int = CHECKPOINT_PAGES,
-    ) -> sqlite3.Connection:
-        def connect(options: str) -> sqlite3.Connection:
-            target = (
-                MEMORY
-                if self.path == MEMORY
-                else f"{Path(self.path).absolute().as_uri()}?{options}"
-            )
+    def _connect(self, *, inline: bool = False) -> sqlite3.Connection:
+        def connect() -> sqlite3.Connection:
+            uri = f"{Path(self.path).absolute().as_uri()}?{self._options}"
             connection = open_connection(
-                target,
-                wait_seconds=wait_seconds,
-                synchronous=synchronous,
-                checkpoint_pages=checkpoint_pages,
+                MEMORY if self.path == MEMORY else uri,
+                wait_seconds=INLINE_WAIT_SECONDS if inline else self._wait_seconds,
+                synchronous="NORMAL" if inline else "FULL",
+                checkpoint_pages=0 if inline else CHECKPOINT_PAGES,
                 read_only=self._read_only,
             )
             self._connections.append(connection)
@@ -231,14 +215,14 @@ class SQLiteDatabase(Database):
 
         is_new = not (self._read_only or self.path == MEMORY) and create_private_file(self.path)
         try:
-            return connect(self._options)
+            return connect()
         except sqlite3.OperationalError as error:
             # A WAL cannot be created in a read-only folder. No other process can write there either, so the
             # file may be read as it is, unless there is a journal with newer content.
             if is_new or _primary_code(error) not in _READ_ONLY_CODES or _has_journal(self.path):
                 raise
             self._read_only, self._options = True, "mode=ro&immutable=1"
-            return connect(self._options)
+            return connect()
 
 
 def open_connection(

@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from kedge.errors import StoreError
 from kedge.observe import measure
@@ -28,8 +29,7 @@ Row = tuple[Any, ...]
 Values = Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """The SQL in which one database differs from the other."""
 
     name: str
@@ -73,6 +73,16 @@ class Tx(ABC):
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         """Return the rows of a query."""
         return self.query(sql, values).fetchall()
+
+    def rows_among(self, sql: str, keys: Sequence[Any], *values: Any) -> list[Row]:
+        """Return the rows of a query in which ``{}`` is a list of keys, followed by other values."""
+        chunks = [(sql.format(marks(chunk)), chunk) for chunk in split_chunks(keys)]
+        return [row for query, chunk in chunks for row in self.rows(query, (*chunk, *values))]
+
+    def delete_rows(self, table: str, column: str, keys: Sequence[Any]) -> None:
+        """Delete the rows of a table that have one of these keys in a column."""
+        for chunk in split_chunks(keys):
+            self.run(f"DELETE FROM {table} WHERE {column} IN ({marks(chunk)})", chunk)
 
     def run(self, sql: str, values: Values = ()) -> int:
         """Run a statement, and return the number of rows it changed."""

@@ -12,7 +12,7 @@ same namespace.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
+from kedge.database.transactions import Row, Tx, join_filters
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.planning.anchors import validate_seconds
 from kedge.store.records import (
@@ -119,11 +119,9 @@ def select_conversations(tx: Tx, where: str, values: Sequence[Any]) -> list[Conv
     """Return the conversations of a query, from the end of its SQL; ``c`` is the table."""
     rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c {where}", values)
     tags: dict[int, list[str]] = {}
-    for chunk in split_chunks([row[2] for row in rows]):
-        among = f"conversation IN ({marks(chunk)})"
-        query = f"SELECT conversation, tag FROM tags WHERE {among} ORDER BY tag"
-        for number, tag in tx.rows(query, chunk):
-            tags.setdefault(number, []).append(tag)
+    query = "SELECT conversation, tag FROM tags WHERE conversation IN ({}) ORDER BY tag"
+    for number, tag in tx.rows_among(query, [row[2] for row in rows]):
+        tags.setdefault(number, []).append(tag)
     return [_conversation_from_row(row, tags) for row in rows]
 
 

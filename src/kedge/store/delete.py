@@ -17,7 +17,7 @@ from kedge.database.responses import (
     lock_deletions,
     use_practice_tables,
 )
-from kedge.database.transactions import Database, Tx, Values, marks, split_chunks
+from kedge.database.transactions import Database, Tx, Values, split_chunks
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search
 from kedge.store.conversations import lock_tree, resolve, select_old
@@ -98,14 +98,14 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     moved = [node.id for node in tree if node.id in used and node.conversation == row.number]
     response_sums.apply_to_nodes(tx, [*unused, *moved], -1)
     for table in ("responses", *TABLES):
-        _delete_rows(tx, table, "node", unused)
-    for chunk in split_chunks(unused):
-        tx.run(
-            "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
-            f"AND (asked IN ({marks(chunk)}) OR answer IN ({marks(chunk)}))",
-            (row.tree, *chunk, *chunk),
-        )
-    _delete_rows(tx, "nodes", "id", unused)
+        tx.delete_rows(table, "node", unused)
+    tx.delete_rows("nodes", "id", unused)
+    remaining = "(SELECT id FROM nodes WHERE tree = ?)"
+    tx.run(
+        "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
+        f"AND (asked NOT IN {remaining} OR answer NOT IN {remaining})",
+        (row.tree,) * 3,
+    )
     disown_objects(tx, (node.memory for node in tree if node.id not in used))
     if others:
         _assign_nodes(
@@ -115,9 +115,9 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
-    deleted = [_delete_unlinked(tx, chunk) for chunk in split_chunks(sorted(candidates))]
+    _, groups = _delete_unlinked(tx, sorted(candidates))
     delete_practice_responses(tx)
-    return set[int]().union(*(groups for _, groups in deleted))
+    return groups
 
 
 def delete_practice_responses(tx: Tx) -> None:
@@ -178,17 +178,12 @@ def _delete_unlinked(tx: Tx, blocks: Sequence[int]) -> tuple[int, set[int]]:
     """Delete the blocks that no link refers to; return their number, and their groups in the search index."""
     # Wait for transactions that are about to link these blocks, whose links are visible then.
     search.lock_blocks(tx, blocks, tx.dialect.for_update)
-    query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(blocks)})"
-    linked = {block for (block,) in tx.rows(query, blocks)}
+    query = "SELECT DISTINCT block FROM links WHERE block IN ({})"
+    linked = {block for (block,) in tx.rows_among(query, blocks)}
     unlinked = [block for block in blocks if block not in linked]
     groups = search.delete_texts(tx, unlinked)
-    _delete_rows(tx, "blocks", "id", unlinked)
+    tx.delete_rows("blocks", "id", unlinked)
     return len(unlinked), groups
-
-
-def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
-    for chunk in split_chunks(keys):
-        tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks(chunk)})", chunk)
 
 
 def delete_orphans(tx: Tx) -> None:
@@ -224,7 +219,6 @@ def _repair_index(tx: Tx) -> None:
     """Delete texts without a block; if blocks are not indexed, let the next search index them."""
     tx.allow_long_statements()
     found = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
-    for chunk in split_chunks([block for (block,) in found]):
-        search.delete_texts(tx, chunk)
+    search.delete_texts(tx, [block for (block,) in found])
     if search.find_unindexed(tx, search.get_index_position(tx)):
         tx.run("UPDATE indexed SET node = 0")

@@ -8,7 +8,7 @@ differ by more than a lease.
 
 from kedge.database.transactions import Tx
 from kedge.errors import KeyReused
-from kedge.store.nodes import select_node
+from kedge.store.nodes import get_node
 from kedge.store.records import Claim, ConversationRow, validate_text
 
 
@@ -93,7 +93,7 @@ def record_answer(tx: Tx, conversation: ConversationRow, key: str, answer: int) 
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
-    select_node(tx, answer, conversation.tree)
+    get_node(tx, conversation, answer)
     tx.run(
         "UPDATE claims SET answer = ?, lease_until = 0 WHERE conversation = ? AND key = ? "
         "AND answer IS NULL",

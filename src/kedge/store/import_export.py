@@ -9,7 +9,7 @@ contain several conversations. An import is checked like a stored tree: digests 
 and references must point backwards.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast, get_args
 
@@ -23,8 +23,8 @@ from kedge.store.conversations import select_conversation
 from kedge.store.nodes import (
     create_conversation,
     find_used_nodes,
+    get_node,
     insert_node,
-    select_node,
     select_tree,
 )
 from kedge.store.records import (
@@ -96,18 +96,14 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
     used = find_used_nodes(tree, [row.head, *added])
     nodes = [node for node in tree if node.id in used]
     numbers = {node.id: number for number, node in enumerate(nodes)}
-    blocks: dict[int, int] = {}
-    bodies: list[str] = []
+    links = {node.id: _select_blocks(tx, node) for node in nodes}
+    bodies = {block: body for found in links.values() for block, body in found}
+    positions = {block: position for position, block in enumerate(bodies)}
     lines: list[str] = []
     rows = {each.node: each for each in select_responses(tx, "WHERE n.tree = ?", (row.tree,))}
     accounts = {name: _export_telemetry(tx, name, row, numbers) for name in TABLES}
     for node in nodes:
-        linked: list[int] = []
-        for block, body in _select_blocks(tx, node):
-            if block not in blocks:
-                blocks[block] = len(bodies)
-                bodies.append(body)
-            linked.append(blocks[block])
+        linked = [positions[block] for block, _ in links[node.id]]
         further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
         response = rows.get(node.id)
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
@@ -120,7 +116,7 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
         "claims": _export_claims(tx, row, numbers),
     }
     first = {"format": FORMAT, "version": VERSION, "conversation": head}
-    lines = [encode(first), *(f'{{"block":{body}}}' for body in bodies), *lines]
+    lines = [encode(first), *(f'{{"block":{body}}}' for body in bodies.values()), *lines]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -189,10 +185,22 @@ def parse_lines(lines: Iterable[str]) -> list[ExportedConversation]:
         InvalidJSON: The lines are not a valid export.
     """
     found: list[ExportedConversation] = []
-    for number, (header, blocks, nodes) in enumerate(_iter_conversations(lines)):
-        with _name_conversation(number):
-            parsed = [msgspec.convert(_upgrade_node(each), _NodeLine) for each in nodes]
-            found.append(ExportedConversation(header, blocks, parsed))
+    version = VERSION
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        form = _parse_line(line, number)
+        if "format" in form:
+            found.append(ExportedConversation(_check_header(form, number), [], []))
+            version = form["version"]
+        elif not found:
+            raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
+        elif "block" in form:
+            block = upgrade_block(form["block"]) if version == 1 else form["block"]
+            found[-1].blocks.append(encode_block(load_block(block, f"line {number}")))
+        else:
+            with _name_conversation(len(found) - 1):
+                found[-1].nodes.append(msgspec.convert(_upgrade_node(form), _NodeLine))
     return found
 
 
@@ -223,30 +231,6 @@ def _name_conversation(number: int) -> Generator[None]:
         reason = error if isinstance(error, ValueError) else type(error).__name__
         problem = f"conversation {number} is not valid ({reason}); nothing was imported"
         raise InvalidJSON("$", problem) from None
-
-
-def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
-    header: Json | None = None
-    version = VERSION
-    blocks, nodes = list[str](), list[Json]()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        form = _parse_line(line, number)
-        if "format" in form:
-            if header is not None:
-                yield header, blocks, nodes
-            header, blocks, nodes = _check_header(form, number), [], []
-            version = form["version"]
-        elif header is None:
-            raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
-        elif "block" in form:
-            block = upgrade_block(form["block"]) if version == 1 else form["block"]
-            blocks.append(encode_block(load_block(block, f"line {number}")))
-        else:
-            nodes.append(form)
-    if header is not None:
-        yield header, blocks, nodes
 
 
 def _parse_line(line: str, number: int) -> Json:
@@ -289,7 +273,7 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_N
         row = create_conversation(tx, new, *times)
     except InvalidSetting:  # the id is in use, perhaps only since another import has committed
         row = create_conversation(tx, replace(new, id=new_id("conv")), *times)
-    created: list[Node] = [select_node(tx, row.head, row.tree)]
+    created: list[Node] = [get_node(tx, row)]
     for line in nodes[1:]:
         created.append(_import_node(tx, line, row, created, blocks))
     for line, node in zip(nodes, created, strict=True):

@@ -13,11 +13,11 @@ from kedge.planning import AnchorRecord, ConversationState, find_problems, get_s
 from kedge.planning.anchors import MODES
 from kedge.store.nodes import (
     NODE_COLUMNS,
-    find_newest_descendant,
+    find_newest_below,
+    get_node,
     missing_node,
     select_children,
     select_loose_ends,
-    select_node,
     select_turn,
 )
 from kedge.store.records import (
@@ -49,7 +49,7 @@ _get_creation_time = attrgetter("created_at")
 # parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
 # the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
 # a plain JOIN it may scan all links, because it has no statistics.
-PATH_CTE = """
+_PATH_CTE = """
 WITH RECURSIVE path (branch, stop) AS (
     SELECT branch, length FROM nodes WHERE id = ?
     UNION ALL
@@ -58,11 +58,11 @@ WITH RECURSIVE path (branch, stop) AS (
     WHERE first.kept > 0
 )
 """
-_SELECT_BLOCKS = f"""{PATH_CTE}
-SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
-WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
+_SELECT_BLOCKS = f"""{_PATH_CTE}
+SELECT l.place, {{}} FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place >= ? AND l.place < ?
 """
-_SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
+_SELECT_SEGMENTS = f"{_PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
 # All responses above a node, also those whose blocks an edit or a compaction has dropped since: they are no
 # anchors of its Turn, and explain why a request sends everything. Nodes of one branch only append to one another, so
 # those above a node have smaller ids. As above, the number of steps is the number of forks and edits.
@@ -107,7 +107,7 @@ def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) ->
         NotInStore: The conversation was deleted, or its tree has no such node.
         StoreDamaged: A stored block cannot be read.
     """
-    return _load_path(tx, conversation, _select_at(tx, conversation, node))
+    return _load_path(tx, conversation, get_node(tx, conversation, node))
 
 
 def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
@@ -122,19 +122,14 @@ def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> L
         NotInStore: The conversation was deleted.
         StoreDamaged: A stored block cannot be read.
     """
-    head = _select_at(tx, conversation, None)
+    head = get_node(tx, conversation)
     return head if head.length > max_blocks else _load_path(tx, conversation, head)
 
 
 def _load_path(tx: Tx, conversation: ConversationRow, node: Node) -> LoadedPath:
-    blocks = tuple(decode_blocks(load_bodies(tx, node)))
+    blocks = tuple(decode_blocks(load_bodies(tx, node, 0, node.length)))
     records = _load_records(tx, node, 0, conversation.retention)
     return LoadedPath(node, blocks, *decode_node_state(node.memory, records, conversation.mode))
-
-
-def _select_at(tx: Tx, conversation: ConversationRow, node: int | None) -> Node:
-    """Return a node of the conversation's tree, by default the head when the row was read."""
-    return select_node(tx, conversation.head if node is None else node, conversation.tree)
 
 
 def _load_records(tx: Tx, node: Node, known: int, retention: float | None) -> list[AnchorRecord]:
@@ -158,7 +153,7 @@ def find_newest_response(
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
-    end = _select_at(tx, conversation, node)
+    end = get_node(tx, conversation, node)
     ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (end.id, end.tree))
     return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
 
@@ -184,14 +179,14 @@ def load_turn(
         NotInStore: The conversation was deleted, or its tree has no such node.
         StoreDamaged: A stored block cannot be read.
     """
-    end = select_node(tx, node, conversation.tree)
+    end = get_node(tx, conversation, node)
     shared = _count_shared(tx, end, known)
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
     records = _load_records(tx, end, known.id if is_above else 0, conversation.retention)
     state = get_state(turn) if is_above else ConversationState()
     for record in records:
         state = state.with_anchor(record)
-    blocks = decode_blocks(load_last_bodies(tx, end, end.length - shared))
+    blocks = decode_blocks(load_bodies(tx, end, shared, end.length))
     turn = rename_turn(turn, conversation.id).take(shared)
     state, data = decode_node_state(end.memory, state.anchors, conversation.mode)
     removed = dict.fromkeys(turn.data)
@@ -229,18 +224,16 @@ def load_last_blocks(
         NotInStore: The conversation was deleted, or its tree has no such node.
         StoreDamaged: A stored block cannot be read.
     """
-    return tuple(decode_blocks(load_last_bodies(tx, _select_at(tx, conversation, node), count)))
+    end = get_node(tx, conversation, node)
+    start = max(end.length - count, 0)
+    return tuple(decode_blocks(load_bodies(tx, end, start, end.length)))
 
 
-def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
-    """Return the last ``count`` encoded blocks on the path to a node."""
-    query = f"{_SELECT_BLOCKS} AND l.place >= ? ORDER BY l.place"
-    return [body for _, body in tx.rows(query, (node.id, max(node.length - count, 0)))]
-
-
-def load_bodies(tx: Tx, node: Node) -> list[str]:
-    """Return the encoded blocks on the path to a node."""
-    return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
+def load_bodies(tx: Tx, node: Node, start: int, stop: int, max_length: int = 0) -> list[str]:
+    """Return the encoded blocks at some positions of the path to a node, or the beginning of each."""
+    column = f"SUBSTR(b.body, 1, {max_length})" if max_length else "b.body"
+    rows = tx.rows(_SELECT_BLOCKS.format(column), (node.id, start, stop))
+    return [body for _, body in sorted(rows)]
 
 
 def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
@@ -259,7 +252,7 @@ def find_unanswered_after(
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
-    return find_unanswered(tx, conversation, select_node(tx, node, conversation.tree))
+    return find_unanswered(tx, conversation, get_node(tx, conversation, node))
 
 
 def find_unanswered(
@@ -276,19 +269,19 @@ def find_unanswered(
         ends = select_loose_ends(tx, conversation)
     else:
         asked = [each for each in (node, *select_children(tx, node)) if each.kind == "asked"]
-        newest = [find_newest_descendant(tx, each) for each in asked]
+        newest = [find_newest_below(tx, conversation, each.id) for each in asked]
         ends = [end for each in newest for end in select_loose_ends(tx, conversation, each.id)]
-    found = [_check_end(tx, end) for end in ends]
+    found = [_check_end(tx, conversation, end) for end in ends]
     return sorted((each for each in found if each), key=lambda each: each.question.id)
 
 
-def _check_end(tx: Tx, end: Node) -> UnansweredQuestion | None:
+def _check_end(tx: Tx, conversation: ConversationRow, end: Node) -> UnansweredQuestion | None:
     """Return the question whose turn was interrupted after a node, if it was."""
     if end.kind == "answered" and not _has_open_calls(tx, end):
         return None
     question = end
     while question.kind in ("answered", "results"):
-        question = select_node(tx, question.parent, end.tree)
+        question = get_node(tx, conversation, question.parent)
     if question.kind != "asked":
         return None
     turn = select_turn(tx, question)
@@ -304,7 +297,7 @@ def _check_end(tx: Tx, end: Node) -> UnansweredQuestion | None:
 
 def _has_open_calls(tx: Tx, node: Node) -> bool:
     """Return whether the blocks that a node added contain a call without a result."""
-    bodies = load_last_bodies(tx, node, node.length - node.kept)
+    bodies = load_bodies(tx, node, node.kept, node.length)
     return bool(find_problems(Turn(decode_blocks(bodies))))
 
 
@@ -340,9 +333,9 @@ def find_common_ancestor(tx: Tx, conversation: ConversationRow, left: int, right
 
 def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Differences:
     """Return the blocks of each of two paths after their common prefix."""
-    ends = [select_node(tx, node, conversation.tree) for node in (left, right)]
+    ends = [get_node(tx, conversation, node) for node in (left, right)]
     shared = _count_shared(tx, *ends)
-    bodies = [load_last_bodies(tx, end, end.length - shared) for end in ends]
+    bodies = [load_bodies(tx, end, shared, end.length) for end in ends]
     # Blocks with the same text on different branches are the same, too.
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*bodies, strict=False)))
     sides = (tuple(decode_blocks(each[equal:])) for each in bodies)

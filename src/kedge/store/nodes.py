@@ -62,7 +62,7 @@ _SELECT_LAST_BODIES = (
 )
 # Every statement is a round trip, so on PostgreSQL the node of an exchange is added by a single one. It fails (by a
 # division by zero) unless every block is new; the transaction is then run again step by step.
-_INSERT_AT_ONCE = """
+_INSERT_AT_ONCE = f"""
 WITH alive AS (
     SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree JOIN nodes root ON root.id = c.tree
     WHERE c.number = %(conversation)s AND c.id = %(id)s AND c.namespace = %(namespace)s
@@ -72,10 +72,8 @@ WITH alive AS (
     SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
     FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)
 ), node AS (
-    INSERT INTO nodes
-        (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at, checksum)
-    SELECT %(tree)s, %(branch)s, %(parent)s, number, %(kind)s, %(kept)s, %(length)s, %(depth)s,
-        %(memory)s, %(created_at)s, %(checksum)s FROM alive
+    INSERT INTO nodes ({", ".join(_NODE_VALUES)})
+    SELECT {", ".join(f"%({name})s" for name in _NODE_VALUES)} FROM alive
     RETURNING id, branch, conversation, kept
 ), made AS (
     INSERT INTO blocks (hash, body)
@@ -88,13 +86,13 @@ WITH alive AS (
 ), response AS (
     INSERT INTO responses SELECT (jsonb_populate_record(
         NULL::responses, %(response)s::jsonb || jsonb_build_object('node', node.id)
-    )).* FROM node WHERE %(answers)s
+    )).* FROM node WHERE %(response)s::jsonb IS NOT NULL
 ), moved AS (
     UPDATE conversations SET head = node.id, updated_at = %(created_at)s FROM node
     WHERE number = node.conversation AND head = %(head)s RETURNING number
 )
 SELECT node.id, (SELECT COUNT(*) FROM moved),
-    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = %(count)s THEN 1 ELSE 0 END)
+    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = (SELECT COUNT(*) FROM given) THEN 1 ELSE 0 END)
 FROM node
 """
 MAX_NUMBER_LENGTH = 100
@@ -138,15 +136,17 @@ class ResponseStored(StoreError):
         self.node = node
 
 
-def select_node(tx: Tx, node: int, tree: int) -> Node:
-    """Return the node with this number, which must be part of this tree."""
-    if not is_row_number(node):
-        raise missing_node(node)
-    rows = tx.rows(
-        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
-    )
+def get_node(tx: Tx, conversation: ConversationRow, node: int | None = None) -> Node:
+    """Return a node of the conversation's tree, by default the head when the row was read.
+
+    Raises:
+        NotInStore: The conversation was deleted, or its tree has no such node.
+    """
+    at = conversation.head if node is None else node
+    query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?"
+    rows = tx.rows(query, (at, conversation.tree)) if is_row_number(at) else ()
     if not rows:
-        raise missing_node(node)
+        raise missing_node(at)
     return Node(*rows[0])
 
 
@@ -164,11 +164,6 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
 def list_nodes(tx: Tx, conversation: ConversationRow) -> list[Node]:
     """Return every node of the conversation's tree in order, including those of its forks."""
     return select_tree(tx, conversation.tree)
-
-
-def get_node(tx: Tx, conversation: ConversationRow, node: int) -> Node:
-    """Return a node of the conversation's tree, or raise `NotInStore`."""
-    return select_node(tx, node, conversation.tree)
 
 
 def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node:
@@ -189,17 +184,22 @@ def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node
         position = int(at) if len(at) <= MAX_NUMBER_LENGTH else None
     found = None
     if isinstance(position, str):
-        found = _select_response_node(tx, conversation.tree, position)
+        found = find_response_node(tx, conversation, position)
     elif is_row_number(position):
-        found = select_node(tx, position, conversation.tree)
+        found = get_node(tx, conversation, position)
     if found is None:
         raise NotInStore(f"there is no node or response {at!r} in this conversation")
     return found
 
 
 def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) -> Node | None:
-    """Return the node of the response with this provider's id, if there is one."""
-    return _select_response_node(tx, conversation.tree, response_id)
+    """Return the newest node of the response with this provider's id, if there is one."""
+    rows = tx.rows(
+        f"SELECT {NODE_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id "
+        "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
+        (conversation.tree, response_id),
+    )
+    return Node(*rows[0]) if rows else None
 
 
 def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node]:
@@ -208,12 +208,14 @@ def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
-    return select_children(tx, select_node(tx, node, conversation.tree))
+    return select_children(tx, get_node(tx, conversation, node))
 
 
 def find_newest_below(tx: Tx, conversation: ConversationRow, node: int) -> Node:
-    """Return the newest node that follows from a question: itself, tool results, or an answer."""
-    return find_newest_descendant(tx, select_node(tx, node, conversation.tree))
+    """Return the newest node that follows from a question and did not fail: itself, tool results, or an answer."""
+    first = get_node(tx, conversation, node)
+    turn = select_turn(tx, first)
+    return [each for each in turn if each.kind != "failed" or each == first][-1]
 
 
 def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> list[Node]:
@@ -232,22 +234,6 @@ def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> l
     only = "AND n.id = ?" if node else ""
     rows = tx.rows(f"{_SELECT_LOOSE_ENDS} {only} ORDER BY n.id", values)
     return [Node(*row) for row in rows]
-
-
-def _select_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
-    """Return the newest node of the response with this provider's id."""
-    rows = tx.rows(
-        f"SELECT {NODE_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id "
-        "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
-        (tree, response_id),
-    )
-    return Node(*rows[0]) if rows else None
-
-
-def check_unstored(tx: Tx, tree: int, response_id: str) -> None:
-    """Raise ``ResponseStored`` if a tree has the response with this provider's id."""
-    if found := _select_response_node(tx, tree, response_id):
-        raise ResponseStored(found)
 
 
 def select_last_bodies(tx: Tx, tree: int) -> dict[int, str]:
@@ -317,7 +303,7 @@ def insert_row(tx: Tx, new: ConversationRow, blocks: Sequence[Block] = ()) -> Co
     row = create_conversation(tx, new, now)
     if not bodies:
         return row
-    root = select_node(tx, row.head, row.tree)
+    root = get_node(tx, row)
     insert_node(tx, root, bodies, conversation=row, kind="added", now=now, head=root.id)
     return select_conversation(tx, row.id)
 
@@ -371,7 +357,7 @@ def fork_conversation(
     Raises:
         NotInStore: The conversation or the node does not exist.
     """
-    select_node(tx, at, conversation.tree)
+    get_node(tx, conversation, at)
     new = replace(conversation, id=new_id("conv"), title=validate_text(title, "title"))
     number = insert_conversation(tx, new, tx.clock())
     tx.run(
@@ -395,7 +381,7 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
         HeadConflict: The head is at another node, and was not moved.
         NotInStore: The conversation or the node was deleted.
     """
-    select_node(tx, node.id, conversation.tree)
+    get_node(tx, conversation, node.id)
     if not swap_head(tx, conversation.number, head, node.id, tx.clock()):
         raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
 
@@ -406,7 +392,7 @@ def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, accounts: T
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
-    select_node(tx, node, conversation.tree)
+    get_node(tx, conversation, node)
     insert_telemetry(tx, accounts, conversation.number, node)
 
 
@@ -459,7 +445,7 @@ def insert_node(
     row = response_values(response, scope) if response else None
     if branch and isinstance(tx, PostgresTransaction) and not tx.is_retry:
         added, moved = _insert_at_once(
-            tx, conversation.id, values, blocks, row, head, single_statement=single_statement
+            tx, conversation, values, blocks, row, head, single_statement=single_statement
         )
         if added:
             return Node(added, parent.tree, branch, *columns), moved
@@ -482,7 +468,7 @@ def insert_node(
 
 def _insert_at_once(
     tx: PostgresTransaction,
-    conversation_id: str,
+    conversation: ConversationRow,
     node: Row,
     blocks: Sequence[tuple[bytes, str]],
     response: Row | None,
@@ -494,7 +480,7 @@ def _insert_at_once(
 
     Args:
         tx: The transaction; it is run again, without this shortcut, if a block is stored already.
-        conversation_id: The id of the conversation that adds it, which must still exist.
+        conversation: The conversation that adds it, which must still exist.
         node: The values of its row, starting with the tree.
         blocks: The hashes and texts of its blocks.
         response: The values of `STORED_COLUMNS` of the node's response, if there is one.
@@ -505,27 +491,19 @@ def _insert_at_once(
         The number of the node and whether the head moved. A number of 0 means that nothing was added, because
         the conversation or the parent was deleted.
     """
-    values: dict[str, Any] = dict(zip(_NODE_VALUES, node, strict=True))
-    given: dict[str, Any] = {
-        "id": conversation_id,
+    stored: Row = response or ()
+    columns = zip(STORED_COLUMNS, stored, strict=False)
+    form = {key: f"\\x{each.hex()}" if isinstance(each, bytes) else each for key, each in columns}
+    values: dict[str, Any] = {
+        **dict(zip(_NODE_VALUES, node, strict=True)),
+        "id": conversation.id,
         "namespace": tx.namespace,
         "blocks": encode([[name.hex(), body] for name, body in blocks]),
-        "count": len(blocks),
-        "response": _encode_response(response, values["conversation"]) if response else "{}",
-        "answers": response is not None,
-        "head": -1 if head is None else head,
+        "response": encode(form | {"conversation": conversation.number}) if form else None,
+        "head": head,
     }
-    found = tx.query(_INSERT_AT_ONCE, values | given, alone=single_statement).fetchall()
+    found = tx.query(_INSERT_AT_ONCE, values, alone=single_statement).fetchall()
     return (found[0][0], bool(found[0][1])) if found else (0, False)
-
-
-def _encode_response(values: Row, number: int) -> str:
-    """Return the values of `STORED_COLUMNS` as the JSON of a row."""
-    form = {
-        name: f"\\x{value.hex()}" if isinstance(value, bytes) else value
-        for name, value in zip(STORED_COLUMNS, values, strict=True)
-    }
-    return encode(form | {"conversation": number})
 
 
 def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
@@ -578,8 +556,3 @@ def select_children(tx: Tx, node: Node) -> list[Node]:
 def select_turn(tx: Tx, question: Node) -> list[Node]:
     """Return a question and the answers, tool results and failed requests that follow from it, oldest first."""
     return [Node(*row) for row in tx.rows(_SELECT_TURN, (question.id, question.tree))]
-
-
-def find_newest_descendant(tx: Tx, node: Node) -> Node:
-    """Return the newest of the nodes that follow from a question and did not fail, including itself."""
-    return [each for each in select_turn(tx, node) if each.kind != "failed" or each == node][-1]

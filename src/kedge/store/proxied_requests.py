@@ -7,7 +7,7 @@ requests in batches, in the background.
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -126,7 +126,8 @@ _INSERT = (
     f"INSERT INTO proxied_requests ({', '.join(_COLUMNS)}, namespace) "
     f"VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
-_LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
+_LISTED = _COLUMNS[:-2]
+"""Without the bodies."""
 
 
 def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
@@ -136,8 +137,8 @@ def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
         tx: The transaction.
         requests: The requests; the newest 10,000 of this namespace are retained.
     """
-    requests = [_truncate_bodies(each, tx.body_bytes) for each in requests]
-    rows = [[_to_column(getattr(each, name)) for name in _COLUMNS] for each in requests]
+    members = [[getattr(each, name) for name in _COLUMNS] for each in requests]
+    rows = [[_to_column(each, tx.body_bytes) for each in row] for row in members]
     tx.run_many(_INSERT, [[*row, tx.namespace] for row in rows])
     tx.run(
         "DELETE FROM proxied_requests WHERE namespace = ? AND id <= (SELECT id FROM proxied_requests "
@@ -146,15 +147,10 @@ def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
     )
 
 
-def _truncate_bodies(request: ProxiedRequest, size: int) -> ProxiedRequest:
-    """Return a request with at most ``size`` bytes of each body; with 0, without them."""
-    bodies = (request.request, request.response)
-    sent, received = (body[:size] if size and body is not None else None for body in bodies)
-    return replace(request, request=sent, response=received)
-
-
-def _to_column(value: Any) -> Any:
-    """Return a value as it is stored, without characters that a database cannot store: a model may be any text."""
+def _to_column(value: Any, body_bytes: int) -> Any:
+    """Return a value as it is stored: without characters that a database cannot store, and a body not too long."""
+    if isinstance(value, bytes):
+        return value[:body_bytes] if body_bytes else None
     if isinstance(value, str):
         return escape_surrogates(value).replace("\0", "\\x00")
     return int(value) if isinstance(value, bool) else value

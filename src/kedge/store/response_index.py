@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.database.transactions import Tx, marks, split_chunks
+from kedge.database.transactions import Tx
 from kedge.memory.object_claims import Claim, UnusedObject
 from kedge.text.json_text import decode
 
@@ -149,14 +149,8 @@ def _qualify(tx: Tx, name: str) -> str:
 
 def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
     """Return the entries of a scope whose content has one of these digests."""
-    found: list[str] = []
-    for chunk in split_chunks(digests):
-        rows = tx.rows(
-            f"SELECT entry FROM response_index WHERE scope = ? AND digest IN ({marks(chunk)})",
-            (_qualify(tx, scope), *chunk),
-        )
-        found += [entry for (entry,) in rows]
-    return found
+    query = "SELECT entry FROM response_index WHERE digest IN ({}) AND scope = ?"
+    return [entry for (entry,) in tx.rows_among(query, digests, _qualify(tx, scope))]
 
 
 def select_entry(tx: Tx, scope: str, response_id: str) -> str | None:

@@ -14,10 +14,11 @@ table ``texts`` has the numbers of all indexed blocks. On PostgreSQL it is the i
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from kedge.database.transactions import Database, Tx, join_filters, marks, split_chunks
+from msgspec import Struct
+
+from kedge.database.transactions import Database, Tx, join_filters
 from kedge.errors import InvalidSetting, StoreReadOnly
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
@@ -52,12 +53,12 @@ SELECT found.block, n.tree, found.place, n.id, n.created_at FROM (
     SELECT l.block, l.place, (
         SELECT n.id FROM nodes n WHERE n.tree = f.tree AND n.branch = l.branch AND n.kept <= l.place
         ORDER BY n.kept DESC, n.id DESC LIMIT 1
-    ) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({marks})
-) AS found JOIN nodes n ON n.id = found.node WHERE {where} ORDER BY n.id
+    ) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({{}})
+) AS found JOIN nodes n ON n.id = found.node WHERE {} ORDER BY n.id
 """
 _SELECT_OWN = """
 SELECT DISTINCT l.block FROM links l JOIN nodes f ON f.id = l.branch
-JOIN conversations c ON c.tree = f.tree WHERE c.namespace = ? AND l.block IN ({marks})
+JOIN conversations c ON c.tree = f.tree WHERE l.block IN ({}) AND c.namespace = ?
 """
 _SELECT_CONVERSATIONS = """
 SELECT c.id, c.number, c.head,
@@ -68,8 +69,7 @@ _NEWEST_TEXT = "SELECT MAX(rowid) FROM texts WHERE rowid < ?"
 _GROUP_TABLE = re.compile(r"texts_(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
+class SearchOptions(Struct, frozen=True):
     """The filters, order and limits of a search; see `Store.search`."""
 
     limit: int = 20
@@ -120,13 +120,8 @@ def lock_blocks(tx: Tx, blocks: Sequence[int], lock: str) -> set[int]:
     """Return the blocks that still exist, locked in one of the ways of the dialect."""
     if not lock:
         return set(blocks)
-    return {
-        block
-        for chunk in split_chunks(sorted(blocks))
-        for (block,) in tx.rows(
-            f"SELECT id FROM blocks WHERE id IN ({marks(chunk)}) ORDER BY id {lock}", chunk
-        )
-    }
+    query = f"SELECT id FROM blocks WHERE id IN ({{}}) ORDER BY id {lock}"
+    return {block for (block,) in tx.rows_among(query, sorted(blocks))}
 
 
 def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
@@ -141,12 +136,11 @@ def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
 
 def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
     """Delete blocks from the index; return their groups, which must be rewritten."""
-    query = f"SELECT rowid FROM texts WHERE rowid IN ({marks(blocks)})"
-    indexed = [block for (block,) in tx.rows(query, blocks)] if blocks else []
-    groups = _split_groups(tx, indexed)
+    indexed = tx.rows_among("SELECT rowid FROM texts WHERE rowid IN ({})", blocks)
+    groups = _split_groups(tx, [block for (block,) in indexed])
     for group, members in groups.items():
         for table in {"texts", _get_index(tx).table.format(group)}:
-            tx.run(f"DELETE FROM {table} WHERE rowid IN ({marks(members)})", members)
+            tx.delete_rows(table, "rowid", members)
     return set(groups)
 
 
@@ -245,9 +239,7 @@ def find_blocks(
 
 def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the blocks of the transaction's namespace; only these count toward the ranked ones."""
-    if not page:
-        return []
-    rows = tx.rows(_SELECT_OWN.format(marks=marks(page)), (tx.namespace, *(b for b, _ in page)))
+    rows = tx.rows_among(_SELECT_OWN, [block for block, _ in page], tx.namespace)
     namespace_blocks = {block for (block,) in rows}
     return [row for row in page if row[0] in namespace_blocks]
 
@@ -303,15 +295,11 @@ class _Conversations:
     def find(self, blocks: Sequence[int]) -> dict[int, dict[str, _Use]]:
         """Return the conversations of each block by id, with the first node that has it."""
         found: dict[int, dict[str, _Use]] = {}
-        if not blocks:
-            return found
-        times = {
-            "n.created_at >= ?": self._options.since,
-            "n.created_at < ?": self._options.until,
-        }
+        options = self._options
+        times = {"n.created_at >= ?": options.since, "n.created_at < ?": options.until}
         where, values = join_filters("1 = 1", times)
-        query = _SELECT_NODES.format(marks=marks(blocks), where=where)
-        for block, tree, position, node, created_at in self._tx.rows(query, (*blocks, *values)):
+        rows = self._tx.rows_among(_SELECT_NODES.format(where), blocks, *values)
+        for block, tree, position, node, created_at in rows:
             for name, used in self._load_tree(tree):
                 if used is None or used.get(node, 0) > position:
                     found.setdefault(block, {}).setdefault(name, _Use(name, node, created_at))

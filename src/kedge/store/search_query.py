@@ -9,8 +9,9 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 EXCERPT_RADIUS = 60
 """The number of characters of an excerpt on each side of the match."""
@@ -32,8 +33,7 @@ _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
 
 
-@dataclass(frozen=True, slots=True)
-class TextIndex:
+class TextIndex(Struct, frozen=True):
     """The statements of a full-text index; in those of a table, ``{}`` is the number of its group."""
 
     texts_per_group: int
@@ -95,8 +95,7 @@ def fold_text(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(plain))
 
 
-@dataclass(frozen=True, slots=True)
-class Atom:
+class Atom(Struct, frozen=True):
     """A word, a beginning of words, a phrase, or a piece of text in a script without spaces.
 
     ``pattern`` occurs in the token text of every text that has the atom; see `to_token_text`. ``terms``
@@ -125,8 +124,7 @@ class Atom:
         return len(self.terms) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Struct, frozen=True):
     """Atoms that a text must have, and atoms that it must not have."""
 
     required: tuple[Atom, ...]
@@ -138,8 +136,7 @@ class Alternative:
         return has_all and not any(atom.pattern in tokens for atom in self.excluded)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """The alternatives of a search, of which a text must match one."""
 
     alternatives: tuple[Alternative, ...]

@@ -38,12 +38,7 @@ from kedge.store import (
     verify,
 )
 from kedge.store import responses as response_table
-from kedge.store.conversations import (
-    lock_conversation,
-    require_conversation,
-    select_head,
-    validate_members,
-)
+from kedge.store.conversations import lock_conversation, require_conversation, select_head
 from kedge.store.records import (
     NO_TELEMETRY,
     ConversationRow,
@@ -61,6 +56,7 @@ from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.turns.json_codec import encode_block
 
+NO_STATE = ConversationState()
 P = ParamSpec("P")
 T = TypeVar("T")
 _Work = Callable[Concatenate[Tx, P], T]
@@ -320,8 +316,7 @@ class Store(AsyncResource):
             InvalidSetting: A value is not allowed.
         """
         members = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
-        changes = validate_members(members)
-        return await self.update_with(name, lambda _: changes)
+        return await self.update_with(name, lambda _: members)
 
     async def delete(self, name: str | ConversationRow) -> None:
         """Delete a conversation with all its rows, and the blocks that no other conversation uses.
@@ -419,17 +414,15 @@ class Store(AsyncResource):
         """
         bodies = [encode_block(block) for block in blocks]
         number = conversation.number
-        state = None
-        if memory is not None or data:
-            state = node_paths.encode_node_state(
-                memory or ConversationState(), data, conversation.mode
-            )
+        state = node_paths.encode_node_state(memory or NO_STATE, data, conversation.mode)
         scope = await self._intern_scope(response.scope) if response else 0
 
         def work(tx: Tx) -> tuple[Node, int | None]:
             is_first = not replaces or response_table.delete_running(tx, replaces)
             if response and not is_first:
-                nodes.check_unstored(tx, parent.tree, response.provider_response_id)
+                found = nodes.find_response_node(tx, conversation, response.provider_response_id)
+                if found:
+                    raise nodes.ResponseStored(found)
             node, moved = nodes.insert_node(
                 tx,
                 parent,
@@ -450,9 +443,7 @@ class Store(AsyncResource):
                 response_table.insert_telemetry(tx, accounts, number, node.id)
             if asked_for:
                 idempotency.record_question(tx, number, asked_for, node.id)
-            if head is None or moved:
-                return node, None
-            return node, select_head(tx, number)
+            return node, None if head is None or moved else select_head(tx, number)
 
         node, elsewhere = await self.database.write(_bind(self, work))
         if response:

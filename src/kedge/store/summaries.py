@@ -7,15 +7,16 @@ lists stay fast at ten thousand conversations.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
+
+from msgspec import Struct
 
 from kedge.database.transactions import Tx, join_filters, marks
 from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.conversations import HAS_TAG, select_conversations
-from kedge.store.node_paths import PATH_CTE, find_unanswered
-from kedge.store.nodes import select_node, select_question_previews
+from kedge.store.node_paths import find_unanswered, load_bodies
+from kedge.store.nodes import get_node, select_question_previews
 from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_node_exchanges
@@ -68,16 +69,9 @@ _HAS_MODEL = (
 )
 _OWN_ROWS = "conversation IN (SELECT number FROM conversations WHERE namespace = ?)"
 """The condition for rows of the transaction's namespace."""
-_SELECT_PATH_BLOCKS = (
-    PATH_CTE
-    + f"SELECT l.place, SUBSTR(b.body, 1, {PREVIEW_CHARS}) FROM path CROSS JOIN links l CROSS JOIN blocks b "
-    "WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place {where} "
-    "ORDER BY l.place"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationSummary:
+class ConversationSummary(Struct, frozen=True):
     """A conversation and its totals."""
 
     row: ConversationRow
@@ -243,14 +237,11 @@ class _Response(NamedTuple):
 
 
 def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[ConversationSummary]:
-    if not rows:
-        return []
     numbers = [row.number for row in rows]
-    among = marks(numbers)
     responses: dict[int, list[_Response]] = {}
-    for number, *values in tx.rows(_SELECT_RESPONSES.format(marks=among), numbers):
+    for number, *values in tx.rows_among(_SELECT_RESPONSES, numbers):
         responses.setdefault(number, []).append(_Response(*values))
-    forks = dict(tx.rows(_SELECT_FORKS.format(marks=among), numbers))
+    forks = dict(tx.rows_among(_SELECT_FORKS, numbers))
     return [
         _build_summary(tx, row, responses.get(row.number, []), forks.get(row.number, 0))
         for row in rows
@@ -261,29 +252,27 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
 _SELECT_RESPONSES = (
     f"SELECT r.conversation, {', '.join(f'r.{name}' for name in _Response.__annotations__)} "
     "FROM conversations c JOIN nodes n ON n.tree = c.tree JOIN responses r ON r.node = n.id "
-    "WHERE c.number IN ({marks}) AND r.conversation = c.number"
+    "WHERE c.number IN ({}) AND r.conversation = c.number"
 )
 _SELECT_FORKS = (
     "SELECT c.number, COUNT(*) FROM conversations c JOIN conversations f ON f.tree = c.tree "
-    "AND f.namespace = c.namespace AND f.forked_from = c.id WHERE c.number IN ({marks}) GROUP BY c.number"
+    "AND f.namespace = c.namespace AND f.forked_from = c.id WHERE c.number IN ({}) GROUP BY c.number"
 )
 
 
 def _build_summary(
     tx: Tx, row: ConversationRow, responses: Sequence[_Response], forks: int
 ) -> ConversationSummary:
-    first = tx.rows(_SELECT_PATH_BLOCKS.format(where="< ?"), (row.head, FIRST_BLOCKS))
-    head = select_node(tx, row.head, row.tree)
+    head = get_node(tx, row)
     unanswered = find_unanswered(tx, row, head)
-    last = tx.rows(
-        _SELECT_PATH_BLOCKS.format(where=">= ?"), (row.head, max(head.length - LAST_BLOCKS, 0))
-    )
+    first = load_bodies(tx, head, 0, FIRST_BLOCKS, PREVIEW_CHARS)
+    last = load_bodies(tx, head, head.length - LAST_BLOCKS, head.length, PREVIEW_CHARS)
     costs = [each.cost for each in responses if each.cost is not None]
     ends = [each.expires_at for each in responses if each.is_usable and each.expires_at is not None]
     return ConversationSummary(
         row,
-        _first_preview([body for _, body in first], UserBlock) or _read_first_question(tx, row),
-        _first_preview([body for _, body in reversed(last)], AssistantBlock),
+        _first_preview(first, UserBlock) or _read_first_question(tx, row),
+        _first_preview(last[::-1], AssistantBlock),
         len(responses),
         sum(has_failed(each.status) for each in responses),
         sum(each.status == "lost" for each in responses),

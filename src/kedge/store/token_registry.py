@@ -107,25 +107,27 @@ class TokenRegistry:
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         limits = (requests_per_minute, tokens_per_minute)
         token = AccessToken(name, namespace, granted, *limits, self._store_clock())
-
-        def work(tx: Tx) -> int:
-            return tx.run(
-                "INSERT INTO access_tokens (name, namespace, hash, scopes, requests_per_minute, "
-                "tokens_per_minute, created_at) VALUES (?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (name) DO NOTHING",
-                (name, namespace, _hash(secret), _join(granted), *limits, token.created_at),
-            )
-
-        if not await self._database.write(work):
+        joined = " ".join(scope for scope in SCOPES if scope in granted)
+        if not await self._run(
+            "INSERT INTO access_tokens (name, namespace, hash, scopes, requests_per_minute, "
+            "tokens_per_minute, created_at) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
+            *(name, namespace, _hash(secret), joined, *limits, token.created_at),
+        ):
             raise InvalidSetting(
                 f"there is already a token {name!r}; revoke it, or use another name"
             )
         return token, secret
 
+    async def _run(self, statement: str, *values: object) -> int:
+        return await self._database.write(lambda tx: tx.run(statement, values))
+
     async def _select(self, condition: str, *values: object) -> list[AccessToken]:
         query = f"SELECT {_COLUMNS} FROM access_tokens t {condition}"
         rows = await self._database.read(lambda tx: tx.rows(query, values))
-        return [_token_from_row(row) for row in rows]
+        return [
+            AccessToken(name, namespace, frozenset(scopes.split()), *rest)
+            for name, namespace, scopes, *rest in rows
+        ]
 
     async def list(self) -> list[AccessToken]:
         """Return all tokens, in the order of their names."""
@@ -175,16 +177,13 @@ class TokenRegistry:
         """Start a session of the page for a token, and return its secret."""
         secret = secrets.token_urlsafe(TOKEN_BYTES)
 
-        def work(tx: Tx) -> None:
-            now, values = self._now(tx)
-            tx.run(f"DELETE FROM access_sessions WHERE expires_at <= {now}", values)
-            tx.run(
-                "INSERT INTO access_sessions (hash, token, expires_at) "
-                f"SELECT ?, name, {now} + ? FROM access_tokens WHERE name = ?",
-                (_hash(secret), *values, seconds, name),
-            )
-
-        await self._database.write(work)
+        now, values = self._now(self._database)
+        await self._run(f"DELETE FROM access_sessions WHERE expires_at <= {now}", *values)
+        await self._run(
+            "INSERT INTO access_sessions (hash, token, expires_at) "
+            f"SELECT ?, name, {now} + ? FROM access_tokens WHERE name = ?",
+            *(_hash(secret), *values, seconds, name),
+        )
         return secret
 
     async def end_session(self, secret: str, seconds: float | None = None) -> None:
@@ -195,20 +194,15 @@ class TokenRegistry:
             seconds: The time for which `is_ended` must remember the end of a session that is not stored,
                 because it is signed with the server's token.
         """
-        hashed = _hash(secret)
-
-        def work(tx: Tx) -> None:
-            now, values = self._now(tx)
-            if seconds is None:
-                tx.run("DELETE FROM access_sessions WHERE hash = ?", (hashed,))
-                return
-            tx.run(
-                f"INSERT INTO access_sessions (hash, token, expires_at) VALUES (?, '', {now} + ?) "
-                "ON CONFLICT (hash) DO UPDATE SET token = '', expires_at = excluded.expires_at",
-                (hashed, *values, seconds),
-            )
-
-        await self._database.write(work)
+        if seconds is None:
+            await self._run("DELETE FROM access_sessions WHERE hash = ?", _hash(secret))
+            return
+        now, values = self._now(self._database)
+        await self._run(
+            f"INSERT INTO access_sessions (hash, token, expires_at) VALUES (?, '', {now} + ?) "
+            "ON CONFLICT (hash) DO UPDATE SET token = '', expires_at = excluded.expires_at",
+            *(_hash(secret), *values, seconds),
+        )
 
     async def is_ended(self, secret: str) -> bool:
         """Return whether a signed session was ended."""
@@ -269,8 +263,7 @@ class TokenRegistry:
             await self.count(reservation.name, tokens=excess)
             return
         query = "UPDATE access_counts SET tokens = tokens + ? WHERE token = ? AND minute = ?"
-        values = (excess, reservation.name, reservation.minute)
-        await self._database.write(lambda tx: tx.run(query, values))
+        await self._run(query, excess, reservation.name, reservation.minute)
 
     def _add_counts(self, tx: Tx, name: str, requests: int, tokens: int) -> Row:
         """Add to the counts of a token; return them with the seconds until the next minute, and the minute."""
@@ -292,12 +285,3 @@ class TokenRegistry:
 
 def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-
-
-def _join(scopes: frozenset[str]) -> str:
-    return " ".join(scope for scope in SCOPES if scope in scopes)
-
-
-def _token_from_row(row: Row) -> AccessToken:
-    name, namespace, scopes, requests, tokens, created_at = row
-    return AccessToken(name, namespace, frozenset(scopes.split()), requests, tokens, created_at)

@@ -10,11 +10,11 @@ deep.
 
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
@@ -61,9 +61,7 @@ ALL_NODES: Container[int] = range(sys.maxsize)
 """A container of all node ids."""
 MIN_FOLD_LENGTH = 4
 """The minimum number of nodes in a run that is folded."""
-SHOWN_KINDS = frozenset(
-    {"answered", "failed", "compacted", "edited", "merged", "added", "imported"}
-)
+SHOWN_KINDS = frozenset({"answered", "failed", "compacted", "edited", "merged", "added"})
 """The kinds of node that a graph of responses shows."""
 
 _KIND_LABELS = {
@@ -71,19 +69,16 @@ _KIND_LABELS = {
     "edited": "History was edited",
     "merged": "A summary was merged in",
     "added": "Blocks were added",
-    "imported": "Imported",
 }
-_KIND_MARKS: dict[str, Mark] = {"compacted": "compacted", "edited": "edited", "merged": "merged"}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTree:
+class StoredTree(msgspec.Struct, frozen=True):
     """A tree: its nodes, its responses by node, and the text of each question."""
 
     row: ConversationRow
     nodes: tuple[Node, ...]
-    responses: Mapping[int, RequestRecord] = field(default_factory=dict[int, RequestRecord])
-    questions: Mapping[int, str] = field(default_factory=dict[int, str])
+    responses: Mapping[int, RequestRecord] = {}
+    questions: Mapping[int, str] = {}
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -96,7 +91,7 @@ class Totals(msgspec.Struct, frozen=True):
     cost: float = 0.0
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+        return Totals(*map(add, astuple(self), astuple(other)))
 
     @property
     def saved(self) -> int:
@@ -104,22 +99,17 @@ class Totals(msgspec.Struct, frozen=True):
         return max(self.full - self.sent, 0)
 
 
-_ONE_RESPONSE = Totals(responses=1)
-
-
-@dataclass(frozen=True, slots=True)
-class GraphNode:
+class GraphNode(msgspec.Struct, frozen=True):
     """A node of a graph; a parent of 0 means none."""
 
     id: int
     parent: int = 0
     label: str = ""
     marks: frozenset[Mark] = frozenset()
-    sums: Totals = _ONE_RESPONSE
+    sums: Totals = Totals(responses=1)
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutRow:
+class LayoutRow(msgspec.Struct, frozen=True):
     """One row of a layout: a node, or a folded run of nodes."""
 
     lane: int
@@ -144,8 +134,7 @@ class LayoutRow:
         return sum((node.sums for node in self.nodes), Totals())
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutEdge:
+class LayoutEdge(msgspec.Struct, frozen=True):
     """A line from one row to a later one; it bends just above the later one if the lanes differ."""
 
     start: int
@@ -155,8 +144,7 @@ class LayoutEdge:
     on_path: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The layout of a graph in lanes, from the root down."""
 
     rows: tuple[LayoutRow, ...] = ()
@@ -166,21 +154,53 @@ class Layout:
     """The nodes from the root to the chosen one."""
 
 
-@dataclass(slots=True)
 class _Tree:
     """Children, subtree sizes and the main line of a tree."""
 
-    nodes: dict[int, GraphNode]
-    children: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    sizes: dict[int, int] = field(default_factory=dict[int, int])
-    path: tuple[int, ...] = ()
-    shown: set[int] = field(default_factory=set[int])
-    """Nodes of runs that were checked and are not folded."""
+    def __init__(self, nodes: Iterable[GraphNode], chosen: int) -> None:
+        self.nodes = {node.id: node for node in nodes}
+        self.chosen = chosen
+        self.path = tuple(each.id for each in _walk_up(self.nodes, chosen))
+        self.on_path = frozenset(self.path)
+        self.shown: set[int] = set()
+        """Nodes of runs that were checked and are not folded."""
+        self.children: dict[int, list[int]] = {}
+        for node in self.nodes.values():
+            parent = node.parent if node.parent in self.nodes and node.parent != node.id else 0
+            self.children.setdefault(parent, []).append(node.id)
+        # Each node after its parent; nodes in a cycle are omitted.
+        order = list(self.children.get(0, ()))
+        for name in order:
+            order += self.children.get(name, ())
+        self.sizes: dict[int, int] = {}
+        for name in reversed(order):
+            self.sizes[name] = 1 + sum(self.sizes[each] for each in self.children.get(name, ()))
 
-    def sorted_children(self, name: int, on_path: frozenset[int]) -> list[int]:
+    def sorted_children(self, name: int) -> list[int]:
         """Return the children of a node, the one on the main line last."""
         found = self.children.get(name, [])
-        return sorted(found, key=lambda each: (each in on_path, self.sizes[each]))
+        return sorted(found, key=lambda each: (each in self.on_path, self.sizes[each]))
+
+    def collect_run(self, name: int, unfolded: Container[int]) -> Sequence[int]:
+        """Return the nodes of the row: this one alone, or a run long enough to fold."""
+        if name in self.shown:
+            return (name,)
+        run: list[int] = []
+        each = name
+        while self._is_foldable(each):
+            run.append(each)
+            (each,) = self.children[each]
+        if len(run) < MIN_FOLD_LENGTH or any(each in unfolded for each in run):
+            self.shown.update(run)
+            return (name,)
+        return run
+
+    def _is_foldable(self, name: int) -> bool:
+        """Return whether a node can be folded: inside a line and without marks."""
+        node = self.nodes[name]
+        inside = node.parent in self.nodes and len(self.children.get(node.parent, ())) == 1
+        is_line = inside and len(self.children.get(name, ())) == 1
+        return is_line and not node.marks and name != self.chosen
 
 
 def compute_layout(
@@ -193,20 +213,17 @@ def compute_layout(
         chosen: The node that the main line leads to.
         unfolded: Nodes whose run is not folded; `ALL_NODES` folds none.
     """
-    tree = _build_tree(nodes, chosen)
-    on_path = frozenset(tree.path)
+    tree = _Tree(nodes, chosen)
     rows: list[LayoutRow] = []
     edges: list[LayoutEdge] = []
     # Nodes that have no row yet, each with its lane, the row of its parent, and the totals of its branch.
-    roots = tree.sorted_children(0, on_path)
-    waiting = [(name, 0, -1, Totals()) for name in reversed(roots)]
+    waiting = [(name, 0, -1, Totals()) for name in reversed(tree.sorted_children(0))]
     while waiting:
         name, lane, above, sums = waiting.pop()
-        run = _collect_run(tree, name, chosen, unfolded)
-        last = run[-1]
-        on_main_line = on_path.issuperset((name, last))
+        run = tree.collect_run(name, unfolded)
+        on_main_line = tree.on_path.issuperset((name, run[-1]))
         sums += sum((tree.nodes[each].sums for each in run), Totals())
-        below = tree.sorted_children(last, on_path)
+        below = tree.sorted_children(run[-1])
         placed = tuple(tree.nodes[each] for each in run)
         rows.append(LayoutRow(lane, placed, on_main_line, None if below else sums))
         index = len(rows) - 1
@@ -219,22 +236,6 @@ def compute_layout(
     return Layout(tuple(rows), tuple(edges), lanes, tree.path)
 
 
-def _build_tree(nodes: Iterable[GraphNode], chosen: int) -> _Tree:
-    tree = _Tree({node.id: node for node in nodes})
-    for node in tree.nodes.values():
-        parent = node.parent if node.parent in tree.nodes and node.parent != node.id else 0
-        tree.children.setdefault(parent, []).append(node.id)
-    order = list(
-        tree.children.get(0, ())
-    )  # each node after its parent; nodes in a cycle are omitted
-    for name in order:
-        order += tree.children.get(name, ())
-    for name in reversed(order):
-        tree.sizes[name] = 1 + sum(tree.sizes[each] for each in tree.children.get(name, ()))
-    tree.path = tuple(each.id for each in _walk_up(tree.nodes, chosen))
-    return tree
-
-
 def _walk_up(nodes: Mapping[int, T], node: int) -> list[T]:
     """Return the nodes from the root to this one; a cycle ends the path."""
     path: dict[int, T] = {}
@@ -244,35 +245,12 @@ def _walk_up(nodes: Mapping[int, T], node: int) -> list[T]:
     return [*path.values()][::-1]
 
 
-def _collect_run(tree: _Tree, name: int, chosen: int, unfolded: Container[int]) -> Sequence[int]:
-    """Return the nodes of the row: this one alone, or a run long enough to fold."""
-    if name in tree.shown:
-        return (name,)
-    run: list[int] = []
-    each = name
-    while _is_foldable(tree, each, chosen):
-        run.append(each)
-        (each,) = tree.children[each]
-    if len(run) < MIN_FOLD_LENGTH or any(each in unfolded for each in run):
-        tree.shown.update(run)
-        return (name,)
-    return run
-
-
-def _is_foldable(tree: _Tree, name: int, chosen: int) -> bool:
-    """Return whether a node can be folded: inside a line and without marks."""
-    node = tree.nodes[name]
-    inside = node.parent in tree.nodes and len(tree.children.get(node.parent, ())) == 1
-    return inside and len(tree.children.get(name, ())) == 1 and not node.marks and name != chosen
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseGraph:
+class ResponseGraph(msgspec.Struct, frozen=True):
     """The responses and history changes of a tree, without its questions and tool results."""
 
     nodes: tuple[GraphNode, ...]
     head: int
-    shown_nodes: Mapping[int, int] = field(default_factory=dict[int, int])
+    shown_nodes: Mapping[int, int] = {}
     """Map each node of the tree to the shown node that represents it."""
 
     @property
@@ -324,8 +302,8 @@ def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[M
     Marks are history changes, the state of the response, and how the request was sent.
     """
     marks: dict[Mark, str] = {}
-    if node.kind in _KIND_MARKS:
-        marks[_KIND_MARKS[node.kind]] = ""
+    if node.kind in ("compacted", "edited", "merged"):
+        marks[node.kind] = ""
     if response is None:
         return {"cancelled": ""} if node.kind == "failed" else marks
     if response.status == "lost":

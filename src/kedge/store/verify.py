@@ -5,7 +5,7 @@ Nothing is repaired. A tree is read branch by branch, so that each block is hash
 
 from collections.abc import Callable, Iterator
 
-from kedge.database.transactions import Database, Tx, marks
+from kedge.database.transactions import Database, Tx
 from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
 from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
@@ -245,7 +245,7 @@ def _check_link_counts(tx: Tx, tree: int, branches: dict[int, list[Node]]) -> It
 def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
     """Yield the damage of a branch: missing blocks, and digests that do not match."""
     tip = max(branch, key=lambda node: node.length)
-    bodies = load_bodies(tx, tip)
+    bodies = load_bodies(tx, tip, 0, tip.length)
     if len(bodies) != tip.length:
         yield Damage(f"node {tip.id}", f"{len(bodies)} of the {tip.length} blocks exist")
         return
@@ -258,19 +258,13 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
     except InvalidTurn as error:
         yield Damage(f"node {tip.id}", f"its path is not a valid Turn ({error})")
         return
-    lengths = {node.id: node.length for node in branch}
-    is_short = len(lengths) <= BATCH_SIZE
-    where = f"node IN ({marks(lengths)})" if is_short else "node >= ? AND node <= ?"
-    values = [*lengths] if is_short else [min(lengths), max(lengths)]
     rows = tx.rows(
-        f"SELECT node, digest, block_count FROM responses WHERE digest IS NOT NULL AND {where}",
-        values,
+        "SELECT r.node, n.length, r.digest, r.block_count FROM nodes n JOIN responses r ON r.node = n.id "
+        "WHERE n.tree = ? AND n.branch = ? AND r.digest IS NOT NULL",
+        (tip.tree, tip.branch),
     )
-    for node, digest, count in rows:
-        if node not in lengths:
-            continue
-        covered = covered_count(turn.take(lengths[node])) if lengths[node] < tip.length else None
-        if count > (covered_count(turn) if covered is None else covered):
+    for node, length, digest, count in rows:
+        if count > covered_count(turn.take(length)):
             yield Damage(f"response {node}", "it covers more blocks than there are")
         elif prefix_digest(turn, count) != unpack_digest(digest):
             yield Damage(f"response {node}", "its digest does not match its blocks")
