@@ -11,6 +11,7 @@ returns a text, the calls to make, or None if it has no answer and the next rule
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
@@ -144,20 +145,15 @@ def message_count(items: Sequence[Item]) -> int:
 
 def last_user_text(items: Sequence[Item]) -> str:
     """Return the text of the newest user message; empty if there is none."""
-    for item in reversed(items):
-        if is_message(item, "user"):
-            return extract_text(item.get("content"))
-    return ""
+    texts = (
+        extract_text(each.get("content")) for each in reversed(items) if is_message(each, "user")
+    )
+    return next(texts, "")
 
 
 def items_after_last_user(items: Sequence[Item]) -> Sequence[Item]:
     """Return the items after the newest user message: the current round of tool calls."""
-    newer: list[Item] = []
-    for item in reversed(items):
-        if is_message(item, "user"):
-            return newer[::-1]
-        newer.append(item)
-    return items
+    return [*takewhile(lambda item: not is_message(item, "user"), reversed(items))][::-1]
 
 
 def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
@@ -176,11 +172,7 @@ def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 def count_answers(items: Sequence[Item]) -> int:
     """Count the model's answers, which are consecutive items of the model between items of the client."""
-    from_model = [is_model_item(item) for item in items]
-    return sum(
-        is_model and not was_model
-        for was_model, is_model in zip([False, *from_model], from_model, strict=False)
-    )
+    return sum(is_model for is_model, _ in groupby(items, is_model_item))
 
 
 _OTHER_FORMS = str.maketrans(

@@ -97,9 +97,7 @@ def introduce_itself(_: Utterance, __: object) -> TextResult:
 RULES: tuple[context.PhraseRule, ...] = (
     *text_rules.LITERAL_RULES,
     *tool_rules.RULES,
-    *text_rules.RECALL_RULES,
-    *text_rules.SUM_RULES,
-    *text_rules.LOOSE_RULES,
+    *text_rules.OTHER_RULES,
     *SELF_RULES,
     *tool_rules.IMPLIED_RULES,
 )
@@ -214,17 +212,14 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def matches(self, request: PracticeRequest) -> bool:
         """Return whether every condition is met."""
         items = request.items
-        if self.when is not None and not _contains(context.last_user_text(items), self.when):
-            return False
-        if self.sees is not None and not any(
-            _contains(text, self.sees) for text in context.message_texts(items)
-        ):
-            return False
-        if self.after is not None and self.after not in dict(
-            context.tool_results(context.items_after_last_user(items))
-        ):
-            return False
-        return self.turn is None or context.count_answers(items) + 1 == self.turn
+        texts = context.message_texts(items)
+        results = dict(context.tool_results(context.items_after_last_user(items)))
+        return (
+            (self.when is None or _contains(context.last_user_text(items), self.when))
+            and (self.sees is None or any(_contains(text, self.sees) for text in texts))
+            and (self.after is None or self.after in results)
+            and (self.turn is None or context.count_answers(items) + 1 == self.turn)
+        )
 
     def build_output(self) -> PracticeOutput:
         """Return the answer."""

@@ -166,28 +166,9 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
-def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
-    """Return whether a value is allowed by a schema of this type, other than an object or array."""
-    match kind:
-        case "string":
-            return isinstance(value, str) and text_fits(value, rules)
-        case "integer" | "number":
-            return number_fits(value, rules, kind)
-        case "boolean":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case _:
-            return kind == ANY_TYPE
-
-
 def _is_same(left: Any, right: Any) -> bool:
     """Return whether two values have the same JSON."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
-
-
-def _get_member_schema(rules: JsonSchema, key: str) -> object:
-    return as_schema(rules.get("properties")).get(key, rules.get("additionalProperties", {}))
 
 
 def _get_item_schema(rules: JsonSchema, index: int) -> object:
@@ -321,21 +302,29 @@ class _Sampler(Struct):
         )
 
     def _has_type(self, rules: JsonSchema, kind: str, value: Any, depth: int) -> bool:
-        if kind == "object" and isinstance(value, dict):
-            members = cast("dict[str, Any]", value)
-            return all(key in members for key in rules.get("required", ())) and all(
-                self._accepts(_get_member_schema(rules, key), member, depth + 1)
-                for key, member in members.items()
-            )
-        if kind == "array" and isinstance(value, list):
-            items = cast("list[Any]", value)
-            return rules.get("minItems", 0) <= len(items) <= rules.get(
-                "maxItems", len(items)
-            ) and all(
-                self._accepts(_get_item_schema(rules, index), item, depth + 1)
-                for index, item in enumerate(items)
-            )
-        return value_fits(value, rules, kind)
+        match kind:
+            case "object" if isinstance(value, dict):
+                members = cast("dict[str, Any]", value)
+                known, other = rules.get("properties"), rules.get("additionalProperties", {})
+                has_size = all(key in members for key in rules.get("required", ()))
+                parts = [(as_schema(known).get(key, other), each) for key, each in members.items()]
+            case "array" if isinstance(value, list):
+                items = cast("list[Any]", value)
+                has_size = (
+                    rules.get("minItems", 0) <= len(items) <= rules.get("maxItems", len(items))
+                )
+                parts = [(_get_item_schema(rules, index), each) for index, each in enumerate(items)]
+            case "string":
+                return isinstance(value, str) and text_fits(value, rules)
+            case "integer" | "number":
+                return number_fits(value, rules, kind)
+            case "boolean":
+                return isinstance(value, bool)
+            case "null":
+                return value is None
+            case _:
+                return kind == ANY_TYPE
+        return has_size and all(self._accepts(schema, each, depth + 1) for schema, each in parts)
 
     def _find_value(
         self, rules: JsonSchema, given: Any, *, take: bool = False, is_named: bool = False
@@ -418,24 +407,24 @@ class _Sampler(Struct):
         is_closed = isinstance(given, dict) and given is not self.hints.json_object
         self.budget.spend(len(members) + len(required) + len(values), len("{},"))
         sampled: dict[str, Any] = {}
+
+        def add(key: str, schema: object) -> None:
+            value = values.get(key, NO_VALUE)
+            sampled[self._emit(key)] = self.sample(schema, key, depth + 1, value)
+
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
-            schema = members.get(key, {})
-            sampled[self._emit(key)] = self.sample(
-                schema, key, depth + 1, values.get(key, NO_VALUE)
-            )
+            add(key, members.get(key, {}))
         for key, schema in members.items():
             # A value without a name is used for an optional member only if there is no other member.
             if key not in sampled and (
                 key in values
                 or (not is_closed and self._has_value(schema, key, is_named=bool(sampled)))
             ):
-                value = values.get(key, NO_VALUE)
-                sampled[self._emit(key)] = self.sample(schema, key, depth + 1, value)
+                add(key, schema)
         if rules.get("additionalProperties", is_closed or not members) is not False:
-            schema = rules.get("additionalProperties", {})
             for key in values:
                 if key not in sampled:
-                    sampled[self._emit(key)] = self.sample(schema, key, depth + 1, values[key])
+                    add(key, rules.get("additionalProperties", {}))
         return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 
     def _sample_array(self, rules: JsonSchema, name: str, depth: int, given: Any) -> list[Any]:

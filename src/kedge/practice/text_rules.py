@@ -28,16 +28,13 @@ TIMES_PATTERN = re.compile(
 QUOTE_PAIRS = {'"': '"', "“": "”", "'": "'"}
 
 LITERAL_RULES = context.RuleList()
-RECALL_RULES = context.RuleList()
-SUM_RULES = context.RuleList()
-LOOSE_RULES = context.RuleList()
+OTHER_RULES = context.RuleList()
 
 FILLER_TEXT = (
     "The kedge goes out, the line comes tight, and the ship moves a little way ahead again."
 )
 
 
-@LOOSE_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)")
 @LITERAL_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)")
 @LITERAL_RULES.prefix("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)")
 def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
@@ -98,18 +95,17 @@ FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})",
 def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
     """Return the texts of the messages of these roles, without the newest user message."""
     items = utterance.request.items
-    for i in range(len(items) - 1, -1, -1):
-        if context.is_message(items[i], "user"):
-            return context.message_texts([*items[:i], *items[i + 1 :]], *roles)
-    return context.message_texts(items, *roles)
+    newer = context.items_after_last_user(items)
+    older = items[: max(len(items) - len(newer) - 1, 0)]
+    return context.message_texts([*older, *newer], *roles)
 
 
-@RECALL_RULES.prefix(
+@OTHER_RULES.prefix(
     "list the messages",
     r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
     r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
 )
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "list the messages",
     rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
 )
@@ -122,12 +118,12 @@ def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
 
 
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "quote a message",
     r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
     rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
 )
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "quote a message",
     rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
 )
@@ -162,7 +158,7 @@ COUNTED_ROLES = (
 )
 
 
-@RECALL_RULES.search("count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b")
+@OTHER_RULES.search("count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b")
 def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Count the messages and, if there are any, the tool results and reasoning items."""
     items = utterance.request.items
@@ -172,19 +168,16 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     ]
     total = sum(number for number, _ in counts)
     shares = ", ".join(f"{number} {owner}" for number, owner in counts if number)
-    more = [
-        context.format_count(number, noun)
-        for number, noun in (
-            (sum(map(context.is_output, items)), "tool result"),
-            (sum(item.get("type") == "reasoning" for item in items), "thought"),
-        )
-        if number
-    ]
+    others = {
+        "tool result": sum(map(context.is_output, items)),
+        "thought": sum(item.get("type") == "reasoning" for item in items),
+    }
+    more = [context.format_count(number, noun) for noun, number in others.items() if number]
     also = f" Also {' and '.join(more)}." if more else ""
     return TextResult(f"I can see {context.format_count(total, 'message')}: {shares}.{also}", total)
 
 
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "quote the instructions", r"\b(?:what (?:are|were)|repeat|quote) your instructions\b"
 )
 def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
@@ -197,7 +190,7 @@ def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
     return TextResult(f"My instructions are: {quoted}", "\n".join(texts))
 
 
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "quote a tool result",
     r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
     r"|was the(?: last)? tool (?:result|output))\b",
@@ -211,7 +204,7 @@ def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
     return TextResult(f"{name} said last: {quote_text(output)}", output)
 
 
-@RECALL_RULES.search("quote a thought", r"\bwhat did you (?:just )?think\b")
+@OTHER_RULES.search("quote a thought", r"\bwhat did you (?:just )?think\b")
 def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the newest reasoning item."""
     entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
@@ -226,7 +219,7 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     )
 
 
-@RECALL_RULES.search("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z")
+@OTHER_RULES.search("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z")
 def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
     """Answer "What is my …?" from "My … is …", the newest statement first."""
     wanted = _normalize(match[1])
@@ -242,7 +235,7 @@ def _normalize(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-@RECALL_RULES.search(
+@OTHER_RULES.search(
     "search the messages",
     r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
 )
@@ -275,20 +268,13 @@ WORD_OPERATORS = (
 )
 ALLOWED_CHARS = re.compile(r"[\d\s.+*/%()-]+")
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
-OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda left, right: left / right,
-    ast.Mod: operator.mod,
-}
 
 
 class NumberTooLarge(ArithmeticError):
     """A number of the expression is out of bounds."""
 
 
-@SUM_RULES.prefix(
+@OTHER_RULES.prefix(
     "do a sum",
     r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
     rf"(?!.{{{MAX_LENGTH}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
@@ -342,16 +328,11 @@ def _evaluate_node(node: ast.expr, text: str) -> Fraction:
         case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
             value = _evaluate_node(operand, text)
             return -value if isinstance(sign, ast.USub) else value
-        case ast.BinOp(left, sign, right):
-            first = _evaluate_node(left, text)
-            second = _evaluate_node(right, text)
-            if isinstance(sign, ast.Pow):
-                return _compute_power(first, second)
-            if type(sign) in OPERATORS:
-                return _check_bounds(OPERATORS[type(sign)](first, second))
+        case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
+            values = _evaluate_node(left, text), _evaluate_node(right, text)
+            return _check_bounds(OPERATORS[type(sign)](*values))
         case _:
-            pass
-    raise ValueError("not arithmetic")
+            raise ValueError("not arithmetic")
 
 
 def _compute_power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -365,7 +346,20 @@ def _compute_power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: left / right,
+    ast.Mod: operator.mod,
+    ast.Pow: _compute_power,
+}
+
+
 def _check_bounds(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise NumberTooLarge
     return value
+
+
+OTHER_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)")(echo)

@@ -115,23 +115,18 @@ def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
 @RULES.prefix("call tools by name", "")
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart, ...] | None:
     """Return the calls that the sentence names."""
-    tools = offered_tools(utterance.request)
-    if not tools:
-        return None
-    return _make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None
+    planned = _plan_calls(utterance.sentence, offered_tools(utterance.request))
+    return _make_next_calls(utterance, planned) or None
 
 
 @IMPLIED_RULES.prefix("call a tool in plain words", "")
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[OutputPart, ...] | None:
     """Return a call of the tool whose name consists of words of a question or a request."""
-    tools = offered_tools(utterance.request)
-    if not tools:
-        return None
     sentence = utterance.sentence
     first_word = sentence.lower().partition(" ")[0]
     if not sentence.rstrip().endswith("?") and first_word not in REQUEST_WORDS:
         return None
-    tool = _match_tool(sentence, tools)
+    tool = _match_tool(sentence, offered_tools(utterance.request))
     return (_make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None) if tool else None
 
 
