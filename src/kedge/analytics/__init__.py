@@ -216,25 +216,22 @@ def _collect_buckets(
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
-    """Return the SQL for a response's interval; a cast truncates in SQLite and rounds in PostgreSQL."""
+    """Return the SQL for a response's interval."""
     position = f"(r.created_at - {start!r}) / {width!r}"
-    number = f"FLOOR({position})" if tx.dialect.name == "postgresql" else position
-    return f"CASE WHEN {position} >= {last} THEN {last} ELSE CAST({number} AS INTEGER) END"
+    return (
+        f"CASE WHEN {position} >= {last} THEN {last} ELSE {tx.dialect.floor.format(position)} END"
+    )
 
 
 def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
     """Return the start and end of a selection, or of all responses where it has none."""
-    where = build_condition(tx, selection)
-    first, last = tx.rows(
-        f"SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {where.sql}",  # noqa: S608
-        where.values,
-    )[0]
-    if selection.since is None and first is None:
-        return None
+    query = "SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {}"
+    ((first, last),) = build_condition(tx, selection).select(tx, query)
     start = first if selection.since is None else selection.since
-    if selection.until is not None:
-        end = selection.until
-    else:
+    if start is None:
+        return None
+    end = selection.until
+    if end is None:
         end = math.nextafter(max(last if last is not None else start, start), math.inf)
     return (float(start), float(end)) if end > start else None
 
@@ -271,12 +268,13 @@ def _collect_conversations(
     tx: Tx, selection: Selection, limit: int, prices: Prices | None
 ) -> tuple[ConversationStats, ...]:
     where = build_condition(tx, selection)
-    rows = tx.rows(
-        "SELECT r.conversation, c.id, c.title FROM responses r "  # noqa: S608
-        f"JOIN conversations c ON c.number = r.conversation WHERE {where.sql} "
+    rows = where.select(
+        tx,
+        "SELECT r.conversation, c.id, c.title FROM responses r "
+        "JOIN conversations c ON c.number = r.conversation WHERE {} "
         "GROUP BY r.conversation, c.id, c.title "
         "ORDER BY COUNT(*) DESC, r.conversation DESC LIMIT ?",
-        (*where.values, limit),
+        limit,
     )
     numbers = [row[0] for row in rows]
     if 0 < len(rows) <= MAX_NAMED_ROWS:
@@ -300,14 +298,10 @@ def count_requests(
 ) -> Requests:
     """Count requests by their outcome."""
     outcomes, chained = sum_outcomes(groups), sum_sends(groups)["chained"]
-    answered = [each for each in groups if each.is_answered]
-    healed = _count_by("healed", (each for each in groups if each.healed))
-    fallbacks = (each for each in groups if each.is_fallback)
-    where = build_condition(tx, selection)
-    forgotten = tx.rows(
-        "SELECT COUNT(*) FROM incidents i JOIN responses r ON r.node = i.node "  # noqa: S608
-        f"WHERE i.kind = 'forgot' AND {where.sql}",
-        where.values,
+    ((forgotten,),) = build_condition(tx, selection).select(
+        tx,
+        "SELECT COUNT(*) FROM incidents i JOIN responses r ON r.node = i.node "
+        "WHERE i.kind = 'forgot' AND {}",
     )
     return Requests(
         total=outcomes["requests"],
@@ -319,11 +313,11 @@ def count_requests(
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
         sends=_count_by("send_name", groups),
-        fallbacks=_count_by("reason", fallbacks),
-        healed=healed,
+        fallbacks=_count_by("reason", [each for each in groups if each.is_fallback]),
+        healed=_count_by("healed", [each for each in groups if each.healed]),
         rejections=sum(each.responses for each in groups if each.status == "refused"),
-        forgotten=int(forgotten[0][0]),
-        without_id=sum(each.responses for each in answered if not each.has_id),
+        forgotten=int(forgotten),
+        without_id=sum(each.responses for each in groups if each.is_answered and not each.has_id),
         **_sum_members(groups, *_SIZES),
     )
 
@@ -368,16 +362,15 @@ def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chain
 def _count_ends(tx: Tx, selection: Selection, days: DayRange) -> list[Row]:
     """Return how many chains end at each depth, from the maintained ends of chains."""
     where = days.condition(tx, selection).and_("children = 0 AND depth > 0")
-    rows = tx.rows(
-        f"SELECT depth, SUM(responses) FROM chain_links WHERE {where.sql} GROUP BY depth",  # noqa: S608
-        where.values,
-    )
+    query = "SELECT depth, SUM(responses) FROM chain_links WHERE {} GROUP BY depth"
+    rows = where.select(tx, query)
     for edge in iter_edges(tx, selection, days):
-        rows += tx.rows(
-            "SELECT r.depth, COUNT(*) FROM responses r JOIN chain_links k ON k.namespace = ? "  # noqa: S608
-            "AND k.scope = r.scope AND k.response_id = r.provider_response_id "
-            f"WHERE {edge.sql} AND r.depth > 0 AND k.children = 0 GROUP BY r.depth",
-            (tx.namespace, *edge.values),
+        rows += edge.select(
+            tx,
+            "SELECT r.depth, COUNT(*) FROM responses r JOIN chain_links k ON k.scope = r.scope "
+            "AND k.response_id = r.provider_response_id "
+            "WHERE {} AND k.namespace = ? AND r.depth > 0 AND k.children = 0 GROUP BY r.depth",
+            tx.namespace,
         )
     return rows
 
@@ -429,10 +422,7 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
         f"SELECT COUNT(*), SUM(width), MAX(width) FROM ({parted}) AS parted",  # noqa: S608
         (*times.values, *times.values),
     )[0]
-    forks = tx.rows(
-        f"SELECT COUNT(*) FROM conversations c WHERE {forked.sql}",  # noqa: S608
-        forked.values,
-    )[0][0]
+    ((forks,),) = forked.select(tx, "SELECT COUNT(*) FROM conversations c WHERE {}")
     return Branching(int(points), int(branches or 0), int(widest or 0), int(forks))
 
 
@@ -492,10 +482,10 @@ def find_costs(
             costs[key].append(_to_cost(dollars, group.responses))
     for model in sorted(tiered):
         own = where.and_("r.cost IS NULL AND r.provider = ? AND r.model = ?", *model)
-        for *key, created_at, known, cached, written in tx.rows(
+        for *key, created_at, known, cached, written in own.select(
+            tx,
             f"SELECT {columns}, r.created_at, r.input_tokens, r.cached_tokens, r.output_tokens "  # noqa: S608
-            f"FROM responses r WHERE {own.sql} AND r.input_tokens IS NOT NULL",
-            own.values,
+            "FROM responses r WHERE {} AND r.input_tokens IS NOT NULL",
         ):
             usage = Usage(int(known), int(cached or 0), int(written or 0))
             dollars = prices.cost(usage, *model, at=created_at)

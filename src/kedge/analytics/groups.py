@@ -8,11 +8,13 @@ the sums, all responses of the selection are read.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from msgspec import Struct
+
 from kedge.analytics.results import Latency, Selection
-from kedge.database.transactions import Tx, join_filters
+from kedge.database.transactions import Row, Tx, join_filters
 from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.store import response_sums
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -32,8 +34,7 @@ _PRICED_DAY = "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END"
 _ADDED = ", ".join(f"SUM({name})" for name in SUMS)
 
 
-@dataclass(frozen=True, slots=True)
-class SqlCondition:
+class SqlCondition(Struct, frozen=True):
     """A condition on responses ``r``, and the values of its placeholders."""
 
     sql: str
@@ -47,6 +48,10 @@ class SqlCondition:
         """Return a condition that also requires the filters, by their SQL, whose value is not None."""
         sql, values = join_filters(self.sql, filters)
         return SqlCondition(sql, (*self.values, *values))
+
+    def select(self, tx: Tx, query: str, *values: Any) -> list[Row]:
+        """Return the rows of a query in which ``{}`` is this condition, followed by other values."""
+        return tx.rows(query.format(self.sql), (*self.values, *values))
 
 
 def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
@@ -109,8 +114,7 @@ class ResponseGroup(ResponseSums, frozen=True):
         return has_failed(self.status)
 
 
-@dataclass(frozen=True, slots=True)
-class DayRange:
+class DayRange(Struct, frozen=True):
     """The complete days of a selection, from ``first`` up to ``stop``, and the parts of days around them."""
 
     first: int | None
@@ -172,10 +176,8 @@ def group_by(
     """Return the groups of the responses with each value of a column, from a table of sums or the view of its parts."""
     columns = ", ".join((column, *KEYS, _PRICED_DAY))
     found: dict[Any, list[ResponseGroup]] = {}
-    for value, *row in tx.rows(
-        f"SELECT {columns}, {_ADDED} FROM {table} r WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
-        where.values,
-    ):
+    query = f"SELECT {columns}, {_ADDED} FROM {table} r WHERE {{}} GROUP BY {columns}"  # noqa: S608
+    for value, *row in where.select(tx, query):
         start = len(KEYS) + 1
         sums = response_sums.to_numbers(SUMS, tuple(row[start:]))
         found.setdefault(value, []).append(ResponseGroup(*row[:start], *sums))
@@ -202,16 +204,12 @@ def _count_durations(
 ) -> DurationCounts:
     """Count the durations of the answered responses with each value of some columns."""
     counts: DurationCounts = defaultdict(Counter)
-    for where in conditions:
-        for *key, seconds, first in tx.rows(
-            f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
-            f"WHERE {where.sql} AND {ANSWERED}",
-            where.values,
-        ):
-            for is_first, found in enumerate((seconds, first)):
-                if found is not None:
-                    value = round_seconds(found) if is_rounded else float(found)
-                    counts[tuple(key), is_first][value] += 1
+    query = f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r WHERE {{}} AND {ANSWERED}"  # noqa: S608
+    for *key, seconds, first in (row for where in conditions for row in where.select(tx, query)):
+        for is_first, found in enumerate((seconds, first)):
+            if found is not None:
+                value = round_seconds(found) if is_rounded else float(found)
+                counts[tuple(key), is_first][value] += 1
     return counts
 
 
@@ -229,10 +227,10 @@ def measure_model_latencies(
     counts = _count_durations(tx, edges, "r.provider, r.model", is_rounded=days is not None)
     if days:
         where = days.condition(tx, selection, has_totals=True)
-        for provider, model, is_first, seconds, count in tx.rows(
-            "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "  # noqa: S608
-            f"WHERE {where.sql} GROUP BY provider, model, is_first_token, seconds",
-            where.values,
+        for provider, model, is_first, seconds, count in where.select(
+            tx,
+            "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "
+            "WHERE {} GROUP BY provider, model, is_first_token, seconds",
         ):
             counts[(provider, model), is_first][float(seconds)] += int(count)
     for (_, is_first), durations in list(counts.items()):

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 
 import anyio
+from msgspec import Struct
 
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
@@ -29,8 +29,7 @@ MAX_SLEEP = 5.0
 """The maximum number of seconds of one sleep, after which the limits are checked again."""
 
 
-@dataclass(slots=True, eq=False)
-class Permit:
+class Permit(Struct, eq=False):
     """One running request; set ``tokens`` when it has ended."""
 
     started: float
@@ -80,11 +79,9 @@ class RateLimiter:
         try:
             yield ticket
         finally:
-            if ticket.tokens is None:
-                ticket.tokens = 0
-            else:
-                self._finished += 1
-                self._finished_tokens += ticket.tokens
+            self._finished += ticket.tokens is not None
+            ticket.tokens = ticket.tokens or 0
+            self._finished_tokens += ticket.tokens
 
     def pause(self, seconds: float) -> None:
         """Delay all requests for this many seconds."""
@@ -101,9 +98,7 @@ class RateLimiter:
             self._recent.popleft()
         waits = [self._paused_until - now]
         if self.requests and len(self._recent) >= self.requests:
-            waits.append(
-                self._recent[len(self._recent) - self.requests].started + WINDOW_SECONDS - now
-            )
+            waits.append(self._recent[-self.requests].started + WINDOW_SECONDS - now)
         if self.tokens and self._recent:
             waits.append(self._token_wait_seconds(now))
         return max(waits)

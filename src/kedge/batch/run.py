@@ -253,9 +253,7 @@ class AsyncioRunner:
             try:
                 for line in todo:
                     finished.put_nowait(await run_conversation(context, line))
-            except (
-                BaseException
-            ) as error:  # raised below, which would wait for the result without end
+            except BaseException as error:  # raised below, which would wait without end
                 finished.put_nowait(error)
                 raise
 
@@ -353,23 +351,21 @@ async def run_batch(
         lease=lease,
         params=check_line_params(params or {}, "params"),
     )
+    report: ProgressCallback = on_progress or (lambda _: None)
     began = time.perf_counter()
     done: list[LineResult] = []
     with ResultsFile(out) as results:
         known = results.load()
         todo = [line for line in lines if not _is_done(known.get(line.id), work.fingerprint(line))]
         skipped, failed = len(lines) - len(todo), 0
-        if on_progress:
-            on_progress(Progress(len(lines), skipped))
+        report(Progress(len(lines), skipped))
         if todo:
             async with aclosing((runner or AsyncioRunner()).run(todo, work)) as finished:
                 async for result in finished:
                     results.append(result)
                     done.append(result)
                     failed += result.status == "failed"
-                    if on_progress:
-                        counts = len(lines), skipped, len(done) - failed, failed
-                        on_progress(Progress(*counts, result))
+                    report(Progress(len(lines), skipped, len(done) - failed, failed, result))
     return summarize_results(
         done, total=len(lines), skipped=skipped, seconds=round(time.perf_counter() - began, 3)
     )

@@ -44,13 +44,11 @@ class Price:
     def cost(self, usage: Usage) -> float:
         """Return dollars; cached and cache-written tokens are part of the input, with their own prices."""
         uncached = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
-        dollars = (
-            uncached * self.input
-            + usage.cached_tokens * (self.input if self.cached is None else self.cached)
-            + usage.cache_write_tokens
-            * (self.input if self.cache_write is None else self.cache_write)
-            + usage.output_tokens * self.output
-        )
+        cached = self.input if self.cached is None else self.cached
+        written = self.input if self.cache_write is None else self.cache_write
+        dollars = uncached * self.input + usage.cached_tokens * cached
+        dollars += usage.cache_write_tokens * written
+        dollars += usage.output_tokens * self.output
         return dollars / MILLION
 
     def cache_savings(self, usage: Usage) -> float:
@@ -72,11 +70,8 @@ def parse_prices(text: str | None, source: str) -> "Prices":
         raise InvalidSetting(f"{source} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidSetting(f"{source} is not valid TOML: {error}") from error
-    unknown = sorted(set(data) - {"as_of", "prices"})
-    if unknown:
-        raise InvalidSetting(
-            f"{source}: unknown key {unknown[0]!r}; allowed are as_of and [[prices]]"
-        )
+    for key in sorted(set(data) - {"as_of", "prices"}):
+        raise InvalidSetting(f"{source}: unknown key {key!r}; allowed are as_of and [[prices]]")
     entries = data.get("prices", [])
     if not isinstance(entries, list):
         raise InvalidSetting(f"{source}: prices must be a list of tables, written [[prices]]")

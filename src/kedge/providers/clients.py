@@ -112,8 +112,9 @@ def prepare_client(
     env_headers = _read_env_headers(_HEADER_VARIABLES.get(provider, ""))
     given: dict[str, str] = client_settings.get("default_headers") or {}
     explicit = settings.pop("scope", None)
-    accounts = (*owners.values(), *_find_accounts(env_headers, given))
-    scope = explicit or make_scope(provider, base_url, key, *accounts)
+    sent = sorted(_merge_headers(env_headers, given).items())
+    accounts = [value for name, value in sent if name in _ACCOUNT_HEADERS]
+    scope = explicit or make_scope(provider, base_url, key, *owners.values(), *accounts)
     own = {
         "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
         "OpenAI-Organization": owners["organization"],
@@ -146,9 +147,9 @@ def _make_client(
     )
 
 
-def _merge_headers(*groups: Mapping[str, Any] | None) -> dict[str, Any]:
+def _merge_headers(*groups: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers of all groups; the last value of a name counts, and ``None`` removes it."""
-    merged = {name.lower(): value for group in groups for name, value in (group or {}).items()}
+    merged = {name.lower(): value for group in groups for name, value in group.items()}
     return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -184,13 +185,6 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         validate_seconds(getattr(timeout, name, timeout), "timeout")
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise InvalidSetting(f"max_retries must be an integer of at least 0, not {retries!r}")
-
-
-def _find_accounts(env: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """Return the values of headers that identify an account; a given header replaces that of the environment."""
-    names = {name.lower() for name in given}
-    headers = {**{name: value for name, value in env.items() if name not in names}, **given}
-    return [value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS]
 
 
 def _check_key(provider: str, api_key: str | None) -> str:

@@ -32,15 +32,11 @@ PURGE_SECONDS = 60.0
 _logger = logging.getLogger("kedge.providers")
 
 
-def _log_problem(problem: str) -> None:
-    _logger.warning(problem)
-
-
 class _Memory(Struct, frozen=True):
     """The address of the store, and the function that reports if it cannot be used."""
 
     address: str = IN_MEMORY
-    report: Callable[[str], None] = _log_problem
+    report: Callable[[str], None] = _logger.warning
 
 
 _lock = threading.Lock()
@@ -85,7 +81,7 @@ def _start_server(memory: _Memory) -> "ServerThread":
 
 @contextmanager
 def store_practice_memory(
-    address: str | os.PathLike[str], report: Callable[[str], None] = _log_problem
+    address: str | os.PathLike[str], report: Callable[[str], None] = _logger.warning
 ) -> Generator[None]:
     """Store the responses of the practice model in a store, for engines connected within this block.
 

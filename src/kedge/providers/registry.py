@@ -128,15 +128,13 @@ class HostedProvider(Struct, frozen=True):
 
 def connect_responses(rest: str, **settings: Any) -> Engine:
     """Return an engine for ``responses:<url>#model``: any server with the Responses API."""
-    base_url, model = _parse_address("responses", rest)
-    api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    base_url, model, api_key = _parse_address("responses", rest, settings)
     return _build_responses_engine("responses", model, base_url, api_key, **settings)
 
 
 def connect_chat(rest: str, **settings: Any) -> Engine:
     """Return an engine for ``chat:<url>#model``: any server with the Chat Completions API."""
-    base_url, model = _parse_address("chat", rest)
-    api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    base_url, model, api_key = _parse_address("chat", rest, settings)
     host = _get_host(base_url)
     advice = Advice(
         unreachable=f"start the server, or correct its address ({host})",
@@ -204,14 +202,14 @@ def _get_host(base_url: str) -> str:
     return urlsplit(base_url).netloc.rpartition("@")[2]
 
 
-def _parse_address(kind: str, rest: str) -> tuple[str, str]:
-    """Return the address and the model of ``<url>#model``."""
+def _parse_address(kind: str, rest: str, settings: dict[str, Any]) -> tuple[str, str, str | None]:
+    """Return the address and the model of ``<url>#model``, and the key, which is removed from the settings."""
     base_url, _, model = rest.rpartition("#")
     if not base_url or not model or "://" not in base_url:
         raise CannotConnect(
             f"an address and a model are needed: {kind}:http://127.0.0.1:8484/v1#model"
         )
-    return base_url, model
+    return base_url, model, settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
 
 
 _HOSTED_PROVIDERS = (
