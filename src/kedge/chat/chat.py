@@ -27,14 +27,12 @@ from kedge.chat.state import (
     leave_out,
     state_from_turn,
 )
-from kedge.compaction import CompactionResult, Compactor, TurnCompacted, compact_turn
+from kedge.compaction import CompactionResult, TurnCompacted, compact_turn
 from kedge.engines import (
     ContentFilters,
     Engine,
-    Middleware,
     OutputSchema,
     Reply,
-    ResendLimit,
     RunStream,
     Stream,
     find_filters,
@@ -48,13 +46,12 @@ from kedge.errors import Blocked, EngineError, InvalidSetting, KedgeError, descr
 from kedge.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
-from kedge.middleware.compose import SystemText, Tools, with_default_middleware
+from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.record import drop_changed_anchors
 from kedge.providers import connect
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Approver
+from kedge.tokens import DEFAULT_COUNTER
 from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids, user
 from kedge.turns.turn import count_leading
 
@@ -199,19 +196,21 @@ class Chat(AsyncResource):
 
     Args:
         engine: An engine or a model string.
-        system: Instructions that are sent with every request, or a function that returns them for a Turn.
-        tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
-        approve: A function that is called before each tool call and may deny it or change its arguments.
-        middleware: Middleware around the engine, the first one outermost.
-        compactor: Compacts conversations when they become too long.
         state_key: The key that encrypts state bytes; with several keys, the first one encrypts and all decrypt.
-        counter: A token counter for the compactor. Whether to compact is decided by the usage that the
-            server reported with its last answer, or by this counter if there is none.
-        resend_limit: Bytes, or a `ResendLimit` of bytes and blocks, above which history is compacted before it is
-            sent in full again.
-        repair: Whether to complete tool calls that have no result.
         keep_reasoning: Whether to request encrypted reasoning and store it in states, so that it can be sent again
             after the server has lost a response. States are smaller without.
+        **stack: The settings of the middleware around the engine, see ``StackSettings``: ``system`` (instructions
+            that are sent with every request, or a function that returns them for a Turn), ``tools`` (functions that
+            the model may call, a toolbox, or a function that returns them for a Turn), ``approve`` (a function that
+            is called before each tool call and may deny it or change its arguments), ``middleware`` (around the
+            engine, the first one outermost), ``compactor`` (compacts conversations when they become too long),
+            ``counter`` (a token counter for the compactor; whether to compact is decided by the usage that the
+            server reported with its last answer, or by this counter if there is none), ``resend_limit`` (bytes, or a
+            `ResendLimit` of bytes and blocks, above which history is compacted before it is sent in full again) and
+            ``repair`` (whether to complete tool calls that have no result).
+
+    Raises:
+        UnknownSetting: There is no setting of this name.
 
     Example:
         ```python
@@ -225,36 +224,20 @@ class Chat(AsyncResource):
         self,
         engine: Engine | str,
         *,
-        system: SystemText = "",
-        tools: Tools = (),
-        approve: Approver | None = None,
-        middleware: Sequence[Middleware] = (),
-        compactor: Compactor | None = None,
         state_key: Key | Iterable[Key] | None = None,
-        counter: TokenCounter = DEFAULT_COUNTER,
-        resend_limit: int | ResendLimit | None = None,
-        repair: bool = True,
         keep_reasoning: bool = True,
+        **stack: Unpack[StackSettings],
     ) -> None:
+        check_stack(stack, {"state_key", "keep_reasoning"}, "a Chat")
         self._owns_engine = isinstance(engine, str)
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.provider = unwrap(self._base_engine).name
-        self.compactor = compactor
+        self.compactor = stack.get("compactor")
         self.cipher = None if state_key is None else FernetCipher(state_key)
         self._recent = RecentStates()
-        self._counter = counter
+        self._counter = stack.get("counter", DEFAULT_COUNTER)
         self.keep_reasoning = keep_reasoning
-        self.engine = with_default_middleware(
-            self._base_engine,
-            system=system,
-            tools=tools,
-            approve=approve,
-            middleware=middleware,
-            compactor=compactor,
-            counter=counter,
-            resend_limit=resend_limit,
-            repair=repair,
-        )
+        self.engine = with_default_middleware(self._base_engine, **stack)
 
     async def chat_with_state(
         self,

@@ -55,9 +55,9 @@ from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, UnknownSetting, describe_type
+from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, describe_type
 from kedge.event_loops import SharedLock, SharedResource
-from kedge.middleware.compose import StackSettings, with_default_middleware
+from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
@@ -161,9 +161,8 @@ class Conversation(LazyConversation):
         concurrent: Concurrency = "conflict",
         **stack: Unpack[StackSettings],
     ) -> None:
-        for name in stack.keys() - StackSettings.__optional_keys__:
-            names = {"store", "id", *NewConversationSettings.__optional_keys__}
-            raise UnknownSetting(name, names, "a conversation", SETTING_ADVICE)
+        names = {"store", "id", *NewConversationSettings.__optional_keys__}
+        check_stack(stack, names, "a conversation", SETTING_ADVICE)
         if concurrent not in get_args(Concurrency):
             choices = ", ".join(get_args(Concurrency))
             raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")

@@ -25,7 +25,7 @@ from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.request_options import ResendLimit, TurnProbe
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, UnknownSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware, system_prompt
 from kedge.middleware.base import repair as repairing
@@ -215,6 +215,23 @@ class StackSettings(TypedDict, total=False):
     counter: TokenCounter
     resend_limit: int | ResendLimit | None
     repair: bool
+
+
+def check_stack(stack: StackSettings, further: Iterable[str], owner: str, advice: str = "") -> None:
+    """Reject keyword arguments that are no settings of a stack.
+
+    Args:
+        stack: The keyword arguments.
+        further: The names of the other settings of the owner, for the error.
+        owner: What has these settings.
+        advice: What to use for the purpose, if there is no similar name.
+
+    Raises:
+        UnknownSetting: There is no setting of this name.
+    """
+    known = StackSettings.__optional_keys__
+    for name in stack.keys() - known:
+        raise UnknownSetting(name, {*known, *further}, owner, advice)
 
 
 def with_default_middleware(
