@@ -266,8 +266,7 @@ class Chat(AsyncResource):
             Blocked: A guard rejected the message or the answer.
         """
         options.setdefault("streaming", False)
-        async with self.stream_with_state(state, *blocks, output=output, **options) as stream:
-            return await stream.finish()
+        return await self.stream_with_state(state, *blocks, output=output, **options).finish()
 
     def stream_with_state(
         self,

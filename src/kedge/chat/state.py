@@ -87,15 +87,11 @@ class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     @classmethod
     def pack(cls, state: ConversationState) -> Self:
         """Return the form of a conversation state in state bytes."""
-        anchors = tuple([_Anchor(*structs.astuple(record)) for record in state.anchors])
-        return cls(state.mode, state.previous_response_id, state.conversation_id, anchors)
+        return msgspec.convert(state, cls, from_attributes=True)
 
     def unpack(self) -> ConversationState:
         """Return the conversation state."""
-        anchors = tuple([AnchorRecord(*structs.astuple(row)) for row in self.anchors])
-        return ConversationState(
-            self.mode, self.previous_response_id, self.conversation_id, anchors
-        )
+        return msgspec.convert(self, ConversationState, from_attributes=True)
 
 
 _NO_MEMORY = StateMemory()
@@ -378,8 +374,7 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and ("role" in message or "type" in message)
 
 
-@dataclass(frozen=True, slots=True)
-class StateReport:
+class StateReport(msgspec.Struct, frozen=True):
     """The content of state bytes, without any message text.
 
     Attributes:

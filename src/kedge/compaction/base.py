@@ -14,15 +14,17 @@ all blocks after it are retained.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from inspect import isawaitable
 from itertools import accumulate
 from threading import Lock
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, cast
 from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec.structs import force_setattr, replace
 
 from kedge.engines import Engine
 from kedge.errors import InvalidSetting, UnsupportedBlock
+from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
@@ -103,14 +105,11 @@ DEFAULT_BLOCK_COUNTER = BlockCounter()
 _counters: WeakKeyDictionary[TokenCounter, BlockCounter] = WeakKeyDictionary()
 
 
-T = TypeVar("T")
-
 Occasion = Literal["answered", "pending", "resend"]
 """When compaction runs: after an answer, before a call, or before everything is sent again."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionRequest:
+class CompactionRequest(msgspec.Struct, frozen=True):
     """A conversation to compact.
 
     Attributes:
@@ -132,12 +131,12 @@ class CompactionRequest:
     tokens: int | None = None
     counter: TokenCounter = DEFAULT_COUNTER
     occasion: Occasion = "answered"
-    state: ConversationState = field(default_factory=ConversationState)
+    state: ConversationState = ConversationState()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
-        object.__setattr__(self, "leading", tuple(self.leading))
-        object.__setattr__(self, "counter", BlockCounter.of(self.counter))
+        force_setattr(self, "blocks", tuple(self.blocks))
+        force_setattr(self, "leading", tuple(self.leading))
+        force_setattr(self, "counter", BlockCounter.of(self.counter))
 
     @property
     def forced(self) -> bool:
@@ -166,8 +165,7 @@ class CompactionRequest:
         return set_state(Turn(blocks), self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
+class Replacement(msgspec.Struct, frozen=True):
     """The blocks that a strategy returns, with notes and usage."""
 
     blocks: tuple[Block, ...]
@@ -177,8 +175,7 @@ class Replacement:
     """The tokens of its requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
+class CompactionResult(msgspec.Struct, frozen=True):
     """The result of compaction.
 
     Attributes:
@@ -193,7 +190,7 @@ class CompactionResult:
 
     blocks: tuple[Block, ...]
     by: str = ""
-    changes: TurnDiff = field(default_factory=TurnDiff)
+    changes: TurnDiff = TurnDiff()
     tokens_before: int | None = None
     tokens_after: int | None = None
     notes: tuple[str, ...] = ()
@@ -329,11 +326,6 @@ def context_tokens(usage: Usage) -> int:
     if usage.context_tokens:
         return usage.context_tokens
     return max(0, usage.input_tokens + usage.output_tokens - usage.reasoning_tokens)
-
-
-async def await_value(value: T | Awaitable[T]) -> T:
-    """Return the value, awaited if it is awaitable."""
-    return await value if isawaitable(value) else cast("T", value)
 
 
 class TriggerGroup:

@@ -10,9 +10,10 @@ the newest exchange. In both cases the item replaces all blocks before it, and t
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import is_
 from typing import Any, Literal, cast
+
+from msgspec.structs import replace
 
 from kedge.compaction.base import (
     OVER_LIMIT_NOTE,
@@ -24,7 +25,6 @@ from kedge.compaction.base import (
     LimitCompactor,
     Occasion,
     Replacement,
-    await_value,
     check_component,
     compact_if_triggered,
     component_name,
@@ -35,6 +35,7 @@ from kedge.compaction.base import (
 from kedge.engines import Engine, unwrap
 from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.errors import Blocked, KedgeError
+from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import find_problems, get_state

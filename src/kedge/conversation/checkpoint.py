@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, Unpack
 
+import msgspec
 from msgspec.structs import replace
 
 from kedge.engines.content_filter import ContentFilters
@@ -30,11 +31,25 @@ from kedge.turns import Turn
 from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.turn import count_common_blocks, has_prefix
 
+_INCIDENTS: Mapping[type[Event], Any] = {
+    Healed: "healed",
+    ServerForgot: "forgot",
+    ModeChanged: "mode_changed",
+}
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
 
 
-@dataclass(slots=True)
-class Checkpoint:
+class NodeOptions(TypedDict, total=False):
+    """The further keyword arguments of ``Store.append`` for a node of a run."""
+
+    response: RequestRecord | None
+    accounts: Telemetry
+    head: int | None
+    asked_for: str
+    replaces: int
+
+
+class Checkpoint(msgspec.Struct):
     """A node of the tree, and the Turn at that node."""
 
     store: Store
@@ -44,17 +59,7 @@ class Checkpoint:
     found: RequestRecord | None = None
     """The record that another process stored first, of the response in the background that the last node replaces."""
 
-    async def save(
-        self,
-        turn: Turn,
-        kind: NodeKind,
-        *,
-        response: RequestRecord | None = None,
-        telemetry: Telemetry = NO_TELEMETRY,
-        head: int | None = None,
-        question_key: str = "",
-        replaces: int = 0,
-    ) -> Node:
+    async def save(self, turn: Turn, kind: NodeKind, **options: Unpack[NodeOptions]) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
         prefix_length = count_common_blocks(self.turn, turn)
         data = {name: value for name, value in turn.data.items() if name != STATE_KEY}
@@ -65,16 +70,12 @@ class Checkpoint:
                 turn[prefix_length:],
                 kind=kind,
                 kept=prefix_length,
-                response=response,
                 memory=get_state(turn),
                 data=FrozenMap(data),
-                accounts=telemetry,
-                head=head,
-                asked_for=question_key,
-                replaces=replaces,
+                **options,
             )
         except ResponseStored as stored:
-            await self._adopt(stored.node, head)
+            await self._adopt(stored.node, options.get("head"))
         else:
             self.turn = turn
         return self.node
@@ -109,12 +110,11 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
     return set_state(turn, replace(state, anchors=tuple(limited)))
 
 
-@dataclass(slots=True)
-class RunRecorder:
+class RunRecorder(msgspec.Struct):
     """Collects the incidents, tool runs and bodies of one run."""
 
     clock: Callable[[], float] = time.time
-    filters: ContentFilters = field(default_factory=ContentFilters)
+    filters: ContentFilters = msgspec.field(default_factory=ContentFilters)
     recorded: Telemetry = NO_TELEMETRY
     _scope: str = ""
 
@@ -129,12 +129,10 @@ class RunRecorder:
         match event:
             case RequestPlanned(plan):
                 self._scope = plan.scope
-            case Healed():
-                self._record_incident("healed", event.reason)
-            case ServerForgot():
-                self._record_incident("forgot", "usage")
-            case ModeChanged():
-                self._record_incident("mode_changed", event.reason)
+            case Healed() | ServerForgot() | ModeChanged():
+                reason = "usage" if isinstance(event, ServerForgot) else event.reason
+                incident = Incident(_INCIDENTS[type(event)], reason, self._scope, self.clock())
+                self._add("incidents", incident)
             case ToolFinished():
                 row = ToolRow(event.call.name, event.outcome, event.seconds, self.clock())
                 self._add("tools", row)
@@ -145,10 +143,6 @@ class RunRecorder:
         """Return the data recorded since the last call."""
         recorded, self.recorded = self.recorded, NO_TELEMETRY
         return recorded
-
-    def _record_incident(self, kind: str, reason: str) -> None:
-        incident = Incident(kind, reason, self._scope, self.clock())  # pyright: ignore[reportArgumentType]
-        self._add("incidents", incident)
 
     def _add(self, kind: str, row: object) -> None:
         rows = {kind: (*getattr(self.recorded, kind), row)}

@@ -175,16 +175,13 @@ class Conversation(LazyConversation):
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         self._is_queued = concurrent == "queue"
         self._base_engine = _to_engine(model)
-        opened = (
-            None
-            if isinstance(store, Store)
-            else share_store(MEMORY_URL if store is None else store)
-        )
-        owned: list[SharedResource[Any]] = [opened] if opened else []
+        owned: list[SharedResource[Any]] = []
+        if not isinstance(store, Store):
+            opened = share_store(MEMORY_URL if store is None else store)
+            owned, store = [opened], opened.resource
         if isinstance(model, str):
             owned.append(SharedResource(self._base_engine))
-        found = opened.resource if opened else cast("Store", store)
-        super().__init__(found, new, "any", owned)
+        super().__init__(store, new, owned)
         anchors = with_stored_anchors(self.store, lambda: self.row.retention)
         self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
         self._inner_engine = unwrap(self.engine)
@@ -294,8 +291,7 @@ class Conversation(LazyConversation):
             Blocked: A guard rejected a message or the answer.
         """
         options.setdefault("streaming", False)
-        async with self.stream(*messages, key=key, at=at, output=output, **options) as stream:
-            return await stream.finish()
+        return await self.stream(*messages, key=key, at=at, output=output, **options).finish()
 
     def stream(
         self,
@@ -312,7 +308,7 @@ class Conversation(LazyConversation):
         messages follow the first ``keep`` blocks of the node instead of all blocks.
         """
         blocks = tuple(_as_block(each) for each in messages)
-        build_task = partial(self._build_task, blocks, at, keep, key)
+        build_task = partial(self._build_question, blocks, at, keep, key)
         run = partial(self._run_once, key, blocks) if key else self._run
         return self._open_stream(partial(run, build_task), output, options)
 
@@ -337,8 +333,7 @@ class Conversation(LazyConversation):
             NotInStore: There is no such question.
         """
         options.setdefault("streaming", False)
-        async with self.stream_resume(node, output=output, **options) as stream:
-            return await stream.finish()
+        return await self.stream_resume(node, output=output, **options).finish()
 
     def stream_resume(
         self,
@@ -630,8 +625,7 @@ class Conversation(LazyConversation):
             NotInStore: The conversation has no question.
         """
         options.setdefault("streaming", False)
-        async with self.stream_regenerate(output=output, **options) as stream:
-            return await stream.finish()
+        return await self.stream_regenerate(output=output, **options).finish()
 
     def stream_regenerate(
         self,
@@ -754,17 +748,29 @@ class Conversation(LazyConversation):
         return ConversationRun(self.engine, build_task, options, self.price, position).events()
 
     async def _build_task(
+        self,
+        node: int,
+        change: Callable[[Turn], Turn] = lambda turn: turn,
+        key: str = "",
+        *,
+        resumed: bool = True,
+    ) -> TurnTask:
+        """Return a task that sends the Turn at a node, after a change."""
+        checkpoint = Checkpoint(self.store, self.row, *await self._load_turn(node))
+        return TurnTask(checkpoint, change(checkpoint.turn), self.head, key, resumed)
+
+    async def _build_question(
         self, blocks: Sequence[Block], at: int | str | None, keep: int | None, key: str
     ) -> TurnTask:
-        row = await self.require_row()
+        await self.require_row()
         if isinstance(at, str):
             node, length = await self._find_position(at)
             at, keep = node.id, length if keep is None else keep
-        checkpoint = Checkpoint(
-            self.store, row, *await self._load_turn(self.head if at is None else at)
-        )
-        before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
-        return TurnTask(checkpoint, before.append(*blocks), self.head, key)
+
+        def add(turn: Turn) -> Turn:
+            return (turn if keep is None else turn.take(keep)).append(*blocks)
+
+        return await self._build_task(self.head if at is None else at, add, key, resumed=False)
 
     async def _run_once(
         self,
@@ -817,13 +823,13 @@ class Conversation(LazyConversation):
         If an answer does not have the requested type, the run continues with a correction.
         """
         if not point.done:
-            return await self._build_resume_task(point.node, key)
+            return await self._build_task(point.node.id, key=key)
         try:
             reply = await self._adopt_answer(point.node, schema)
         except OutputInvalid as invalid:
             mismatch = SchemaMismatch(invalid.problems)
             correction = cast("OutputSchema[Any]", schema).build_correction(mismatch)
-            return await self._build_resume_task(point.node, key, [correction])
+            return await self._build_task(point.node.id, lambda turn: turn.append(correction), key)
         if key:
             await self.store.settle(self.row, key, point.node.id)
         return reply
@@ -851,21 +857,11 @@ class Conversation(LazyConversation):
         if (await self.store.conversation(self.row)).head != self.head:
             await self.refresh()
 
-    async def _build_resume_task(
-        self, node: Node, key: str = "", further: Sequence[Block] = ()
-    ) -> TurnTask:
-        node, turn = await self._load_turn(node.id)
-        checkpoint = Checkpoint(self.store, self.row, node, turn)
-        return TurnTask(checkpoint, turn.append(*further), self.head, key, resumed=True)
-
     async def _build_regenerate_task(self) -> TurnTask:
         """Return a task for the last question, from the current Turn if it was edited or extended since."""
-        question = find_last_question(await self.path())
-        if question:
-            return await self._build_resume_task(question)
-        turn = await self._require_turn()
-        checkpoint = Checkpoint(self.store, self.row, self._node, turn)
-        return TurnTask(checkpoint, truncate_to_question(turn), self.head)
+        if question := find_last_question(await self.path()):
+            return await self._build_task(question.id)
+        return await self._build_task(self.head, truncate_to_question, resumed=False)
 
     async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return a stored answer, and move the head to it unless it is on the head's path."""

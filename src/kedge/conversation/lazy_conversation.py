@@ -34,20 +34,17 @@ class LazyConversation(AsyncResource):
     Args:
         store: The store.
         new: The row for a new conversation; its mode and retention, if set, replace those of an existing one.
-        expected: Whether it may exist.
         owned: What is closed with this object.
     """
 
+    _expected: Expected = "any"
+    """Whether it may exist."""
+
     def __init__(
-        self,
-        store: Store,
-        new: ConversationRow,
-        expected: Expected,
-        owned: Sequence[SharedResource[Any]],
+        self, store: Store, new: ConversationRow, owned: Sequence[SharedResource[Any]]
     ) -> None:
         self.store = store
         self._new = new
-        self._expected: Expected = expected
         self._owned = tuple(owned)
         self._opening = SharedLock()
         self._row: ConversationRow | None = None

@@ -8,9 +8,9 @@ process; the scope separates accounts.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from kedge.engines import Engine, Request, unwrap
@@ -36,8 +36,7 @@ _FOLLOW_UP_KINDS = frozenset({"answered", "results", "failed", "compacted"})
 """Kinds of nodes that follow from a question, and are undone with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
+class ResumePoint(msgspec.Struct, frozen=True):
     """The newest node below a question, and whether it is the final answer."""
 
     node: Node

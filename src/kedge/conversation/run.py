@@ -13,11 +13,13 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
@@ -73,8 +75,7 @@ POLL_INTERVALS = (0.02, 0.5)
 """Seconds between polls for a turn that another process is running: the first delay, and the maximum."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTask:
+class TurnTask(msgspec.Struct, frozen=True):
     """A Turn to run from a node of the tree."""
 
     checkpoint: Checkpoint
@@ -271,7 +272,7 @@ class ConversationRun:
         self.question_saved = True
         if not self.checkpoint.matches(turn):
             accounts = self.recorder.drain_telemetry()
-            await self.checkpoint.save(turn, kind, telemetry=accounts, question_key=key)
+            await self.checkpoint.save(turn, kind, accounts=accounts, asked_for=key)
 
     async def _save_answer(self, head: int | None = None) -> None:
         """Store the last finished answer."""
@@ -284,7 +285,7 @@ class ConversationRun:
         save = partial(
             self.checkpoint.save,
             response=row,
-            telemetry=accounts,
+            accounts=accounts,
             head=head,
             replaces=self.running_node,
         )
@@ -401,14 +402,13 @@ class ConversationRun:
         checkpoint = replace(self.checkpoint)
         accounts = self.recorder.drain_telemetry()
         await checkpoint.save(
-            turn, "failed", response=row, telemetry=accounts, replaces=self.running_node
+            turn, "failed", response=row, accounts=accounts, replaces=self.running_node
         )
         self.log.confirm(checkpoint.found)
         self.running_node = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ClaimRequest(msgspec.Struct, frozen=True):
     """An idempotency key of a conversation, and the owner that claims it."""
 
     store: Store

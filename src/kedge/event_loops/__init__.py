@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -194,6 +195,11 @@ class SharedLock:
     def _admit_first(self) -> None:
         if self._queue and not self._queue[0].done():
             self._queue[0].set_result(None)
+
+
+async def await_value(value: T | Awaitable[T]) -> T:
+    """Return the value, awaited if it is awaitable: that of a function which may be sync or async."""
+    return await value if isawaitable(value) else cast("T", value)
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -381,10 +387,6 @@ class SyncCall(Generic[T]):
             self._result.set_exception(asyncio.CancelledError())
 
 
-async def _wait_for(work: Awaitable[T]) -> T:
-    return await work
-
-
 def run_sync(work: Awaitable[T]) -> T:
     """Run a coroutine, or open a store or a conversation, from sync code: ``run_sync(engine.run(turn))``.
 
@@ -402,7 +404,9 @@ def run_sync(work: Awaitable[T]) -> T:
         KedgeError: If it is called by async code that a sync call runs.
     """
     is_coroutine = asyncio.iscoroutine(work)
-    return SyncCall(cast("Coroutine[Any, Any, T]", work) if is_coroutine else _wait_for(work)).run()
+    return SyncCall(
+        cast("Coroutine[Any, Any, T]", work) if is_coroutine else await_value(work)
+    ).run()
 
 
 class SyncFacade(Generic[ResourceT]):

@@ -98,11 +98,8 @@ class ContextFilter(logging.Filter):
 
 
 LOG_LEVELS = {
-    "trace": TRACE,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
+    name: logging.getLevelNamesMapping()[name.upper()]
+    for name in ("trace", "debug", "info", "warning", "error")
 }
 LOG_FORMATS = ("text", "json")
 _HANDLER_MARK = "_kedge_stderr"

@@ -12,8 +12,9 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -28,8 +29,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 _COUNTS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 500, 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """The declaration of a metric: name, help text, label names, and buckets of a histogram."""
 
     name: str
@@ -45,8 +45,7 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-@dataclass(slots=True)
-class Sample:
+class Sample(msgspec.Struct):
     """The state of a metric for one set of label values.
 
     ``value`` is the sum, or the current value of a gauge. ``bucket_counts`` are the observations in each bucket

@@ -1,10 +1,9 @@
 """Named tokens, with their counts and reservations, that the server, the page and the proxy check."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class AccessToken:
+class AccessToken(msgspec.Struct, frozen=True):
     """A named token, without its secret.
 
     Attributes:
@@ -24,8 +23,7 @@ class AccessToken:
     created_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUse:
+class TokenUse(msgspec.Struct, frozen=True):
     """The counts of a token in the current minute.
 
     Attributes:
@@ -39,8 +37,7 @@ class TokenUse:
     seconds_left: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenReservation:
+class TokenReservation(msgspec.Struct, frozen=True):
     """Tokens that are counted for a request before its model uses them.
 
     Attributes:

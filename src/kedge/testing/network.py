@@ -6,7 +6,7 @@ environment. Loopback stays open, so ``serve()`` works.
 
 import ipaddress
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,16 +30,7 @@ def forbid_network() -> Generator[None]:
     """
     from unittest.mock import patch
 
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
     resolve = socket.getaddrinfo
-
-    def checked_connect(self: socket.socket, address: Any) -> None:
-        _check_address(self.family, address)
-        connect(self, address)
-
-    def checked_connect_ex(self: socket.socket, address: Any) -> int:
-        _check_address(self.family, address)
-        return connect_ex(self, address)
 
     def checked_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_local(host):
@@ -47,16 +38,22 @@ def forbid_network() -> Generator[None]:
         return resolve(host, *args, **kwargs)
 
     with (
-        patch.object(socket.socket, "connect", checked_connect),
-        patch.object(socket.socket, "connect_ex", checked_connect_ex),
+        patch.object(socket.socket, "connect", _add_check(socket.socket.connect)),
+        patch.object(socket.socket, "connect_ex", _add_check(socket.socket.connect_ex)),
         patch.object(socket, "getaddrinfo", checked_resolve),
     ):
         yield
 
 
-def _check_address(family: int, address: Any) -> None:
-    if family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
-        raise NetworkForbidden(f"a test tried to reach {address[0]}; use kedge.testing.serve()")
+def _add_check(connect: Callable[[socket.socket, Any], Any]) -> Callable[..., Any]:
+    """Return a method of sockets that connects to this machine only."""
+
+    def checked(self: socket.socket, address: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
+            raise NetworkForbidden(f"a test tried to reach {address[0]}; use kedge.testing.serve()")
+        return connect(self, address)
+
+    return checked
 
 
 def _is_local(host: Any) -> bool:

@@ -21,16 +21,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from inspect import isawaitable
 from typing import Any, Literal
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 from msgspec import structs
 
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
+from kedge.event_loops import await_value
 from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
 from kedge.text.display import capitalize
@@ -75,13 +75,11 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(msgspec.Struct, frozen=True):
     """Run the call unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deny:
+class Deny(msgspec.Struct, frozen=True):
     """Do not run the call.
 
     Args:
@@ -91,8 +89,7 @@ class Deny:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True):
     """Run the call with other arguments.
 
     Args:
@@ -105,7 +102,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         if not isinstance(self.arguments, str):
-            object.__setattr__(self, "arguments", wrap_copy(self.arguments))
+            structs.force_setattr(self, "arguments", wrap_copy(self.arguments))
 
 
 Decision = Allow | Deny | Edit
@@ -120,8 +117,7 @@ OUTCOME_KEY = "kedge.outcome"
 """Metadata key of a result block: the outcome of the call."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ToolRun:
+class ToolRun(msgspec.Struct, frozen=True):
     """The record of one call, passed to ``on_run``. Its ``repr`` shows neither arguments nor output."""
 
     call: ToolCallBlock
@@ -164,8 +160,7 @@ MAX_RETRY_WAIT = 30.0
 MAX_NOTE_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True):
     """Settings shared by all calls of one ``run_calls``."""
 
     toolbox: Toolbox
@@ -177,7 +172,7 @@ class CallContext:
     """The filters that are applied to the result before it is truncated."""
     text_only: bool = False
     """Whether images and files in results are replaced by descriptions, because the API accepts text only."""
-    approval_lock: anyio.Lock = field(default_factory=anyio.Lock)
+    approval_lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
 
 class _EarlyResult(Exception):
@@ -286,7 +281,7 @@ class CallRunner:
             returned = approve(self.call)
         else:
             returned = await anyio.to_thread.run_sync(approve, self.call, abandon_on_cancel=True)
-        decided = await returned if isawaitable(returned) else returned
+        decided = await await_value(returned)
         if isinstance(decided, bool):
             return Allow() if decided else Deny()
         if isinstance(decided, Allow | Deny | Edit):

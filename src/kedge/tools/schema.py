@@ -11,10 +11,10 @@ labels of union branches to the locations of its errors; a path here contains on
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
+import msgspec
 from typing_extensions import TypedDict
 
 from kedge.engines.json_schema import (
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSchema:
+class FunctionSchema(msgspec.Struct, frozen=True):
     """A schema generated from a function's signature; arguments become typed values."""
 
     json_schema: FrozenMap
@@ -84,8 +83,7 @@ class FunctionSchema:
         return to_json(members).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class ExplicitSchema:
+class ExplicitSchema(msgspec.Struct, frozen=True):
     """A schema passed by the caller: arguments are JSON values, and only their names are checked."""
 
     json_schema: FrozenMap
@@ -110,8 +108,7 @@ class ExplicitSchema:
         return arguments
 
 
-@dataclass(frozen=True, slots=True)
-class FreeForm:
+class FreeForm(msgspec.Struct, frozen=True):
     """The reader of a custom tool: its text is passed as the function's single argument."""
 
     json_schema: ClassVar[FrozenMap] = EMPTY

@@ -11,7 +11,6 @@ are omitted, because a model cannot catch them. The parser is imported when the 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from inspect import cleandoc
 from typing import (
@@ -25,6 +24,8 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
+
 from kedge.errors import InvalidTool
 from kedge.turns import ToolCallBlock
 from kedge.turns.frozen_json import EMPTY
@@ -37,8 +38,7 @@ OMITTED_SECTIONS = {"param", "raises", "returns", "rtype", "todo", "type", "warn
 _SECTION_HEADER = re.compile(r"\w[\w ]*:")
 
 
-@dataclass(frozen=True, slots=True)
-class Docstring:
+class Docstring(msgspec.Struct, frozen=True):
     """The description of a function and of its parameters, by name."""
 
     description: str = ""
@@ -102,8 +102,7 @@ UNSUPPORTED_KINDS = {
 REQUIRED: Any = inspect.Parameter.empty
 
 
-@dataclass(frozen=True, slots=True)
-class ToolArgument:
+class ToolArgument(msgspec.Struct, frozen=True):
     """One argument that a model may pass."""
 
     name: str
@@ -112,8 +111,7 @@ class ToolArgument:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSignature:
+class ToolSignature(msgspec.Struct, frozen=True):
     """The name, description and arguments of a function, and the parameter that receives the call."""
 
     function_name: str

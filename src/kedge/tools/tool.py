@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import (
@@ -29,6 +29,8 @@ from typing import (
     cast,
     overload,
 )
+
+import msgspec
 
 from kedge.engines.request_options import to_definition
 from kedge.errors import InvalidTool, UnknownTool
@@ -48,8 +50,7 @@ MAX_NAME_CHARS = 64
 NAME_PATTERN = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
+class Grammar(msgspec.Struct, frozen=True):
     """The grammar of a custom tool's text.
 
     Args:
@@ -136,7 +137,7 @@ class Tool(Generic[P, R]):
         described: dict[str, Any] = {"description": self.description} if self.description else {}
         if self.custom:
             if self.grammar is not None:
-                described["format"] = {"type": "grammar", **asdict(self.grammar)}
+                described["format"] = {"type": "grammar", **msgspec.structs.asdict(self.grammar)}
             return {"type": "custom", "name": self.name, **described}
         # Strict is sent even when false: the API treats a missing value as true.
         function = {"parameters": self.parameters, "strict": self.strict}

@@ -12,7 +12,6 @@ Nothing that was read is lost.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -308,8 +307,7 @@ def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
 MAX_DIGITS = len(str(1 << MAX_INTEGER_BITS))
 
 
-@dataclass(slots=True)
-class InvalidValue:
+class InvalidValue(msgspec.Struct):
     """Replaces an invalid value in parsed JSON until its path is known."""
 
     problem: str

@@ -22,12 +22,13 @@ create a new set.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index as op_index
 from operator import is_, is_not
 from typing import Any, NoReturn, final, overload
+
+import msgspec
 
 from kedge.errors import InvalidTurn, describe_type
 from kedge.turns.blocks import (
@@ -53,8 +54,7 @@ _MIN_LIMIT = 16
 """The maximum number of blocks in the shared list of a short Turn."""
 
 
-@dataclass(slots=True)
-class _Lineage:
+class _Lineage(msgspec.Struct):
     """The data that a Turn and its continuations share.
 
     Attributes:
@@ -70,8 +70,7 @@ class _Lineage:
     entry: tuple[object, int]
 
 
-@dataclass(slots=True)
-class _Memo:
+class _Memo(msgspec.Struct):
     """The blocks of a Turn; Turns that differ only in their data share it.
 
     Attributes:
@@ -545,8 +544,7 @@ def _build_turn(memo: _Memo, lead: int, name: str, data: FrozenMap, extra: Froze
     return turn
 
 
-@dataclass(frozen=True, slots=True)
-class TurnDiff:
+class TurnDiff(msgspec.Struct, frozen=True):
     """The difference between two Turns; false if there is none.
 
     Attributes:

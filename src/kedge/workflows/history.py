@@ -1,8 +1,10 @@
 """Read workflows from a store, for pages, reports and resuming."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
@@ -27,8 +29,7 @@ WorkflowStatus = Literal[
 """The status of a workflow; a view shows one as interrupted that is running nowhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowExchange:
+class WorkflowExchange(msgspec.Struct, frozen=True):
     """A question of a workflow and its answer; ``number`` is the round or step.
 
     ``response_id`` is the response with the answer, ``anchor`` the one that its request was chained on, if any.
@@ -42,8 +43,7 @@ class WorkflowExchange:
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowChain:
+class WorkflowChain(msgspec.Struct, frozen=True):
     """The conversation of one role of a workflow, with its exchanges."""
 
     role: str
@@ -51,8 +51,7 @@ class WorkflowChain:
     exchanges: tuple[WorkflowExchange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Workflow:
+class Workflow(msgspec.Struct, frozen=True):
     """A stored workflow, running or finished.
 
     ``verdicts`` are those of a refinement, one per round; ``rulings`` those of a debate.

@@ -9,14 +9,16 @@ The prompts are part of stored idempotency keys and must not change.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+
+import msgspec
 
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow
+from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.store import Store
 from kedge.text.display import first_line
@@ -39,7 +41,6 @@ from kedge.workflows.roles import (
     ModelJudge,
     Role,
     WorkflowRun,
-    call_judge,
     load_schema,
 )
 
@@ -57,16 +58,20 @@ That is not right yet.
 Try again, and give the whole answer."""
 TITLE_LENGTH = 80
 DEFAULT_CRITIQUE = "It does not meet what was asked for."
-VERDICT_SCHEMA: dict[str, Any] = {
-    "title": "verdict",
-    "type": "object",
-    "properties": {
-        "passed": {"type": "boolean", "description": "Whether the answer meets the rubric."},
-        "critique": {"type": "string", "description": "What to do better; empty if it passed."},
-    },
-    "required": ["passed", "critique"],
-    "additionalProperties": False,
-}
+
+
+def _build_schema(title: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of a decision, which is part of stored idempotency keys."""
+    members = {"properties": properties, "required": list(properties)}
+    return {"title": title, "type": "object", **members, "additionalProperties": False}
+
+
+VERDICT_SCHEMA = _build_schema(
+    "verdict",
+    passed={"type": "boolean", "description": "Whether the answer meets the rubric."},
+    critique={"type": "string", "description": "What to do better; empty if it passed."},
+)
+
 FIRST_PROMPT = """\
 You judge an answer to a task, by this rubric:
 {rubric}
@@ -130,7 +135,12 @@ async def refine(
         judge_role = await run.open_judge(judge, author.conversation.store, subject)
         author.report_start(rounds)
         schema = find_judge_schema(judge)
-        return await _Refinement(author, judge_role, judge, schema, task, rounds, again).run()
+        decide = partial(_judge_answer, judge, judge_role, schema, task)
+        options = schema.request_options() if schema else {}
+        done = await _run_refinement(author, decide, task, rounds, again, options)
+        last, usage = done[-1], author.usage + judge_role.usage if judge_role else author.usage
+        ids = author.workflow, author.conversation.id
+        return RefineResult(*ids, last.verdict.passed, last.answer, done, usage)
 
 
 def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
@@ -141,63 +151,56 @@ def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
     return load_schema(judge) if is_form else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Refinement:
-    """A running refinement."""
+async def _run_refinement(
+    author: Role,
+    decide: Callable[[int, str], Awaitable[Verdict]],
+    task: str,
+    rounds: int,
+    retry_prompt: str,
+    options: Mapping[str, Any],
+) -> tuple[Round, ...]:
+    """Run the rounds of a refinement."""
+    done: list[Round] = []
+    question, verdict = task, Verdict(passed=False)
+    for number in range(1, rounds + 1):
+        reply = await author.ask(number, question, **options)
+        judge = partial(decide, number, reply.text)
+        verdict = await author.resolve_decision("verdicts", number, Verdict, judge)
+        author.on_event(AnswerJudged(author.workflow, AUTHOR_ROLE, number, verdict))
+        done.append(Round(number, question, reply.text, verdict, reply.node, reply.stored))
+        if verdict.passed:
+            break
+        question = retry_prompt.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
+    status = "passed" if verdict.passed else "failed"
+    await author.finish(status, verdict.passed, rounds=len(done))
+    return tuple(done)
 
-    author: Role
-    judge_role: Role | None
-    judge: Judge
-    schema: OutputSchema[Any] | None
-    task: str
-    rounds: int
-    retry_prompt: str
 
-    async def run(self) -> RefineResult:
-        """Run the rounds."""
-        author = self.author
-        done: list[Round] = []
-        options = self.schema.request_options() if self.schema else {}
-        question, verdict = self.task, Verdict(passed=False)
-        for number in range(1, self.rounds + 1):
-            reply = await author.ask(number, question, **options)
-            judge = partial(self._judge_answer, number, reply.text)
-            verdict = await author.resolve_decision("verdicts", number, Verdict, judge)
-            author.on_event(AnswerJudged(author.workflow, AUTHOR_ROLE, number, verdict))
-            done.append(Round(number, question, reply.text, verdict, reply.node, reply.stored))
-            if verdict.passed:
-                break
-            question = self.retry_prompt.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
-        status = "passed" if verdict.passed else "failed"
-        await author.finish(status, verdict.passed, rounds=len(done))
-        return RefineResult(
-            workflow=author.workflow,
-            conversation=author.conversation.id,
-            passed=verdict.passed,
-            answer=done[-1].answer,
-            rounds=tuple(done),
-            usage=author.usage + self.judge_role.usage if self.judge_role else author.usage,
+async def _judge_answer(
+    judge: Judge,
+    judge_role: Role | None,
+    schema: OutputSchema[Any] | None,
+    task: str,
+    number: int,
+    answer: str,
+) -> Verdict:
+    if isinstance(judge, ModelJudge) and judge_role:
+        prompt = FIRST_PROMPT if number == 1 else LATER_PROMPT
+        text = prompt.format(rubric=judge.rubric, task=task, answer=answer)
+        value = (await judge_role.ask_typed(number, text, VERDICT_SCHEMA))[0].output
+        return Verdict(value["passed"], "" if value["passed"] else value["critique"])
+    if schema:
+        try:
+            schema.parse(answer)
+        except SchemaMismatch as misfit:
+            return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
+        return Verdict(passed=True)
+    if not callable(judge):
+        raise InvalidWorkflow(
+            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
+            f"not a {type(judge).__name__}"
         )
-
-    async def _judge_answer(self, number: int, answer: str) -> Verdict:
-        if isinstance(self.judge, ModelJudge) and self.judge_role:
-            prompt = FIRST_PROMPT if number == 1 else LATER_PROMPT
-            text = prompt.format(rubric=self.judge.rubric, task=self.task, answer=answer)
-            schema = load_schema(VERDICT_SCHEMA)
-            value = (await self.judge_role.ask_typed(number, text, schema))[0].output
-            return Verdict(value["passed"], "" if value["passed"] else value["critique"])
-        if self.schema:
-            try:
-                self.schema.parse(answer)
-            except SchemaMismatch as misfit:
-                return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
-            return Verdict(passed=True)
-        if not callable(self.judge):
-            raise InvalidWorkflow(
-                "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
-                f"not a {type(self.judge).__name__}"
-            )
-        return _to_verdict(await call_judge(self.judge, answer))
+    return _to_verdict(await await_value(cast("JudgeFunction", judge)(answer)))
 
 
 def _to_verdict(value: object) -> Verdict:
@@ -307,8 +310,7 @@ def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
         raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
 
 
-@dataclass(frozen=True, slots=True)
-class _Debate:
+class _Debate(msgspec.Struct, frozen=True):
     """A running debate."""
 
     sides: Sequence[Side]
@@ -374,7 +376,7 @@ class _Debate:
             return await self._judge_with_model(
                 self.judge_role, self.judge.rubric, number, arguments
             )
-        found = await call_judge(cast("DebateJudgeFunction", self.judge), arguments)
+        found = await await_value(cast("DebateJudgeFunction", self.judge)(arguments))
         ruling = _to_ruling(found)
         if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
             raise InvalidWorkflow(f"the judge named a winner who is not a side: {ruling.winner!r}")
@@ -388,24 +390,16 @@ class _Debate:
         text = prompt.format(number=number, quoted=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
-        schema = load_schema(self._ruling_schema())
+        names = [side.name for side in self.sides]
+        schema = _build_schema(
+            "ruling",
+            decided={"type": "boolean", "description": "Whether the debate is over."},
+            winner={"type": "string", "enum": [*names, "nobody"]},
+            reason={"type": "string"},
+        )
         value = (await judge_role.ask_typed(number, text, schema))[0].output
         winner = "" if value["winner"] == "nobody" else value["winner"]
         return Ruling(last or value["decided"], winner, value["reason"])
-
-    def _ruling_schema(self) -> dict[str, Any]:
-        names = [side.name for side in self.sides]
-        return {
-            "title": "ruling",
-            "type": "object",
-            "properties": {
-                "decided": {"type": "boolean", "description": "Whether the debate is over."},
-                "winner": {"type": "string", "enum": [*names, "nobody"]},
-                "reason": {"type": "string"},
-            },
-            "required": ["decided", "winner", "reason"],
-            "additionalProperties": False,
-        }
 
 
 def _to_ruling(value: object) -> Ruling:

@@ -4,8 +4,9 @@ Events are passed to ``on_event``: ``refine(…, on_event=print)``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
@@ -15,8 +16,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 WorkflowKind = Literal["refine", "debate", "steps"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The verdict of a judge; ``critique`` is sent with the next round."""
 
     passed: bool
@@ -24,8 +24,7 @@ class Verdict:
     score: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """One answer of a refinement, and its verdict."""
 
     number: int
@@ -37,8 +36,7 @@ class Round:
     """Whether the answer was already in the store, so that nothing was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefineResult:
+class RefineResult(msgspec.Struct, frozen=True):
     """The result of a refinement; ``answer`` is the accepted one, or else the last."""
 
     workflow: str
@@ -46,11 +44,10 @@ class RefineResult:
     passed: bool
     answer: str
     rounds: tuple[Round, ...]
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """A participant of a debate, with a separate model (or engine) and chain."""
 
     name: str
@@ -59,8 +56,7 @@ class Side:
     """The position to argue for; by default the model chooses one."""
 
 
-@dataclass(frozen=True, slots=True)
-class DebateArgument:
+class DebateArgument(msgspec.Struct, frozen=True):
     """The argument of one side in one round."""
 
     round: int
@@ -71,8 +67,7 @@ class DebateArgument:
     stored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(msgspec.Struct, frozen=True):
     """The decision of a judge after a round: whether the debate is over, and the winner (may be empty)."""
 
     over: bool
@@ -80,8 +75,7 @@ class Ruling:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DebateResult:
+class DebateResult(msgspec.Struct, frozen=True):
     """The result of a debate. ``ruling`` is the last one."""
 
     workflow: str
@@ -91,7 +85,7 @@ class DebateResult:
     rounds: int
     conversations: FrozenMap = EMPTY
     """The conversation of each side, and of the judge if it is a model."""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
 
     @property
     def winner(self) -> str:
@@ -99,8 +93,7 @@ class DebateResult:
         return self.ruling.winner
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One prompt of a pipeline.
 
     ``{name}`` in a prompt is the result of an earlier step or an input, ``{name.member}`` a part of it.
@@ -121,8 +114,7 @@ class Step:
             raise InvalidWorkflow(f"the step {self.name} needs at least one attempt")
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """The result of a step: the answer as text, and as a value."""
 
     name: str
@@ -134,14 +126,13 @@ class StepResult:
     stored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepsResult:
+class StepsResult(msgspec.Struct, frozen=True):
     """The results of a pipeline, in order and by name: ``result["plan"]``."""
 
     workflow: str
     conversation: str
     steps: tuple[StepResult, ...]
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
 
     def __getitem__(self, name: str) -> Any:
         for step in self.steps:
@@ -155,8 +146,7 @@ class StepsResult:
         return self.steps[-1].value
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowStarted:
+class WorkflowStarted(msgspec.Struct, frozen=True):
     """A workflow started or was resumed."""
 
     workflow: str
@@ -166,38 +156,32 @@ class WorkflowStarted:
     resumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionAsked:
+class RoleEvent(msgspec.Struct, frozen=True):
+    """The base class of the events of one question of a role."""
+
+    workflow: str
+    role: str
+    number: int
+
+
+class QuestionAsked(RoleEvent, frozen=True):
     """A question is being sent."""
 
-    workflow: str
-    role: str
-    number: int
 
-
-@dataclass(frozen=True, slots=True)
-class QuestionAnswered:
+class QuestionAnswered(RoleEvent, frozen=True):
     """An answer is available; ``stored`` if it was already in the store and nothing was sent."""
 
-    workflow: str
-    role: str
-    number: int
     text: str
     stored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerJudged:
+class AnswerJudged(RoleEvent, frozen=True):
     """The judge of a refinement returned a verdict, or an answer of a step did not match its schema."""
 
-    workflow: str
-    role: str
-    number: int
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRuled:
+class RoundRuled(msgspec.Struct, frozen=True):
     """The judge of a debate returned a ruling."""
 
     workflow: str
@@ -205,8 +189,7 @@ class RoundRuled:
     ruling: Ruling
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowFinished:
+class WorkflowFinished(msgspec.Struct, frozen=True):
     """The workflow ended; ``passed`` is ``None`` if it has no judge."""
 
     workflow: str

@@ -6,11 +6,12 @@ answers and sends nothing twice. Its spec, verdicts and status are in the conver
 per workflow, because several workflows may use a caller's conversation one after the other.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
+
+import msgspec
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
@@ -143,7 +144,7 @@ class Role:
         self,
         number: int,
         message: str,
-        schema: OutputSchema[Any],
+        result: Any,
         problem: str = "the judge did not answer in the requested format",
         *,
         attempts: int = MAX_ATTEMPTS,
@@ -159,7 +160,7 @@ class Role:
         Raises:
             WorkflowFailed: No answer matched; ``problem`` says whose.
         """
-        options = {"output": schema, "output_retries": attempts - 1}
+        options = {"output": load_schema(result), "output_retries": attempts - 1}
         try:
             reply = await self.ask(number, message, on_rejected=on_rejected, **options)
         except OutputError as error:
@@ -197,7 +198,7 @@ class Role:
             decide: A function that requests a decision.
         """
         if number > len(self.notes.get(name, ())):
-            decision = asdict(await decide())
+            decision = msgspec.structs.asdict(await decide())
 
             def add(notes: dict[str, Any]) -> dict[str, Any]:
                 known: list[Any] = notes.get(name, [])
@@ -223,8 +224,7 @@ class Role:
         self.notes = find_notes(self.conversation.row, self.workflow)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelJudge:
+class ModelJudge(msgspec.Struct, frozen=True):
     """A model that judges by a rubric, on a separate chain.
 
     In a refinement it receives the task and each answer; in a debate the question and the arguments.
@@ -236,12 +236,6 @@ class ModelJudge:
 
     engine: Engine | str
     rubric: str
-
-
-async def call_judge(judge: Callable[..., Any], subject: object) -> object:
-    """Return what the function of a judge returns, sync or async."""
-    judgment = judge(subject)
-    return await judgment if inspect.isawaitable(judgment) else judgment
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from kedge.errors import InvalidWorkflow, KedgeError, find_similar
+from kedge.event_loops import await_value
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.judges import debate, refine
@@ -30,7 +31,7 @@ from kedge.workflows.results import (
     WorkflowKind,
     ignore_event,
 )
-from kedge.workflows.roles import ModelJudge, call_judge
+from kedge.workflows.roles import ModelJudge
 from kedge.workflows.steps import steps
 
 WorkflowSpec = dict[str, Any]
@@ -133,7 +134,7 @@ def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., A
 
     async def judge(subject: Any) -> Any:
         try:
-            return await call_judge(function, subject)
+            return await await_value(function(subject))
         except KedgeError:
             raise
         except Exception as error:
