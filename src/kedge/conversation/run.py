@@ -40,7 +40,6 @@ from kedge.events.run import (
     AnswerFinished,
     AttemptFailed,
     Healed,
-    OutputAccepted,
     RequestPlanned,
     TurnFinished,
 )
@@ -158,7 +157,6 @@ class ConversationRun:
     partial_text: list[str] | None = None
     """The text received since the last request; None while no answer is awaited."""
     compacted: bool = False
-    output: Any = None
     running_node: int = 0
     """The node of the stored response in the background that the current request waits for; 0 if there is none."""
     waits_at: int = 0
@@ -247,8 +245,6 @@ class ConversationRun:
                         await self._persist(partial(self.store.mark_lost, each, reason))
             case TurnCompacted():
                 self.compacted = True
-            case OutputAccepted():
-                self.output = event.value
             case _:
                 if self.pending_answer:
                     await run_to_end(self._save_answer())
@@ -354,7 +350,6 @@ class ConversationRun:
             turn=turn,
             node=self.checkpoint.node.id,
             conversation=self.checkpoint.row.id,
-            output=self.output,
         )
 
     async def _save_failure(self, error: EngineError) -> None:

@@ -21,11 +21,11 @@ create a new set.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import attrgetter, is_, is_not
 from operator import index as op_index
-from operator import is_, is_not
 from typing import Any, NoReturn, final, overload
 
 import msgspec
@@ -50,6 +50,7 @@ TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 
 _BLOCK_TYPES = frozenset[type[Any]](Block.__args__)
 _set_field = object.__setattr__
+_get_id: Callable[[Block], str] = attrgetter("id")
 _MIN_LIMIT = 16
 """The maximum number of blocks in the shared list of a short Turn."""
 
@@ -347,16 +348,9 @@ class Turn(Immutable):
 
     def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
-        memo, old = self._memo, self.blocks
-        ids = memo.ids.copy()
-        if len(ids) != len(old):  # another continuation has added to the shared set
-            ids = {block.id for block in old}
-        ids.difference_update(block.id for block in old[start:stop])
-        for block in blocks:
-            if block.id in ids:
-                raise InvalidTurn(f"two blocks have the id {block.id!r}")
-            ids.add(block.id)
+        old = self.blocks
         spliced = [*old[:start], *blocks, *old[stop:]]
+        ids = _collect_unique_ids(spliced)
         lead = count_leading(spliced)
         value, described = get_cached_index(self)
         entry = value, min(described, self._count_unchanged(start, lead, len(spliced)))
@@ -510,8 +504,8 @@ def _check_blocks(blocks: Sequence[object]) -> None:
             raise InvalidTurn(f"a Turn must have blocks, not {kind}; {remedy}")
 
 
-def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
-    ids = {block.id for block in blocks}
+def _collect_unique_ids(blocks: Sequence[Block]) -> set[str]:
+    ids = set(map(_get_id, blocks))
     if len(ids) != len(blocks):
         seen: set[str] = set()
         twice = next(block.id for block in blocks if block.id in seen or seen.add(block.id))
