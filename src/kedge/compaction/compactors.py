@@ -431,17 +431,11 @@ class CompositeCompactor:
 
 def _merge_results(first: CompactionResult, second: CompactionResult) -> CompactionResult:
     """Return both results as one; the changes are those of the second, and are recomputed later."""
-    together = replace(
-        second,
-        notes=(*first.notes, *second.notes),
-        usage=_add_usage(first.usage, second.usage),
-    )
+    one, other = first.usage, second.usage
+    usage = one + other if one and other else one or other
+    together = replace(second, notes=(*first.notes, *second.notes), usage=usage)
     if first.changed and second.changed:
         return replace(together, by=f"{first.by}, {second.by}", tokens_before=first.tokens_before)
     if second.changed:
         return together
     return replace(first, notes=together.notes, usage=together.usage)
-
-
-def _add_usage(first: Usage | None, second: Usage | None) -> Usage | None:
-    return first + second if first and second else first or second

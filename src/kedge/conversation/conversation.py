@@ -16,20 +16,9 @@ from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
+from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
 from kedge.conversation.lazy_conversation import Expected, LazyConversation
-from kedge.conversation.lookup import (
-    ResumePoint,
-    add_candidates,
-    find_last_question,
-    find_position,
-    find_redo_target,
-    find_resume_point,
-    find_undo_target,
-    needs_lookup,
-    truncate_to_question,
-    with_stored_anchors,
-)
 from kedge.conversation.run import (
     DEFAULT_LEASE,
     ClaimRequest,
@@ -182,7 +171,7 @@ class Conversation(LazyConversation):
         if isinstance(model, str):
             owned.append(SharedResource(self._base_engine))
         super().__init__(store, new, owned)
-        anchors = with_stored_anchors(self.store, lambda: self.row.retention)
+        anchors = lookup.with_stored_anchors(self.store, lambda: self.row.retention)
         self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
         self._inner_engine = unwrap(self.engine)
 
@@ -398,7 +387,7 @@ class Conversation(LazyConversation):
         plan = self.engine.plan(turn, **options)
         has_answer = any(not isinstance(block, UserBlock) for block in turn.body)
         is_searched = plan.is_full and plan.mode == "chained" and has_answer
-        if is_searched and needs_lookup(turn, plan.scope):
+        if is_searched and lookup.needs_lookup(turn, plan.scope):
             return replace(plan, conditional=True)
         return plan
 
@@ -415,7 +404,9 @@ class Conversation(LazyConversation):
             The plan, with the responses in the store's index among its candidates.
         """
         turn = (await self._require_turn()).append(*map(_as_block, messages))
-        found = await add_candidates(self.engine, self.store, turn, options, self.row.retention)
+        found = await lookup.add_candidates(
+            self.engine, self.store, turn, options, self.row.retention
+        )
         return await self.engine.probe_and_plan(turn, **found)
 
     # Navigation
@@ -513,7 +504,7 @@ class Conversation(LazyConversation):
         """
         await self._open()
         undone = (*self._undone, self._node)
-        await self._move_to(await find_undo_target(self.store, self.row, self.head))
+        await self._move_to(await lookup.find_undo_target(self.store, self.row, self.head))
         self._undone = undone
         return self
 
@@ -531,7 +522,7 @@ class Conversation(LazyConversation):
         if self._undone:
             *undone, target = self._undone
         else:
-            undone, target = [], await find_redo_target(self.store, self.row, self.head)
+            undone, target = [], await lookup.find_redo_target(self.store, self.row, self.head)
         await self._move_to(target)
         self._undone = tuple(undone)
         return self
@@ -804,19 +795,19 @@ class Conversation(LazyConversation):
     ) -> TurnTask | Reply[Any]:
         await self._open()
         if restart and node is not None:
-            point = ResumePoint(await self.store.node(self.row, node), done=False)
+            point = lookup.ResumePoint(await self.store.node(self.row, node), done=False)
             return await self._resume_at(point, "", schema)
-        point, task = await find_resume_point(self.store, self.row, node), None
+        point, task = await lookup.find_resume_point(self.store, self.row, node), None
         while task is None:
             task = await self._resume_at(point, "", schema)
             if not point.done:
                 # An answer that another process stored meanwhile would be requested and paid for again.
-                newest = await find_resume_point(self.store, self.row, node)
+                newest = await lookup.find_resume_point(self.store, self.row, node)
                 point, task = newest, task if newest == point else None
         return task
 
     async def _resume_at(
-        self, point: ResumePoint, key: str, schema: OutputSchema[Any] | None
+        self, point: lookup.ResumePoint, key: str, schema: OutputSchema[Any] | None
     ) -> TurnTask | Reply[Any]:
         """Return the task that continues a stored question from this point, or its answer if it has one.
 
@@ -834,13 +825,13 @@ class Conversation(LazyConversation):
             await self.store.settle(self.row, key, point.node.id)
         return reply
 
-    async def _find_claimed_turn(self, question: int) -> ResumePoint | None:
+    async def _find_claimed_turn(self, question: int) -> lookup.ResumePoint | None:
         """Return where the turn of a key continues; None if it must be run from the current head.
 
         A turn whose answer lost the race for the head is on a separate branch: neither on the path
         to the head nor after it. It is not part of the conversation, and runs again.
         """
-        point = await find_resume_point(self.store, self.row, question)
+        point = await lookup.find_resume_point(self.store, self.row, question)
         head = (await self.store.conversation(self.row)).head
         is_stored = await self._is_on_path(point.node.id, head)
         if is_stored or await self._is_on_path(head, point.node.id):
@@ -859,9 +850,9 @@ class Conversation(LazyConversation):
 
     async def _build_regenerate_task(self) -> TurnTask:
         """Return a task for the last question, from the current Turn if it was edited or extended since."""
-        if question := find_last_question(await self.path()):
+        if question := lookup.find_last_question(await self.path()):
             return await self._build_task(question.id)
-        return await self._build_task(self.head, truncate_to_question, resumed=False)
+        return await self._build_task(self.head, lookup.truncate_to_question, resumed=False)
 
     async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return a stored answer, and move the head to it unless it is on the head's path."""
@@ -911,7 +902,7 @@ class Conversation(LazyConversation):
         """Return the node for a node number, response id or block id, and the number of its blocks to use."""
         await self._open()
         blocks = (await self._require_turn()).blocks if isinstance(at, str) else ()
-        return await find_position(self.store, self.row, blocks, at)
+        return await lookup.find_position(self.store, self.row, blocks, at)
 
     async def _require_turn(self) -> Turn:
         """Return the Turn at the head, loading it if necessary."""

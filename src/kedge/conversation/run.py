@@ -23,12 +23,7 @@ from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
-from kedge.conversation.checkpoint import (
-    Checkpoint,
-    RunRecorder,
-    has_same_blocks,
-    limit_retention,
-)
+from kedge.conversation.checkpoint import Checkpoint, RunRecorder, has_same_blocks, limit_retention
 from kedge.engines import Engine, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
@@ -36,13 +31,7 @@ from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
 from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.request_record import keep_request
-from kedge.events.run import (
-    AnswerFinished,
-    AttemptFailed,
-    Healed,
-    RequestPlanned,
-    TurnFinished,
-)
+from kedge.events.run import AnswerFinished, AttemptFailed, Healed, RequestPlanned, TurnFinished
 from kedge.observe import bind_fields, get_logger
 from kedge.planning import find_problems, find_running, get_state
 from kedge.planning.canonical import canonical_json

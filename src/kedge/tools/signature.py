@@ -13,16 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import cleandoc
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Self,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -160,11 +151,9 @@ def is_async(function: Function) -> bool:
 
 
 def _unwrap_partial(function: Function) -> Function:
-    return (
-        _unwrap_partial(cast("partial[Any]", function).func)
-        if isinstance(function, partial)
-        else function
-    )
+    while isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    return function
 
 
 def strip_annotated(annotation: Any) -> Any:

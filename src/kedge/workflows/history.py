@@ -11,17 +11,8 @@ from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap
+from kedge.workflows import roles
 from kedge.workflows.results import Ruling, Verdict, WorkflowKind
-from kedge.workflows.roles import (
-    BLOCK_WORKFLOW_KEY,
-    MAX_ROLES,
-    ROUND_KEY,
-    WORKFLOW_KEY,
-    find_notes,
-    list_notes,
-    role_conversation_id,
-    workflow_tag,
-)
 
 WorkflowStatus = Literal[
     "running", "passed", "failed", "decided", "undecided", "finished", "interrupted"
@@ -83,12 +74,12 @@ async def list_workflows(
     Returns:
         The workflows; their chains have no exchanges.
     """
-    tag = f"{WORKFLOW_KEY}:{kind}" if kind else WORKFLOW_KEY
+    tag = f"{roles.WORKFLOW_KEY}:{kind}" if kind else roles.WORKFLOW_KEY
     found: list[Workflow] = []
     for row in await store.conversations(tag=tag, archived=None, limit=limit):
-        for notes in reversed(list_notes(row)):
+        for notes in reversed(roles.list_notes(row)):
             if notes.get("lead") and kind in (None, notes["kind"]):
-                rows = await _load_rows(store, notes["id"])
+                rows = await roles.load_rows(store, notes["id"])
                 if row.number == rows[0][0].number:
                     chains = tuple(WorkflowChain(own["role"], each.id) for each, own in rows)
                     found.append(_parse_workflow(row, notes, chains))
@@ -105,7 +96,7 @@ async def load_workflow(store: Store, workflow: str) -> Workflow:
     Raises:
         NotInStore: If there is no workflow with this id.
     """
-    rows = await _load_rows(store, workflow)
+    rows = await roles.load_rows(store, workflow)
     if not rows or not rows[0][1].get("lead"):
         raise NotInStore(f"there is no workflow {workflow!r} in this store")
     chains = [
@@ -113,24 +104,6 @@ async def load_workflow(store: Store, workflow: str) -> Workflow:
         for row, notes in rows
     ]
     return _parse_workflow(*rows[0], tuple(chains))
-
-
-async def _load_rows(
-    store: Store, workflow: str
-) -> list[tuple[ConversationRow, Mapping[str, Any]]]:
-    """Return the conversations of a workflow with their records, the leading one first and the others by their age.
-
-    A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow: of each role,
-    the conversation that the workflow created is used, or else the oldest.
-    """
-    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=MAX_ROLES)
-    found: dict[str, tuple[ConversationRow, Mapping[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row.number):
-        if notes := find_notes(row, workflow):
-            role = notes["role"]
-            if role not in found or row.id == role_conversation_id(workflow, role):
-                found[role] = row, notes
-    return sorted(found.values(), key=lambda each: (not each[1].get("lead"), each[0].created_at))
 
 
 async def _load_exchanges(
@@ -145,9 +118,9 @@ async def _load_exchanges(
             case UserBlock() if is_ours and block.origin == CORRECTION_ORIGIN:
                 exchanges.append(WorkflowExchange(exchanges[-1].number, block.text, ""))
             case UserBlock():
-                is_ours = block.metadata.get(BLOCK_WORKFLOW_KEY) == workflow
+                is_ours = block.metadata.get(roles.BLOCK_WORKFLOW_KEY) == workflow
                 if is_ours:
-                    number = int(block.metadata.get(ROUND_KEY, 0))
+                    number = int(block.metadata.get(roles.ROUND_KEY, 0))
                     exchanges.append(WorkflowExchange(number, block.text, ""))
             case AssistantBlock() if is_ours:
                 last = exchanges[-1]

@@ -36,13 +36,7 @@ from kedge.workflows.results import (
     WorkflowCallback,
     ignore_event,
 )
-from kedge.workflows.roles import (
-    JUDGE_ROLE,
-    ModelJudge,
-    Role,
-    WorkflowRun,
-    load_schema,
-)
+from kedge.workflows.roles import JUDGE_ROLE, ModelJudge, Role, WorkflowRun, load_schema
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]

@@ -332,9 +332,7 @@ class WorkflowRun:
 
     async def _check_kind(self, store: Store) -> None:
         """Raise ``InvalidWorkflow`` if the id belongs to a workflow of another kind, whose roles have other names."""
-        tag = workflow_tag(self.workflow)
-        rows = await store.conversations(tag=tag, archived=None, limit=MAX_ROLES)
-        kinds = [notes["kind"] for row in rows if (notes := find_notes(row, self.workflow))]
+        kinds = [notes["kind"] for _, notes in await load_rows(store, self.workflow)]
         if kinds and self.kind not in kinds:
             raise self._build_kind_error(f"a {kinds[0]} workflow")
 
@@ -370,3 +368,19 @@ def find_notes(row: ConversationRow, workflow: str) -> dict[str, Any]:
     return next(
         (notes for notes in list_notes(row) if notes.get("id") == workflow), dict[str, Any]()
     )
+
+
+async def load_rows(store: Store, workflow: str) -> list[tuple[ConversationRow, Mapping[str, Any]]]:
+    """Return the conversations of a workflow with their records, the leading one first and the others by their age.
+
+    A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow: of each role,
+    the conversation that the workflow created is used, or else the oldest.
+    """
+    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=MAX_ROLES)
+    found: dict[str, tuple[ConversationRow, Mapping[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        if notes := find_notes(row, workflow):
+            role = notes["role"]
+            if role not in found or row.id == role_conversation_id(workflow, role):
+                found[role] = row, notes
+    return sorted(found.values(), key=lambda each: (not each[1].get("lead"), each[0].created_at))
