@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -31,11 +31,7 @@ from kedge.turns import Turn
 from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.turn import count_common_blocks, has_prefix
 
-_INCIDENTS: Mapping[type[Event], Any] = {
-    Healed: "healed",
-    ServerForgot: "forgot",
-    ModeChanged: "mode_changed",
-}
+_INCIDENTS = {Healed: "healed", ServerForgot: "forgot", ModeChanged: "mode_changed"}
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
 
 
@@ -131,7 +127,8 @@ class RunRecorder(msgspec.Struct):
                 self._scope = plan.scope
             case Healed() | ServerForgot() | ModeChanged():
                 reason = "usage" if isinstance(event, ServerForgot) else event.reason
-                incident = Incident(_INCIDENTS[type(event)], reason, self._scope, self.clock())
+                kind = _INCIDENTS[type(event)]
+                incident = Incident(kind, reason, self._scope, self.clock())  # pyright: ignore[reportArgumentType]
                 self._add("incidents", incident)
             case ToolFinished():
                 row = ToolRow(event.call.name, event.outcome, event.seconds, self.clock())

@@ -435,7 +435,7 @@ class Conversation(LazyConversation):
         row = await self._find_row()
         return await self.store.path(row, self.head) if row else ()
 
-    async def diff(self, other: "Conversation | int | str") -> TurnDiff:
+    async def diff(self, other: "Conversation | SyncConversation | int | str") -> TurnDiff:
         """Return how another conversation or branch differs from this one.
 
         Args:
@@ -448,8 +448,8 @@ class Conversation(LazyConversation):
             NotInStore: This conversation has no such node or response.
         """
         turn = await self._require_turn()
-        if isinstance(other, Conversation):
-            return diff(turn, await other._require_turn())  # noqa: SLF001
+        if not isinstance(other, int | str):
+            return diff(turn, await _get_async(other)._require_turn())  # noqa: SLF001
         node = await self.store.find_node(self.row, other)
         return diff(turn, (await self.store.load(self.row, node.id)).turn())
 
@@ -637,7 +637,7 @@ class Conversation(LazyConversation):
         return self._open_stream(run, output, options)
 
     async def merge_summary_of(
-        self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT
+        self, other: "Conversation | SyncConversation | int", *, ask: str = SUMMARY_PROMPT
     ) -> Node:
         """Request a summary of another conversation or branch from the model, and append it.
 
@@ -654,7 +654,7 @@ class Conversation(LazyConversation):
             shared = (await self.store.differences(self.row, self.head, other)).shared
             turn = loaded.turn()
         else:
-            turn, shared = await other._require_turn(), 0  # noqa: SLF001
+            turn, shared = await _get_async(other)._require_turn(), 0  # noqa: SLF001
         # The engine is used without middleware, so the filters of the middleware are applied here.
         filters = ContentFilters(find_filters(self.engine))
         turn = filters.apply_to_turn(turn, ("input",))
@@ -931,6 +931,10 @@ class Conversation(LazyConversation):
         for each in self._owned:
             each.add_user()
         return other
+
+
+def _get_async(other: "Conversation | SyncConversation") -> Conversation:
+    return other if isinstance(other, Conversation) else other._target  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def _to_engine(model: object) -> Engine:

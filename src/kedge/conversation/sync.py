@@ -1,19 +1,16 @@
 """The methods of a conversation for sync code."""
 
 from collections.abc import Sequence
-from typing import TypeVar, Unpack
+from typing import Unpack
 
-from kedge.compaction.summarize import SUMMARY_PROMPT
 from kedge.conversation.conversation import Conversation
 from kedge.engines import Engine
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.sync import wrap_stream
 from kedge.event_loops import SyncFacade, run_sync, wrap_method, wrap_navigation
 from kedge.planning import RequestPlan
-from kedge.store import ConversationRow, Node, Store
-from kedge.turns import Block, Turn, TurnDiff
-
-T = TypeVar("T")
+from kedge.store import ConversationRow, Store
+from kedge.turns import Block, Turn
 
 
 class SyncConversation(SyncFacade[Conversation]):
@@ -32,6 +29,7 @@ class SyncConversation(SyncFacade[Conversation]):
     refresh = wrap_navigation(Conversation.refresh)
     tree = wrap_method(Conversation.tree)
     path = wrap_method(Conversation.path)
+    diff = wrap_method(Conversation.diff)
     goto = wrap_navigation(Conversation.goto)
     fork = wrap_navigation(Conversation.fork)
     undo = wrap_navigation(Conversation.undo)
@@ -41,6 +39,7 @@ class SyncConversation(SyncFacade[Conversation]):
     remove = wrap_method(Conversation.remove)
     truncate = wrap_method(Conversation.truncate)
     edit = wrap_method(Conversation.edit)
+    merge_summary_of = wrap_method(Conversation.merge_summary_of)
 
     rename = wrap_method(Conversation.rename)
     tag = wrap_method(Conversation.tag)
@@ -51,16 +50,6 @@ class SyncConversation(SyncFacade[Conversation]):
     export = wrap_method(Conversation.export)
     responses = wrap_method(Conversation.responses)
     require_row = wrap_method(Conversation.require_row)
-
-    def diff(self, other: "SyncConversation | Conversation | int | str") -> TurnDiff:
-        """Return how another conversation or branch differs from this one; see ``Conversation.diff``."""
-        return run_sync(self._target.diff(_get_async(other)))
-
-    def merge_summary_of(
-        self, other: "SyncConversation | Conversation | int", *, ask: str = SUMMARY_PROMPT
-    ) -> Node:
-        """Append a summary of another conversation or branch; see ``Conversation.merge_summary_of``."""
-        return run_sync(self._target.merge_summary_of(_get_async(other), ask=ask))
 
     def plan(self, *messages: Block | str, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan of the request that ``send`` would send; see ``Conversation.plan``."""
@@ -120,8 +109,3 @@ class SyncConversation(SyncFacade[Conversation]):
         if not self._target.is_open:
             run_sync(self._target.__aenter__())
         return self._target
-
-
-def _get_async(other: SyncConversation | T) -> Conversation | T:
-    """Return the conversation of a sync one; anything else unchanged."""
-    return other._target if isinstance(other, SyncConversation) else other  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

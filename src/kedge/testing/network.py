@@ -48,12 +48,12 @@ def forbid_network() -> Generator[None]:
 def _add_check(connect: Callable[[socket.socket, Any], Any]) -> Callable[..., Any]:
     """Return a method of sockets that connects to this machine only."""
 
-    def checked(self: socket.socket, address: Any) -> Any:
+    def call(self: socket.socket, address: Any) -> Any:
         if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
             raise NetworkForbidden(f"a test tried to reach {address[0]}; use kedge.testing.serve()")
         return connect(self, address)
 
-    return checked
+    return call
 
 
 def _is_local(host: Any) -> bool:
