@@ -55,6 +55,9 @@ def test_message_argument_is_answered_and_nothing_is_read() -> None:
     assert "2+3 = 5." in result.stdout
     assert "7+7" not in result.stdout
     assert not result.stdout.startswith(">")
+    assert 'You said: "/etc/hosts"' in invoke_chat("", "/etc/hosts").stdout  # not a command
+    several = invoke_chat("What is 2+3?\nExplain it.\n", "-", "--json")  # one message
+    assert len(several.stdout.splitlines()) == 1
 
 
 def test_message_argument_continues_a_named_conversation() -> None:
@@ -63,17 +66,6 @@ def test_message_argument_continues_a_named_conversation() -> None:
     result = invoke_chat("", "-c", "notes", "--json", "What did I say first?")
     reply = json.loads(result.stdout)
     assert 'You said first: "What is 2+3?"' in reply["text"]
-
-
-def test_dash_reads_the_complete_input_as_one_message() -> None:
-    """A file of several lines is one message."""
-    result = invoke_chat("What is 2+3?\nExplain it.\n", "-", "--json")
-    assert len(result.stdout.splitlines()) == 1
-
-
-def test_message_argument_is_never_a_command() -> None:
-    """A path as the message is sent: commands are for chats with several messages."""
-    assert 'You said: "/etc/hosts"' in invoke_chat("", "/etc/hosts").stdout
 
 
 def read_last_question(name: str) -> list[dict[str, Any]]:
@@ -104,19 +96,26 @@ def test_standard_input_is_attached_to_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "code", "problem"),
     [
-        (["hello", "-a", "missing.png"], "there is no file missing.png"),
-        (["-a", "-"], "needs a MESSAGE"),
-        (["-", "-a", "-"], "needs a MESSAGE"),
-        (["hello", "-a", "-", "-a", "-"], "can be given once"),
+        (["hello", "-a", "missing.png"], 2, "there is no file missing.png"),
+        (["-a", "-"], 2, "needs a MESSAGE"),
+        (["-", "-a", "-"], 2, "needs a MESSAGE"),
+        (["hello", "-a", "-", "-a", "-"], 2, "can be given once"),
+        *(([message], 2, "the message is empty") for message in ("", " ", "-")),
+        *((["-c", name], 2, "the name is empty") for name in ("", "  ")),
+        (["Hello", "--model", ""], 2, "--model: it is empty"),
+        (["-c", "caf\udce9"], 1, "is not UTF-8"),
     ],
 )
-def test_attachment_that_cannot_be_read_is_an_error_of_usage(
-    options: list[str], problem: str
+def test_options_that_cannot_be_used_are_reported(
+    options: list[str], code: int, problem: str
 ) -> None:
-    """The error is reported before anything is sent."""
-    assert problem in invoke_chat("", *options, code=2).output
+    """A missing file, an empty text, as of an unset variable, or invalid bytes are reported before anything is sent."""
+    done = invoke_chat("", *options, code=code)
+    assert problem in done.output
+    assert code == 2 or "iconv" in done.stderr
+    assert "internal error" not in done.stderr
 
 
 def test_attach_command_adds_to_the_next_message_only(tmp_path: Path) -> None:
@@ -129,12 +128,6 @@ def test_attach_command_adds_to_the_next_message_only(tmp_path: Path) -> None:
     assert "usage: /attach FILE" in result.stdout
     question, image = read_last_question("pictures")
     assert (question["text"], image["type"]) == ("look again", "image")
-
-
-@pytest.mark.parametrize("message", ["", " ", "-"])
-def test_empty_message_argument_is_rejected(message: str) -> None:
-    """An empty message, given or read, is an error of usage."""
-    assert "the message is empty" in invoke_chat("", message, code=2).output
 
 
 def test_failed_message_argument_exits_with_1(kedge_server: TestServer) -> None:
@@ -177,25 +170,6 @@ def test_conversation_may_have_the_prefix_of_ids_as_its_name() -> None:
     for name in ("conv", "conv_", "conv_…"):
         done = invoke_chat("What is my name?\n", "-c", name)
         assert "You have not told me your name." in done.stdout
-
-
-@pytest.mark.parametrize("name", ["", "  "])
-def test_empty_name_is_rejected(name: str) -> None:
-    """An empty name is a usage error: the conversation would not be stored, or not be found again."""
-    assert "the name is empty" in invoke_chat("Hello\n", "-c", name, code=2).stderr
-
-
-def test_empty_model_is_rejected() -> None:
-    """An empty model, such as of an unset variable, is not the built-in one."""
-    assert "--model: it is empty" in invoke_chat("", "Hello", "--model", "", code=2).stderr
-
-
-def test_name_that_is_not_utf_8_is_reported() -> None:
-    """A name with invalid bytes, which the system passes as lone surrogates, is an error with advice."""
-    done = invoke_chat("Hello\n", "-c", "caf\udce9", code=1)
-    assert "is not UTF-8" in done.stderr
-    assert "iconv" in done.stderr
-    assert "internal error" not in done.stderr
 
 
 def test_built_in_tools_are_available() -> None:

@@ -48,17 +48,48 @@ SHOUT = {"type": "custom", "name": "shout"}
 PING = {"type": "function", "name": "ping", "parameters": None}
 
 
-@pytest.mark.parametrize(
-    ("question", "expected"),
-    [
-        ("What d\u0131d I say f\u0131rst?", 'You said first: "One"'),
-        ("What d\u0130d \u0130 say f\u0130rst?", 'You said first: "One"'),
-        ("Say hi \u017flowly", "hi"),
-    ],
-)
-def test_phrases_match_other_forms_of_their_letters(question: str, expected: str) -> None:
-    """A dotless i, a capital I with a dot and a long s are read as i and s."""
-    assert answer_text("One", question) == expected
+def call_item(name: str, call_id: str = "c1") -> Item:
+    return {"type": "function_call", "name": name, "call_id": call_id, "arguments": "{}"}
+
+
+def output_item(text: Any, call_id: str = "c1") -> Item:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+FIRST = "What did I say first?"
+TEXT = {"type": "input_text", "text": "One"}
+FILES = [{"type": "input_image"}, {"type": "input_file", "filename": "a.pdf"}, {"type": "x"}]
+ENCRYPTED = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
+PAST_END = "I cannot see it: there is only 1 message of yours before this one."
+ANSWERS: list[tuple[list[Item | str], str]] = [
+    # A dotless i, a capital I with a dot and a long s are read as i and s.
+    (["One", "What d\u0131d I say f\u0131rst?"], 'You said first: "One"'),
+    (["One", "What d\u0130d \u0130 say f\u0130rst?"], 'You said first: "One"'),
+    (["Say hi \u017flowly"], "hi"),
+    # The content of a message may be a string, one part or a list of parts.
+    ([{"role": "user", "content": "One"}, FIRST], 'You said first: "One"'),
+    ([user_item([TEXT]), FIRST], 'You said first: "One"'),
+    ([user_item(TEXT), FIRST], 'You said first: "One"'),
+    ([user_item(FILES)], 'You said: "[image] [file a.pdf]" (I can see 1 message.)'),
+    # A context may be empty, or have no message of a user.
+    ([], "You have said nothing. I can see 0 messages."),
+    ([user_item("Be kind.") | {"role": "system"}], "You have said nothing. I can see 1 message."),
+    (["Say: a\ud800b"], "a\ufffdb"),
+    (["One", "x " * 5_000 + FIRST], 'You said first: "One"'),
+    (["My name is Ada.", "No, my name is Grace!", "What is my name?"], "Your name is Grace."),
+    (["Hi", ENCRYPTED, "What did you think?"], "My last thought is sealed."),
+    (["What did you think?"], "I can see no thought of mine."),
+    (["One", "What did I say 9th?"], PAST_END),
+    # Results in a history that the model did not write are used like its own.
+    (["Hi", call_item("f"), output_item("done!")], "f says: done!"),
+    (["Hi", output_item([{"type": "input_text", "text": "x"}])], "the tool says: x."),
+]
+
+
+@for_each(("items", "text"), ANSWERS)
+def test_a_context_is_answered(items: list[Item | str], text: str) -> None:
+    """The answer depends on the items of the context, in each of their forms."""
+    assert answer_text(*items) == text
 
 
 json_values = st.recursive(
@@ -109,32 +140,6 @@ def test_any_sentence_has_an_answer(sentence: str) -> None:
     answer_parts(sentence, text_format={"type": "json_object"})
 
 
-MESSAGE_FORMS: list[Item] = [
-    {"role": "user", "content": "Ahoy"},
-    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Ahoy"}]},
-    {"type": "message", "role": "user", "content": {"type": "input_text", "text": "Ahoy"}},
-]
-
-
-@pytest.mark.parametrize("first", MESSAGE_FORMS)
-def test_every_form_of_a_message_is_parsed(first: Item) -> None:
-    """The content of a message may be a string, one part or a list of parts."""
-    assert answer_text(first, "What did I say first?") == 'You said first: "Ahoy"'
-
-
-def test_images_and_files_are_named() -> None:
-    """Images and files in a message are echoed as ``[image]`` and ``[file …]``."""
-    content = [{"type": "input_image"}, {"type": "input_file", "filename": "a.pdf"}, {"type": "x"}]
-    assert answer_text(user_item(content)).startswith('You said: "[image] [file a.pdf]"')
-
-
-def test_an_empty_context_is_answered() -> None:
-    """An empty context and one without a user message get an answer."""
-    assert answer_text() == "You have said nothing. I can see 0 messages."
-    system = {"type": "message", "role": "system", "content": "Be kind."}
-    assert answer_text(system) == "You have said nothing. I can see 1 message."
-
-
 def test_many_messages_are_counted_in_plain_digits() -> None:
     """The count has no thousands separator, because programs parse it."""
     items = [user_item(f"Line {number}") for number in range(1_001)]
@@ -148,57 +153,11 @@ def test_a_long_message_is_echoed_truncated() -> None:
     assert len(answer_text("x" * 10_000, "What did I say first?")) > 10_000
 
 
-def test_lone_surrogates_are_replaced() -> None:
-    """A lone surrogate in a message is replaced in the answer."""
-    assert answer_text("Say: a\ud800b") == "a\ufffdb"
-
-
-def test_a_question_at_the_end_of_a_long_message_is_answered() -> None:
-    """A question after a long pasted text is found and answered."""
-    assert answer_text("Ahoy", "x " * 5_000 + "What did I say first?") == 'You said first: "Ahoy"'
-
-
-def test_the_newest_fact_is_used() -> None:
-    """If a fact is given twice, the answer contains the last one."""
-    received = ["My name is Ada.", "No wait, my name is Grace!"]
-    assert answer_text(*received, "What is my name?") == "Your name is Grace."
-
-
-def test_encrypted_reasoning_is_counted_but_not_quoted() -> None:
-    """The model reports that its encrypted reasoning exists but cannot be read."""
-    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
-    assert answer_text("Hi", encrypted, "What did you think?") == "My last thought is sealed."
-    assert answer_text("What did you think?") == "I can see no thought of mine."
-
-
 def test_the_effort_determines_reasoning() -> None:
     """The efforts none and minimal give no reasoning, and every other effort does."""
     for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
         parts = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
         assert (parts[0].kind == "reasoning") == thinks
-
-
-def test_a_message_position_past_the_end_is_answered() -> None:
-    """The answer to a position past the end states how many messages there are."""
-    text = answer_text("One", "What did I say 9th?")
-    assert text == "I cannot see it: there is only 1 message of yours before this one."
-    assert "no message before" in answer_text("What was the first message?")
-
-
-def call_item(name: str, call_id: str = "c1") -> Item:
-    return {"type": "function_call", "name": name, "call_id": call_id, "arguments": "{}"}
-
-
-def output_item(text: Any, call_id: str = "c1") -> Item:
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
-
-
-def test_tool_results_of_a_given_history_are_reported() -> None:
-    """Tool results in a history that the model did not write are used like its own."""
-    assert answer_text("Hi", call_item("f"), output_item("done!")) == "f says: done!"
-    assert (
-        answer_text("Hi", output_item([{"type": "input_text", "text": "x"}])) == "the tool says: x."
-    )
 
 
 def test_tool_results_fill_a_schema() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,11 +41,6 @@ def user_item(text: str) -> dict[str, object]:
     return {"type": "message", "role": "user", "content": text}
 
 
-def assistant_item(text: str) -> dict[str, object]:
-    content = [{"type": "output_text", "text": text}]
-    return {"type": "message", "role": "assistant", "content": content}
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
     path = tmp_path / "script.toml"
@@ -52,46 +48,44 @@ def script(tmp_path: Path) -> Script:
     return Script.load(path)
 
 
-def test_when_matches_the_newest_message(script: Script) -> None:
-    """``when`` searches for a text in the newest user message, ignoring case."""
-    reply = script.answer(PracticeRequest([user_item("How is the WEATHER?")]))
-    call = OutputPart("function_call", json.dumps({"city": "Paris"}), "get_weather")
-    assert reply == PracticeOutput((OutputPart("reasoning", "They want the weather."), call))
+CALL = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"}
+FIRST = {"type": "message", "role": "assistant", "content": "First."}
+CASES: list[tuple[list[Any], PracticeOutput]] = [
+    (  # ``when`` searches for a text in the newest user message, ignoring case
+        [user_item("How is the WEATHER?")],
+        PracticeOutput(
+            (
+                OutputPart("reasoning", "They want the weather."),
+                OutputPart("function_call", json.dumps({"city": "Paris"}), "get_weather"),
+            )
+        ),
+    ),
+    # ``after`` matches if the context ends with the result of that tool.
+    ([user_item("Go."), CALL, RESULT], PracticeOutput((OutputPart("text", "Sunny."),), pace=0.5)),
+    (  # ``turn`` counts the answers in the context, one for each run of the model's items
+        [user_item("One."), {"type": "reasoning", "summary": []}, FIRST, user_item("Two.")],
+        PracticeOutput((OutputPart("refusal", "Not twice."),)),
+    ),
+    (  # ``sees`` searches all messages; an answer may have several calls, also custom ones
+        [user_item("A secret."), user_item("Hello.")],
+        PracticeOutput(
+            (
+                OutputPart("custom_tool_call", "psst", "shout"),
+                OutputPart("function_call", "{}", "f"),
+            )
+        ),
+    ),
+    ([user_item("Hello.")], answer(PracticeRequest([user_item("Hello.")]))),
+]
 
 
-def test_after_matches_a_tool_result(script: Script) -> None:
-    """``after`` matches if the context ends with the result of that tool."""
-    items = [
-        user_item("Go."),
-        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"},
-    ]
-    assert script.answer(PracticeRequest(items)) == PracticeOutput(
-        (OutputPart("text", "Sunny."),), pace=0.5
-    )
-
-
-def test_turn_matches_the_number_of_answers(script: Script) -> None:
-    """``turn`` counts the answers in the context, one for each run of the model's items."""
-    reasoning = {"type": "reasoning", "summary": []}
-    items = [user_item("One."), reasoning, assistant_item("First."), user_item("Two.")]
-    assert script.answer(PracticeRequest(items)) == PracticeOutput(
-        (OutputPart("refusal", "Not twice."),)
-    )
-
-
-def test_sees_matches_any_message(script: Script) -> None:
-    """``sees`` searches all messages; an answer may have several calls, also custom ones."""
-    reply = script.answer(PracticeRequest([user_item("A secret."), user_item("Hello.")]))
-    assert reply == PracticeOutput(
-        (OutputPart("custom_tool_call", "psst", "shout"), OutputPart("function_call", "{}", "f"))
-    )
-
-
-def test_the_practice_model_answers_otherwise(script: Script) -> None:
+@for_each(("items", "output"), CASES)
+def test_the_first_answer_that_applies_is_given(
+    script: Script, items: list[Any], output: PracticeOutput
+) -> None:
     """If no answer of the script applies, the practice model answers."""
-    ask = PracticeRequest([user_item("Hello.")])
-    assert script.answer(ask) == answer(ask)
+    assert script.answer(PracticeRequest(items)) == output
 
 
 def test_a_script_may_be_json(tmp_path: Path) -> None:
