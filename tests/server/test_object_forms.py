@@ -6,12 +6,11 @@ import pytest
 from openai import OpenAI
 
 from kedge.server.object_forms import (
+    ITEM_ID,
+    RESPONSE_ID,
     NodeKeys,
     make_item_id,
-    make_response_id,
     normalize_items,
-    parse_item_key,
-    parse_response_key,
 )
 
 KEYS = NodeKeys(b"secret")
@@ -86,7 +85,7 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
 def test_short_forms_are_expanded(sent: dict[str, Any], expected: dict[str, Any]) -> None:
     """Short forms of input items are stored in their complete form."""
     item = expand_item(sent)
-    assert parse_item_key(item.pop("id")) == KEY
+    assert KEYS.parse_id(ITEM_ID, item.pop("id")) == (42, KEY)
     assert item == expected
 
 
@@ -98,14 +97,14 @@ def test_id_of_the_client_is_retained() -> None:
 def test_ids_contain_their_key() -> None:
     """An id contains its key, and a key contains its node number; other ids have none."""
     assert KEYS.parse_node(KEY) == 42
-    assert parse_response_key(make_response_id(KEY)) == KEY
-    assert parse_item_key(make_item_id("function_call", KEY, 3)) == KEY
-    assert parse_item_key(make_item_id("message", KEY, 100_000)) == KEY
+    assert KEYS.parse_id(RESPONSE_ID, f"resp_{KEY}") == (42, KEY)
+    assert KEYS.parse_id(ITEM_ID, make_item_id("function_call", KEY, 3)) == (42, KEY)
+    assert KEYS.parse_id(ITEM_ID, make_item_id("message", KEY, 100_000)) == (42, KEY)
     assert make_item_id("program", KEY, 0).startswith("item_")
-    for other in ("", "resp_", "resp_x", make_response_id(KEY) + "0", "RESP_" + KEY):
-        assert parse_response_key(other) is None
+    for other in ("", "resp_", "resp_x", f"resp_{KEY}0", "RESP_" + KEY):
+        assert KEYS.parse_id(RESPONSE_ID, other) is None
     for other in ("", "msg_mine", "msg_" + KEY):
-        assert parse_item_key(other) is None
+        assert KEYS.parse_id(ITEM_ID, other) is None
 
 
 def test_ids_that_the_server_assigns_are_accepted_as_input(client: OpenAI) -> None:

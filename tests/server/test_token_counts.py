@@ -18,13 +18,14 @@ LINE = "All work and no play makes Jack a dull boy, he said. "
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Return a list of counted texts, each with the name of the thread that counted it."""
     calls: list[tuple[str, str]] = []
-    original = tokens.count_text
+    encoding = tokens.get_encoding()
 
-    def count(text: str) -> int:
-        calls.append((text, threading.current_thread().name))
-        return original(text)
+    class RecordingEncoding:
+        def encode_ordinary(self, text: str) -> list[int]:
+            calls.append((text, threading.current_thread().name))
+            return encoding.encode_ordinary(text)
 
-    monkeypatch.setattr(tokens, "count_text", count)
+    monkeypatch.setattr(tokens, "get_encoding", RecordingEncoding)
     return calls
 
 
@@ -58,7 +59,7 @@ def test_long_texts_are_counted_in_a_thread(
 @pytest.mark.parametrize("api", ["responses", "chat"])
 def test_long_requests_are_counted_in_a_thread(api: str, counted: list[tuple[str, str]]) -> None:
     """Many short texts are counted in a thread too, and their counts are stored for the request."""
-    texts = [f"{number} {LINE}" for number in range(MIN_THREAD_CHARS // len(LINE) + 1)]
+    texts = [f"{api} {number} {LINE}" for number in range(MIN_THREAD_CHARS // len(LINE) + 1)]
     with serve() as server:
         send(server, api, texts, stream=False)
     threads = {name for text, name in counted if text in texts}

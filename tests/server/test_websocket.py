@@ -162,7 +162,7 @@ async def test_stored_response_includes_its_unstored_ancestors(
     second = await ws_client.create_unstored("I like tea.", previous_response_id=first)
     ended = await ws_client.create_and_read("And now?", previous_response_id=second)
     stored = ended["response"]["id"]
-    server.call(lambda service: service.nodes._cache.clear())
+    server.call(lambda service: service.nodes.cache.clear())
     async with connect_client(server) as other:
         answer = await other.create_and_read("What did I say first?", previous_response_id=stored)
     assert response_text(answer) == 'You said first: "I am Ada."'

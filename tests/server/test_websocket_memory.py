@@ -1,12 +1,6 @@
 """The memory of a connection: the newest response of each lane, within a size limit."""
 
-from kedge.server.storage.context import (
-    EMPTY_CONTEXT,
-    Context,
-    LaneMemory,
-    SocketMemory,
-    extend_context,
-)
+from kedge.server.storage.context import EMPTY_CONTEXT, Context, SocketMemory, extend_context
 
 
 def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
@@ -38,8 +32,7 @@ def test_newest_response_is_always_stored() -> None:
 def test_stored_response_clears_its_lane() -> None:
     """A stored response removes the previous one of its lane, because the database has it."""
     memory = SocketMemory(10_000)
-    lane_memory = LaneMemory(memory, "a")
-    lane_memory.store("resp_1", make_context(1))
-    lane_memory.store("resp_2", None)
-    assert lane_memory.find("resp_1") is None
+    memory.store("a", "resp_1", make_context(1))
+    memory.store("a", "resp_2", None)
+    assert memory.find("resp_1") is None
     assert len(memory) == 0

@@ -22,7 +22,7 @@ from kedge.server.prepare import prepare_claimed
 from kedge.server.request_log import log_failure
 from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
-from kedge.server.sse import EventsDropped, FollowedLog, SSEEncoder
+from kedge.server.sse import EventsDropped, FollowedLog, encode_events
 from kedge.server.state import ServerState
 from kedge.server.storage.postgres import ClaimedResponse, ReplicaClaims
 from kedge.text.json_text import decode
@@ -262,8 +262,7 @@ async def read_stored_events(
                 response = await service.run(service.responses.read, node)
             except LookupError:
                 raise EventsDropped from None
-            encoder = SSEEncoder(first)
-            frames = [encoder(event) for event in build_last_events(decode(response))]
+            frames = encode_events(build_last_events(decode(response)), first)
             yield b"".join(frames[max(start - first, 0) :])
             return
         await asyncio.sleep(pause)

@@ -166,7 +166,9 @@ def check_request(before: Coherence, new: Sequence[Item], lookup: ItemLookup) ->
     """Reject a request whose items do not fit the context before them."""
     check_duplicate_ids(before, new)
     check_reasoning(new, lookup)
-    check_compaction_trigger(new)
+    for index, item in enumerate(new[:-1]):
+        if item.get("type") == "compaction_trigger":
+            raise errors.COMPACTION_TRIGGER_NOT_LAST(path=f"input[{index}]")
     check_calls_answered(*before.track_calls(new))
 
 
@@ -207,13 +209,6 @@ def is_model_output(item: Item) -> bool:
     """Return whether a model wrote this item."""
     type = item.get("type") or "message"
     return type not in CLIENT_ITEM_TYPES or item.get("role") == "assistant"
-
-
-def check_compaction_trigger(new: Sequence[Item]) -> None:
-    """Reject a compaction trigger that is not the last item."""
-    for index, item in enumerate(new):
-        if item.get("type") == "compaction_trigger" and index + 1 < len(new):
-            raise errors.COMPACTION_TRIGGER_NOT_LAST(path=f"input[{index}]")
 
 
 def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) -> None:

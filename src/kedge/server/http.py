@@ -30,6 +30,7 @@ from kedge.server.state import ServerState
 from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
+    from kedge.security.access_tokens import AccessToken
     from kedge.server.faults import Faults
 
 SERVICE_KEY = "kedge.service"
@@ -48,7 +49,8 @@ def get_service(request: HTTPConnection) -> ServerState:
     view: ServerState | None = request.scope.get(SERVICE_KEY)
     if view is None:
         service: ServerState = request.app.state.service
-        view = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(access.CALLER_KEY))
+        caller: AccessToken | None = request.scope.get(access.CALLER_KEY)
+        view = request.scope[SERVICE_KEY] = service if caller is None else service.view_as(caller)
     return view
 
 
@@ -313,9 +315,10 @@ class ServerFrontEnd(FrontEnd):
 
     def list_headers(self, scope: Scope) -> Headers:
         """Return the id of a request, and the identity of the server."""
-        headers = super().list_headers(scope)
+        id = scope[request_log.REQUEST_ID_KEY].encode()
+        headers: Headers = [(b"x-request-id", id)]
         if is_anthropic(scope):
-            headers.append((b"request-id", scope[request_log.REQUEST_ID_KEY].encode()))
+            headers.append((b"request-id", id))
         if self._faults is None or not self._faults.hides_server:
             headers.append(IDENTITY_HEADER)
         return headers

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from kedge import tokens
@@ -64,8 +65,8 @@ ID_PREFIXES: Mapping[str, str] = {
 }
 """The prefix of an item id by the type of the item; other types have ``item``."""
 
-_RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
-_ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
+RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
+ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 
 def new_unstored_key() -> str:
@@ -85,12 +86,17 @@ class NodeKeys:
 
     def new(self, node: int) -> str:
         """Return the key of a new node."""
-        random = new_unstored_key()[NODE_DIGITS:]
+        random = os.urandom((KEY_DIGITS - NODE_DIGITS) // 2).hex()
         return f"{node ^ self._compute_mask(random):0{NODE_DIGITS}x}{random}"
 
     def parse_node(self, key: str) -> int:
         """Return the number of the node in a key."""
         return int(key[:NODE_DIGITS], 16) ^ self._compute_mask(key[NODE_DIGITS:])
+
+    def parse_id(self, form: re.Pattern[str], id: str) -> tuple[int, str] | None:
+        """Return the number and the key in an id, or None if it has another form."""
+        match = form.fullmatch(id)
+        return match and (self.parse_node(match[1]), match[1])
 
     def _compute_mask(self, random: str) -> int:
         size = NODE_DIGITS // 2
@@ -98,11 +104,6 @@ class NodeKeys:
             random.encode(), key=self._secret, digest_size=size, person=b"node number"
         )
         return int.from_bytes(digest.digest())
-
-
-def make_response_id(key: str) -> str:
-    """Return the id of the response with this key."""
-    return f"resp_{key}"
 
 
 def make_item_id(type: str, key: str, number: int) -> str:
@@ -113,18 +114,6 @@ def make_item_id(type: str, key: str, number: int) -> str:
 def make_call_id(key: str, number: int, prefix: str = "call") -> str:
     """Return the call id of the ``number``-th item of the request with this key."""
     return f"{prefix}_{key}{number:04x}"
-
-
-def parse_response_key(id: str) -> str | None:
-    """Return the key in a response id, or None if it has another format."""
-    match = _RESPONSE_ID.fullmatch(id)
-    return match and match[1]
-
-
-def parse_item_key(id: str) -> str | None:
-    """Return the key in an item id, or None if it has another format."""
-    match = _ITEM_ID.fullmatch(id)
-    return match and match[1]
 
 
 Item = Mapping[str, Any]
@@ -138,7 +127,7 @@ TYPES_WITHOUT_STATUS = frozenset(
 
 def normalize_items(items: Sequence[Item], key: str) -> list[Item]:
     """Return the items in full form; ids of items without one are derived from ``key``."""
-    return [_normalize_item(item, key, number) for number, item in enumerate(items)]
+    return list(map(_normalize_item, items, repeat(key), count()))
 
 
 def _normalize_item(item: Item, key: str, number: int) -> Item:
@@ -175,27 +164,23 @@ def build_output_text(text: str) -> dict[str, Any]:
 MIN_THREAD_CHARS = 100_000
 """The minimum number of characters of texts that are counted in a thread."""
 
-_counter: ContextVar[CountText | None] = ContextVar("token counter of the request", default=None)
-"""Returns the stored counts of the current request; None if nothing was counted in a thread."""
-
-
-def _get_counter() -> CountText:
-    return _counter.get() or tokens.count_text
+_counter: ContextVar[CountText] = ContextVar("token counter", default=tokens.count_text)
+"""Counts a text; in a request that was counted in a thread, it returns the stored counts."""
 
 
 def count_text(text: str) -> int:
     """Count the tokens of a text."""
-    return _get_counter()(text)
+    return _counter.get()(text)
 
 
 def count_items(items: Iterable[Item]) -> int:
     """Count the tokens of items; additive over the items."""
-    return tokens.count_each(items, _get_counter())
+    return tokens.count_each(items, _counter.get())
 
 
 def count_item(item: Item) -> int:
     """Count the tokens of one item."""
-    return tokens.count_item(item, _get_counter())
+    return tokens.count_item(item, _counter.get())
 
 
 def count_json(value: object) -> int:
@@ -203,17 +188,16 @@ def count_json(value: object) -> int:
     return count_text(to_compact_json(value))
 
 
-async def precount(length: int, count: Callable[[], object]) -> None:
-    """Run a function that counts texts of this length in a thread, if they are long."""
-    if length >= MIN_THREAD_CHARS:
-        _counter.set(await asyncio.to_thread(_store_counts, count))
+async def precount(work: Callable[[], object]) -> None:
+    """Run a function that counts texts in a thread, and store the counts for the current request."""
 
+    def store_counts() -> CountText:
+        counter = cache(tokens.count_text)
+        _counter.set(counter)  # in the context of this thread's call only
+        work()
+        return counter
 
-def _store_counts(count: Callable[[], object]) -> CountText:
-    counter = cache(tokens.count_text)
-    _counter.set(counter)  # in the context of this thread's call only
-    count()
-    return counter
+    _counter.set(await asyncio.to_thread(store_counts))
 
 
 _get_type: Callable[[object], object] = type
@@ -273,22 +257,26 @@ UNFINISHED_STATUSES = frozenset({"queued", "in_progress"})
 """Statuses of a response that has not ended."""
 
 
-def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
+def build_request_fields(key: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
     """Build the request fields."""
     tier: str = body.get("service_tier") or "auto"
     conversation = body.get("conversation")
+    text: Body = body.get("text") or {}
+    form: Body = text.get("format") or {"type": "text"}
+    if form["type"] == "json_schema":
+        form = {"description": None, "strict": False, **form}
     resource: dict[str, Any] = {
-        "id": id,
+        "id": f"resp_{key}",
         "object": "response",
         "created_at": created_at,
         "model": body["model"],
         "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
         "store": store,
         "metadata": body.get("metadata") or {},
-        "text": _build_text(body.get("text") or {}),
+        "text": {**text, "verbosity": text.get("verbosity") or "medium", "format": form},
         "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
         "service_tier": SERVICE_TIERS.get(tier, tier),
-        "tools": [_fill_tool_defaults(tool) for tool in body.get("tools") or ()],
+        "tools": list(map(_fill_tool_defaults, body.get("tools") or ())),
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         **DEFAULTS,
@@ -346,13 +334,6 @@ def build_usage(usage: "ModelUsage") -> dict[str, Any]:
 def join_response(request_json: bytes, result_json: bytes, output: bytes) -> bytes:
     """Join the encoded parts of a response, which are stored separately."""
     return b'%b,%b,"output":%b}' % (request_json[:-1], result_json[1:-1], output)
-
-
-def _build_text(text: Body) -> dict[str, Any]:
-    form: Body = text.get("format") or {"type": "text"}
-    if form["type"] == "json_schema":
-        form = {"description": None, "strict": False, **form}
-    return {**text, "verbosity": text.get("verbosity") or "medium", "format": form}
 
 
 def _fill_tool_defaults(tool: Body) -> Body:

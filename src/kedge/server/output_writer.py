@@ -148,7 +148,8 @@ class OutputWriter:
                 return []
             case ItemAdded():
                 self.text_length += object_forms.measure_texts(event.item)
-                return self.add_item({"id": self.next_id(event.item["type"]), **event.item})
+                id = object_forms.make_item_id(event.item["type"], self.key, self.number)
+                return self.add_item({"id": id, **event.item})
             case _:
                 assert_never(event)
 
@@ -167,14 +168,11 @@ class OutputWriter:
         """Close the item that is being written, if there is one, because the answer ends here."""
         return [] if self._text_chunks is None else self._close_item("incomplete")
 
-    def next_id(self, type: str) -> str:
-        """Return the id of the next item."""
-        return object_forms.make_item_id(type, self.key, self.number)
-
     def _open_item(self, event: ItemOpened) -> list[StreamEvent]:
         self._format = form = ITEM_FORMATS[event.kind]
         self._is_hidden = form.type == "reasoning" and not self.show_summary
-        item: OutputItem = {"id": self.next_id(form.type), "type": form.type}
+        id = object_forms.make_item_id(form.type, self.key, self.number)
+        item: OutputItem = {"id": id, "type": form.type}
         if form.type == "message":
             item |= {"role": "assistant", "content": []}
         elif form.type == "reasoning":
@@ -267,12 +265,15 @@ async def precount_output(writer: OutputWriter) -> None:
         for text in writer.reasoning_texts:
             object_forms.count_text(text)
 
-    await object_forms.precount(writer.text_length, count)
+    if writer.text_length >= object_forms.MIN_THREAD_CHARS:
+        await object_forms.precount(count)
 
 
 def count_answer(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
     """Return the usage of the input with the counted answer."""
     reasoning = sum(map(object_forms.count_text, writer.reasoning_texts))
-    counted = zip(writer.items, writer.count_each(), strict=True)
-    output = sum([tokens for item, tokens in counted if item["type"] != "reasoning"])
-    return ModelUsage(input.input, reasoning + output, input.cached, reasoning, input.cache_write)
+    output = reasoning
+    for item, tokens in zip(writer.items, writer.count_each(), strict=True):
+        if item["type"] != "reasoning":
+            output += tokens
+    return ModelUsage(input.input, output, input.cached, reasoning, input.cache_write)

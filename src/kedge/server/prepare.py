@@ -4,6 +4,7 @@ The checks run in the documented order (``docs/server.md``). Nothing is written 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -153,15 +154,17 @@ def _build_draft(
     if compacted is not None:
         service.cipher.require("input" if triggered else "context_management")
         seen = ModelInput(compacted.items, object_forms.count_items(compacted.items))
-    seen = truncate_to_window(seen, body, model.window)
+    if seen.tokens > model.window:
+        seen = truncate_to_window(seen, body, model.window)
     cached = 0
     # A prompt that was compacted or truncated has another prefix.
-    if automatic_cache and seen is model_input and not has_compaction(items):
+    is_cacheable = automatic_cache and seen.tokens >= prompt_cache.MIN_CACHED_TOKENS
+    if is_cacheable and seen is model_input and not has_compaction(items):
         cached = read_prompt_cache(service, body, history.context, items, seen)
     return ResponseDraft(
         key=key,
         request_fields=object_forms.build_request_fields(
-            object_forms.make_response_id(key), int(service.clock()), body, store=store
+            key, int(service.clock()), body, store=store
         ),
         history=history,
         input=items,
@@ -194,14 +197,14 @@ def _find_conversation_history(service: ServerState, id: str) -> History:
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
     found = service.conversations.find(id)
-    context = None if found is None else _load_context(service, found.node)
-    if found is None or context is None:
-        raise errors.CONVERSATION_NOT_FOUND(id=id)
-    return History(context, found.node, found.id)
+    if found is not None:
+        with suppress(LookupError):  # another process of a shared database has just deleted it
+            return History(service.nodes.load_context(found.node), found.node, found.id)
+    raise errors.CONVERSATION_NOT_FOUND(id=id)
 
 
 def _find_response_history(service: ServerState, id: str, unstored: LaneMemory | None) -> History:
-    remembered = None if unstored is None else unstored.find(id)
+    remembered = None if unstored is None else unstored.memory.find(id)
     if remembered is not None:
         return History(remembered, in_memory=True)
     if service.settings.zero_data_retention:
@@ -212,23 +215,13 @@ def _find_response_history(service: ServerState, id: str, unstored: LaneMemory |
             else errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
         )
     found = service.responses.find(id)
-    if found is None:
-        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
-    node, status = found
-    if status not in CHAINABLE_STATUSES:
-        raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
-    context = _load_context(service, node)
-    if context is None:
-        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
-    return History(context, node)
-
-
-def _load_context(service: ServerState, node: int | None) -> Context | None:
-    """Load a stored context, or return None if another process of a shared database has just deleted it."""
-    try:
-        return service.nodes.load_context(node)
-    except LookupError:
-        return None
+    if found is not None:
+        node, status = found
+        if status not in CHAINABLE_STATUSES:
+            raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
+        with suppress(LookupError):  # as above
+            return History(service.nodes.load_context(node), node)
+    raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
 
 
 def resolve_input(
@@ -255,7 +248,8 @@ async def precount_request(body: Body) -> None:
         count_instruction_tokens(body)
 
     texts = (input, body.get("instructions"), body.get("tools"))
-    await object_forms.precount(object_forms.measure_texts(texts), count)
+    if object_forms.measure_texts(texts) >= object_forms.MIN_THREAD_CHARS:
+        await object_forms.precount(count)
 
 
 def build_model_input(
@@ -281,8 +275,6 @@ def count_instruction_tokens(body: Body) -> int:
 
 def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> ModelInput:
     """Fit the input into the model's window by dropping the oldest exchanges, if the request allows it."""
-    if model_input.tokens <= window:
-        return model_input
     if body.get("truncation") != "auto":
         raise errors.CONTEXT_TOO_LONG()
     items, tokens = list(model_input.items), model_input.tokens
@@ -337,8 +329,6 @@ def read_prompt_cache(
     model_input: ModelInput,
 ) -> int:
     """Cache a prompt automatically, and return the number of its tokens that were cached before."""
-    if model_input.tokens < prompt_cache.MIN_CACHED_TOKENS:
-        return 0  # too short to be cached, and so is every prefix of it
     context = truncate_history(context)
     settings = model_input.tokens - context.tokens - sum(model_input.new_counts)
     prefixes = prompt_cache.iter_prefixes(

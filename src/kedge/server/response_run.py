@@ -28,7 +28,7 @@ from kedge.server.models import ModelUsage, OutputEvent, apply_stop_sequences
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest, log_failure
-from kedge.server.sse import DONE_FRAME, STREAM_START, BufferedSender, SSEEncoder
+from kedge.server.sse import DONE_FRAME, STREAM_START, BufferedSender, encode_events
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, LaneMemory, extend_context
 from kedge.server.storage.items import has_compaction
@@ -264,7 +264,7 @@ class Generation(ABC):
                     self.has_output = True
                     events = self._writer.feed(piece)
                     if self.is_streamed:
-                        await emit(self._render(piece, events))
+                        await emit(self._render(events, piece))
             finally:
                 if (aclose := getattr(pieces, "aclose", None)) is not None:
                     await aclose()  # stops the model
@@ -301,7 +301,7 @@ class Generation(ABC):
         """Emit the frames that open a stream, and prepare what the model needs."""
 
     @abstractmethod
-    def _render(self, piece: OutputEvent, events: list[StreamEvent]) -> Frames:
+    def _render(self, events: list[StreamEvent], piece: OutputEvent) -> Frames:
         """Return the frames for a piece of output, which are these events of the Responses API."""
 
     @abstractmethod
@@ -388,6 +388,7 @@ class ResponseRun(Generation):
         is_body_stored = self.is_background or draft.idempotency_key is not None
         earlier = history.context.list_items() if history.in_memory else []
         self._entry = ResponseEntry(
+            node=self.node,
             key=draft.key,
             parent=history.node,
             conversation=history.conversation,
@@ -403,7 +404,7 @@ class ResponseRun(Generation):
         if first_event is not None:
             self._state, self._result_fields = "in_progress", object_forms.QUEUED_FIELDS
         self._response_json = b""
-        self._encoder = SSEEncoder(first_event or 0)
+        self._next_event = first_event or 0
         self._is_lost = False
         self.before_settle: Callable[[], None] | None = None
         """Called before the result of the response is stored."""
@@ -439,19 +440,24 @@ class ResponseRun(Generation):
         self._draft = draft = await add_summary(self._draft, compacted)
         if self._recorded is not None:
             self._recorded.model_items = draft.prompt.ask.items
-        id, items = self._writer.next_id("compaction"), (draft.compacted or compacted).items
+        id = object_forms.make_item_id("compaction", draft.key, self._writer.number)
+        items = (draft.compacted or compacted).items
         item = build_compaction_item(self.service.cipher, id, items)
         events = self._writer.add_item(item, "response.compaction.compacting")
-        return list(map(self._encoder, events)) if self.is_streamed else []
+        return self._render(events) if self.is_streamed else []
 
-    def _render(self, piece: OutputEvent, events: list[StreamEvent]) -> Frames:
-        return list(map(self._encoder, events))
+    def _render(self, events: list[StreamEvent], piece: OutputEvent | None = None) -> Frames:
+        frames = encode_events(events, self._next_event)
+        self._next_event += len(frames)
+        return frames
 
     def _encode_states(self, *names: str) -> Frames:
         if not self.is_streamed:
             return []
-        response = self._build_response([])
-        return [self._encoder({"type": f"response.{name}", "response": response}) for name in names]
+        response, events = self._build_response([]), list[StreamEvent]()
+        for name in names:
+            events.append({"type": f"response.{name}", "response": response})
+        return self._render(events)
 
     def serialize(self) -> bytes:
         """Return the complete response as JSON."""
@@ -540,7 +546,7 @@ class ResponseRun(Generation):
             await self.service.run(self._store_result, result, output)
         if self._unstored is not None:
             context = None if draft.store else self._build_context(len(output))
-            self._unstored.store(self.id, context)
+            self._unstored.memory.store(self._unstored.lane, self.id, context)
         self._response_json = object_forms.join_response(self._entry.request_json, result, output)
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
@@ -550,11 +556,10 @@ class ResponseRun(Generation):
             context = self._build_context(len(entry.input) + len(output))
             barrier, status = has_compaction(context.items), self._result_fields["status"]
             outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
-            save = stored.finish if self._state == "in_progress" else stored.record
-            is_stored = save(entry, outcome)
+            is_stored = stored.settle(entry, outcome, is_new=self._state == "unwritten")
             self._state, self._locked = "settled", None
             if is_stored:
-                self.service.nodes.cache_context(self.node, entry.parent, context)
+                self.service.nodes.cache.put(self.node, entry.parent, context)
             elif self.service.claims is not None:
                 self._is_lost = True
                 raise RESPONSE_LOST()
@@ -595,7 +600,7 @@ class ResponseRun(Generation):
         output: list[Any] = self._writer.items
         if not self.is_complete:
             output, self._result_fields = [], object_forms.build_failed_fields(*self._failure)
-        return list(map(self._encoder, build_last_events(self._build_response(output))))
+        return self._render(build_last_events(self._build_response(output)))
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:

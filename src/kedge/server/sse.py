@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
@@ -30,17 +30,13 @@ MAX_PENDING_BYTES = 16 * 1024
 """Bytes of frames that may be pending before ``put`` waits for the socket."""
 
 
-class SSEEncoder:
-    """An encoder of the events of one stream as frames, numbered from ``start``."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._number = start
-
-    def __call__(self, event: dict[str, Any]) -> bytes:
-        """Encode the next event."""
-        event["sequence_number"] = self._number
-        self._number += 1
-        return encode_event(event)
+def encode_events(events: Iterable[dict[str, Any]], start: int = 0) -> list[bytes]:
+    """Encode events of a stream as frames, and number them from ``start``."""
+    frames: list[bytes] = []
+    for number, event in enumerate(events, start):
+        event["sequence_number"] = number
+        frames.append(encode_event(event))
+    return frames
 
 
 def encode_event(event: Mapping[str, Any]) -> bytes:

@@ -89,10 +89,8 @@ class ServerState:
             view._bind(namespace, key)  # noqa: SLF001 - of this class
         return view
 
-    def view_as(self, caller: AccessToken | None) -> "ServerState":
-        """Return this state for a caller, which is None for the administrator."""
-        if caller is None:
-            return self
+    def view_as(self, caller: AccessToken) -> "ServerState":
+        """Return this state for a caller."""
         view = copy.copy(self.view_namespace(caller.namespace))
         view._caller = caller  # noqa: SLF001 - of this class
         return view

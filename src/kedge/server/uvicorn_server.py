@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import uvicorn
@@ -65,9 +66,9 @@ class LimitedProtocol(HttpProtocol):
     def on_headers_complete(self) -> None:
         """Start the request, or reject one whose host is ambiguous."""
         self.head_bytes = None
-        hosts = [value for name, value in self.headers if name == b"host"]
+        names = list(map(itemgetter(0), self.headers))
         path = self.url.partition(b"?")[0]
-        if len(hosts) > 1 or not path.startswith(b"/") or b"#" in path:
+        if names.count(b"host") > 1 or not path.startswith(b"/") or b"#" in path:
             raise ValueError("a request has one host, and a path as its target")  # becomes a 400
         super().on_headers_complete()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from for_each import for_each
 from kedge.server.faults.effects import (
+    Fault,
     FrameRewriter,
     StreamStep,
     duplicate_events,
@@ -15,6 +16,11 @@ from kedge.server.sse import DONE_FRAME
 
 EVENTS = [{"type": kind, "sequence_number": n} for n, kind in enumerate("aabac")]
 STREAM = b"".join(map(encode_frame, EVENTS)) + DONE_FRAME
+
+
+def select(only: str | None) -> Fault:
+    """Return a fault for events of one type, or for all."""
+    return Fault("any", options={"only": only})
 
 
 def apply_steps(steps: list[StreamStep], size: int = 7, edit: Any = None) -> str:
@@ -32,12 +38,12 @@ def apply_steps(steps: list[StreamStep], size: int = 7, edit: Any = None) -> str
     ("steps", "expected"),
     [
         ([], "01234"),
-        ([duplicate_events(None)], "0011223344"),
-        ([duplicate_events("b")], "012234"),
-        ([reorder_events(None)], "10324"),
-        ([reorder_events("b")], "01324"),
-        ([reorder_events("c")], "01234"),
-        ([duplicate_events("b"), reorder_events(None)], "102243"),
+        ([duplicate_events(select(None))], "0011223344"),
+        ([duplicate_events(select("b"))], "012234"),
+        ([reorder_events(select(None))], "10324"),
+        ([reorder_events(select("b"))], "01324"),
+        ([reorder_events(select("c"))], "01234"),
+        ([duplicate_events(select("b")), reorder_events(select(None))], "102243"),
     ],
 )
 @for_each("size", [1, 7, 10_000])

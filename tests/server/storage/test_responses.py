@@ -11,10 +11,9 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.errors import CannotServe
-from kedge.server.prepare import _load_context
 from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
-from kedge.server.storage.responses import ResponseEntry
+from kedge.server.storage.responses import ResponseEntry, ResponseRepository
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
@@ -235,11 +234,13 @@ def create_store(address: str) -> None:
     open_current_database(resolve_address(address)).close()
 
 
-def test_several_servers_can_use_a_store(address: str, running: RunServer) -> None:
+def test_several_servers_can_use_a_store(
+    address: str, running: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each server continues the responses of the other, and a deletion is visible to both."""
     create_store(address)
     shared: dict[str, Any] = {"db": address, "in_store": True}
-    with running(**shared) as (_, one), running(**shared) as (server, other):
+    with running(**shared) as (_, one), running(**shared) as (_, other):
         responses = [ask(one, "My name is Ada.") for _ in range(3)]
         second = [
             ask(client, "What is my name?", response.id)
@@ -252,7 +253,9 @@ def test_several_servers_can_use_a_store(address: str, running: RunServer) -> No
         with pytest.raises(NotFoundError):
             other.responses.retrieve(responses[0].id)
         # Between finding a response and reading its context another process may delete it.
-        assert server.call(lambda service: _load_context(service, 999)) is None
+        monkeypatch.setattr(ResponseRepository, "find", lambda *_: (999, "completed"))
+        with pytest.raises(BadRequestError, match="not found"):
+            ask(one, "Hi", responses[1].id)
 
 
 def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path) -> None:
@@ -267,7 +270,8 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
         return [status for (status,) in rows]
 
     state = ServerState(replace(settings, clock=lambda: 1000.0))
-    entry = ResponseEntry(state.nodes.new_key(), None, None, b"{}", b"[]")
+    key = state.nodes.new_key()
+    entry = ResponseEntry(state.nodes.parse_node(key), key, None, None, b"{}", b"[]")
     state.responses.begin(entry, barrier=False)
     state.close()
     assert read_statuses(1000.0 + settings.limits.answer_seconds - 1) == ["in_progress"]

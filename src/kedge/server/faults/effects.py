@@ -1,14 +1,15 @@
-"""The effects of faults on requests, on the history that the model sees, on responses, and on the order of events.
+"""The kinds of faults, with their effects on requests, on responses, and on the order of events.
 
-Faults of the connection are in ``middleware``.
+The docstring of an effect is the description of its fault. Faults of the connection are in ``middleware``.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 from starlette.responses import Response
@@ -44,6 +45,72 @@ class Fault:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
+
+class FaultArgument(Struct, frozen=True):
+    """The value of a fault or of an option: its placeholder in the docs, what it must be, parser, bounds, default."""
+
+    placeholder: str
+    expected: str
+    parse: Callable[[str], Any]
+    minimum: float = 0
+    maximum: float = inf
+    default: Any = None
+
+
+class FaultKind(Struct, frozen=True):
+    """One kind of fault: its description, its value, its options and its effects.
+
+    The effects may be a response instead of that of the server (``override``), a change of a response or of each event
+    of its stream (``edit``), or a change of the order of events (``step``). ``middleware`` has the effects on the
+    connection and on the history that the model sees.
+    """
+
+    description: str
+    value: FaultArgument | None = None
+    options: Mapping[str, FaultArgument] = {}
+    effects: Mapping[str, Callable[..., Any]] = {}
+    is_memory: bool = False
+    """Whether it is a fault of memory: while one is active, the server does not identify itself."""
+
+
+Effect = TypeVar("Effect", bound=Callable[..., Any])
+
+KINDS: dict[str, FaultKind] = {}
+"""Every kind of fault, by name."""
+
+
+def register(
+    name: str,
+    effect: str,
+    value: FaultArgument | None = None,
+    options: Mapping[str, FaultArgument] | None = None,
+    **more: Any,
+) -> Callable[[Effect], Effect]:
+    """Register a kind of fault with the decorated effect, whose docstring describes it."""
+
+    def decorate(function: Effect) -> Effect:
+        description = " ".join((function.__doc__ or "").split())
+        KINDS[name] = FaultKind(description, value, options or {}, {effect: function}, **more)
+        return function
+
+    return decorate
+
+
+def _choice_argument(*choices: str, default: str | None = None) -> FaultArgument:
+    values = {choice: choice for choice in choices}
+    placeholder, expected = "|".join(choices), f"one of {', '.join(choices)}"
+    return FaultArgument(placeholder, expected, values.__getitem__, default=default)
+
+
+def _parse_integer(text: str) -> int:
+    return int(text) if text.isdecimal() else -1
+
+
+COUNT_ARGUMENT = FaultArgument("N", "an integer, 0 or more", _parse_integer)
+STATUS_ARGUMENT = FaultArgument("CODE", "an HTTP status from 400 to 599", _parse_integer, 400, 599)
+TIMES_ARGUMENT = FaultArgument("K", "an integer, 1 or more", _parse_integer, 1)
+SECONDS_ARGUMENT = FaultArgument("SECONDS", "a number of seconds up to 3600", float, 0, 3600)
+ONLY_OPTION: Mapping[str, FaultArgument] = {"only": FaultArgument("TYPE", "a type", str)}
 
 Rejections = Mapping[str, tuple[int, Mapping[str, Any]]]
 """The status and the body with which servers reject a request; ``{id}`` is the requested id."""
@@ -103,52 +170,9 @@ StreamStep = Callable[[StreamEvent | None], Iterable[StreamEvent]]
 """A change to a stream: returns the events that replace one, and those that are delayed for None, at its end."""
 
 
-def _is_selected(event: StreamEvent, only: str | None) -> bool:
-    """Return whether an event has this type; for chunks of a chat completion, that of their object."""
-    return only in (None, str(event.get("type") or event.get("object") or ""))
-
-
-def duplicate_events(only: str | None) -> StreamStep:
-    """Return a step that sends events twice."""
-
-    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
-        return () if event is None else (event,) * (2 if _is_selected(event, only) else 1)
-
-    return process
-
-
-def reorder_events(only: str | None) -> StreamStep:
-    """Return a step that swaps an event with the next one."""
-    pending: list[StreamEvent] = []
-
-    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
-        if event is not None and not pending and _is_selected(event, only):
-            pending.append(event)
-            return ()
-        delayed = tuple(pending)
-        pending.clear()
-        return delayed if event is None else (event, *delayed)
-
-    return process
-
-
-def repeat_deltas() -> StreamStep:
-    """Return a step that sends the deltas of a chat completion again after its finish reason."""
-    deltas: list[StreamEvent] = []
-
-    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
-        if event is None:
-            return ()
-        choices: list[StreamEvent] = event.get("choices") or []
-        if any(choice.get("finish_reason") for choice in choices):
-            repeated = tuple(deltas)
-            deltas.clear()
-            return (event, *repeated)
-        if any(choice["delta"].get("content") for choice in choices):
-            deltas.append(event)
-        return (event,)
-
-    return process
+def _is_selected(event: StreamEvent, fault: Fault) -> bool:
+    """Return whether a fault applies to events of this type; for chunks of a chat completion, that of their object."""
+    return fault.options["only"] in (None, str(event.get("type") or event.get("object") or ""))
 
 
 class FrameRewriter:
@@ -263,8 +287,29 @@ class FaultedRequest(Struct):
         return members if output is None or name is None else members | {output.key: name}
 
 
+def _select_dicts(value: object) -> list[Body]:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, dict)]
+
+
+def _is_call(item: Body) -> bool:
+    return str(item.get("type")) in CALL_TYPES
+
+
+KINDS["cut_after_events"] = FaultKind(
+    "The connection breaks after N events of a stream.", COUNT_ARGUMENT
+)
+KINDS["cut_in_event"] = FaultKind(
+    "The connection breaks in the middle of an event, after N complete ones.", COUNT_ARGUMENT
+)
+KINDS["fail_after_events"] = FaultKind(
+    "The stream ends with an error event after N events; the server was overloaded.", COUNT_ARGUMENT
+)
+
+
+@register("status", "override", STATUS_ARGUMENT, {"retry_after": SECONDS_ARGUMENT})
 def reject_with_status(fault: Fault, request: FaultedRequest) -> Response:
-    """Reject a request with the status of the fault."""
+    """The request is rejected with this HTTP status; retry_after sends the header of that name."""
     after = fault.options["retry_after"]
     templates = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
@@ -279,116 +324,26 @@ def reject_with_status(fault: Fault, request: FaultedRequest) -> Response:
     return build_error_response(request.scope, error)
 
 
+KINDS["slow_first_byte"] = FaultKind("Nothing is sent for this time.", SECONDS_ARGUMENT)
+
+
+@register("forget_all", "override", is_memory=True)
 def forget_all(fault: Fault, request: FaultedRequest) -> None:
-    """Delete all stored responses, and do not replace the response."""
+    """All stored responses are deleted before the request is handled."""
     if request.is_stateful:
         request.record_fault(fault)
         request.scope["app"].state.service.forget()
 
 
-def reject_previous_response(fault: Fault, request: FaultedRequest) -> Response | None:
-    """Reject a request that continues a response."""
-    if not request.is_stateful or request.body.get("previous_response_id") is None:
-        return None
-    return _reject(UNSUPPORTED[fault.value])
+ECHO_OPTION = {"echo": _choice_argument("yes", "no", "late", "missing", default="yes")}
 
 
-def reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
-    """Reject a request with empty input."""
-    if not request.is_stateful or request.body.get("input") not in ([], ""):
-        return None
-    return build_error_response(request.scope, errors.INPUT_REQUIRED())
-
-
-def reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
-    """Reject a request with encrypted reasoning."""
-    for item in _select_dicts(request.body.get("input")):
-        if item.get("type") == "reasoning" and item.get("encrypted_content"):
-            content = f"{item['encrypted_content'][:4]}..."
-            return build_error_response(
-                request.scope, errors.INVALID_ENCRYPTED_CONTENT(content=content)
-            )
-    for index, message in enumerate(_select_dicts(request.body.get("messages"))):
-        for part, block in enumerate(_select_dicts(message.get("content"))):
-            if block.get("type") in THINKING_TYPES:
-                return build_error_response(
-                    request.scope, INVALID_SIGNATURE(index=index, part=part)
-                )
-    return None
-
-
-def reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
-    """Reject a request for structured output."""
-    for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
-        for container in _select_dicts([request.body.get(name)]):
-            forms = _select_dicts([container.get(member, container)])
-            if any(form.get("type") == "json_schema" for form in forms):
-                param = f"{name}.{member}" if member else name
-                return build_error_response(request.scope, errors.FORMAT_NOT_SUPPORTED(param=param))
-    return None
-
-
-def _select_dicts(value: object) -> list[Body]:
-    items = cast("list[Any]", value) if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, dict)]
-
-
-def _is_call(item: Body) -> bool:
-    return str(item.get("type")) in CALL_TYPES
-
-
-def remove_call_ids(fault: Fault, request: FaultedRequest, event: Body) -> None:
-    """Remove the id of every call, under the key of its API, or empty it."""
-    for call, key in _iter_calls(event):
-        if not call.get(key):
-            continue
-        if request.is_stateful:
-            request.withheld_call_ids[call["id"]] = call[key]
-            if len(request.withheld_call_ids) > MAX_WITHHELD_CALL_IDS:
-                del request.withheld_call_ids[next(iter(request.withheld_call_ids))]
-        del call[key]
-        if fault.name == "empty_call_id":
-            call[key] = ""
-
-
-def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
-    """Yield the calls of an event or a complete response, each with the key of its id."""
-    response: Body = event.get("response", event)
-    for item in _select_dicts([event.get("item"), *_select_dicts(response.get("output"))]):
-        if _is_call(item):
-            yield item, "call_id"
-    for choice in _select_dicts(response.get("choices")):
-        for message in _select_dicts([choice.get("delta"), choice.get("message")]):
-            yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))
-    for block in _select_dicts(
-        [event.get("content_block"), *_select_dicts(response.get("content"))]
-    ):
-        if block.get("type") == "tool_use":
-            yield block, "id"
-
-
-def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> None:
-    """Remove the names of calls."""
-    for call, _key in _iter_calls(event):
-        for holder in _select_dicts([call, call.get("function")]):
-            holder.pop("name", None)
-
-
-def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> None:
-    """Remove the id of the response."""
-    is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
-    members = [event] if is_chunk else [event.get("response"), event.get("message")]
-    for holder in _select_dicts(members):
-        holder.pop("id", None)
-
-
-def omit_output_index(_: Fault, __: FaultedRequest, event: Body) -> None:
-    """Remove the index of the output item."""
-    event.pop("output_index", None)
-
-
+@register("forget_silently", "edit", options=ECHO_OPTION, is_memory=True)
 def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> None:
-    """Remove the response or conversation that the response continues."""
+    """The model sees no earlier response, yet the status is 200; with echo=no the response does
+    not name the previous response or conversation either, with echo=late it does at its start
+    only, with echo=missing the member is absent.
+    """  # noqa: D205 - one sentence
     echo, response = fault.options["echo"], event.get("response", {})
     for name in ("previous_response_id", "conversation"):
         if echo == "missing" and response.get(name):
@@ -397,11 +352,23 @@ def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> None:
             response |= {name: None} if name in response else {}
 
 
+KINDS["remember"] = FaultKind(
+    "The model sees only the last N responses of the chain; the status is 200.",
+    COUNT_ARGUMENT,
+    is_memory=True,
+)
+KINDS["anonymous"] = FaultKind(
+    "The server does not identify itself to its clients.", is_memory=True
+)
 CONSTANT_USAGE = 10
+USAGE_ARGUMENT = _choice_argument("none", "constant", "new", "uncached", "trimmed")
 
 
+@register("report_usage", "edit", USAGE_ARGUMENT, is_memory=True)
 def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> None:
-    """Change the reported usage."""
+    """The usage is left out, is always the same, counts only the tokens of the request itself,
+    counts cached tokens apart from the others, or does not count whitespace in the request.
+    """  # noqa: D205 - one sentence
     response = event.get("response", event)
     usage = cast("Body | None", response.get("usage"))
     if not request.is_stateful or not usage:
@@ -444,8 +411,35 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     }
 
 
+@register("report_unstored", "edit", is_memory=True)
+def report_unstored(_: Fault, __: FaultedRequest, event: Body) -> None:
+    """The response has store: false, whatever was requested."""
+    if "store" in event.get("response", {}):
+        event["response"]["store"] = False
+
+
+REUSED_ID = "resp_reused"
+
+
+@register("reuse_response_id", "edit", is_memory=True)
+def reuse_response_id(_: Fault, request: FaultedRequest, event: Body) -> None:
+    """Every response has the same id, which continues the newest of them."""
+    response = event.get("response", {})
+    if request.is_stateful and response.get("id"):
+        request.withheld_call_ids[REUSED_ID] = response["id"]
+        response["id"] = REUSED_ID
+
+
+KINDS["hide_stored"] = FaultKind(
+    "A stored response cannot be fetched: GET is answered with 404.", is_memory=True
+)
+
+
+@register("change_completed", "edit", _choice_argument("text", "arguments", "missing"))
 def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> None:
-    """Change the completed event so that it contradicts the events before it."""
+    """The completed event of a stream has another text, other arguments of calls, or one output
+    item less than the events before it.
+    """  # noqa: D205 - one sentence
     if event.get("type") != "response.completed":
         return
     output = cast("list[Body]", event["response"]["output"])
@@ -459,31 +453,182 @@ def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> None:
                 part["text"] += " (changed)"
 
 
+@register("omit_output_index", "edit")
+def omit_output_index(_: Fault, __: FaultedRequest, event: Body) -> None:
+    """The events of a stream have no output_index."""
+    event.pop("output_index", None)
+
+
+KINDS["stream_content_type"] = FaultKind(
+    "A stream is sent without a content type, or as text/plain.", _choice_argument("none", "plain")
+)
+
+
+@register("repeat_after_finish", "step")
+def repeat_deltas(_: Fault) -> StreamStep:
+    """The deltas of a chat completion are sent again after its finish_reason."""
+    deltas: list[StreamEvent] = []
+
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        if event is None:
+            return ()
+        choices: list[StreamEvent] = event.get("choices") or []
+        if any(choice.get("finish_reason") for choice in choices):
+            repeated = tuple(deltas)
+            deltas.clear()
+            return (event, *repeated)
+        if any(choice["delta"].get("content") for choice in choices):
+            deltas.append(event)
+        return (event,)
+
+    return process
+
+
 LONE_SURROGATE = "\ud83d"
 _SENTENCE_END = re.compile(r"[.!?]")
 
 
+@register("lone_surrogate", "edit")
 def break_surrogates(_: Fault, __: FaultedRequest, event: Body) -> None:
-    """Put half of a surrogate pair at the end of each sentence of the answer."""
+    """The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'."""
     if "arguments" not in str(event.get("type")):
         event.update(_map_texts(event, lambda text: _SENTENCE_END.sub(LONE_SURROGATE, text)))
 
 
-def report_unstored(_: Fault, __: FaultedRequest, event: Body) -> None:
-    """Report that the response is not stored."""
-    if "store" in event.get("response", {}):
-        event["response"]["store"] = False
+@register("duplicate_events", "step", options=ONLY_OPTION)
+def duplicate_events(fault: Fault) -> StreamStep:
+    """Every event is sent twice, or those of one type only."""
+
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        return () if event is None else (event,) * (2 if _is_selected(event, fault) else 1)
+
+    return process
 
 
-REUSED_ID = "resp_reused"
+@register("reorder_events", "step", options=ONLY_OPTION)
+def reorder_events(fault: Fault) -> StreamStep:
+    """Every event is swapped with the next, or those of one type only."""
+    pending: list[StreamEvent] = []
+
+    def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
+        if event is not None and not pending and _is_selected(event, fault):
+            pending.append(event)
+            return ()
+        delayed = tuple(pending)
+        pending.clear()
+        return delayed if event is None else (event, *delayed)
+
+    return process
 
 
-def reuse_response_id(_: Fault, request: FaultedRequest, event: Body) -> None:
-    """Give the response the id of every other."""
-    response = event.get("response", {})
-    if request.is_stateful and response.get("id"):
-        request.withheld_call_ids[REUSED_ID] = response["id"]
-        response["id"] = REUSED_ID
+@register("omit_call_id", "edit")
+def omit_call_ids(_: Fault, request: FaultedRequest, event: Body) -> None:
+    """Calls have no call_id; outputs may name the call's item id instead."""
+    _withhold_call_ids(request, event)
+
+
+@register("empty_call_id", "edit")
+def empty_call_ids(_: Fault, request: FaultedRequest, event: Body) -> None:
+    """Calls have an empty call_id; outputs may name the call's item id instead."""
+    for call, key in _withhold_call_ids(request, event):
+        call[key] = ""
+
+
+def _withhold_call_ids(request: FaultedRequest, event: Body) -> list[tuple[Body, str]]:
+    """Remove the id of every call, and return the calls, each with the key of its id."""
+    calls = [(call, key) for call, key in _iter_calls(event) if call.get(key)]
+    for call, key in calls:
+        if request.is_stateful:
+            request.withheld_call_ids[call["id"]] = call[key]
+            if len(request.withheld_call_ids) > MAX_WITHHELD_CALL_IDS:
+                del request.withheld_call_ids[next(iter(request.withheld_call_ids))]
+        del call[key]
+    return calls
+
+
+def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
+    """Yield the calls of an event or a complete response, each with the key of its id."""
+    response: Body = event.get("response", event)
+    for item in _select_dicts([event.get("item"), *_select_dicts(response.get("output"))]):
+        if _is_call(item):
+            yield item, "call_id"
+    for choice in _select_dicts(response.get("choices")):
+        for message in _select_dicts([choice.get("delta"), choice.get("message")]):
+            yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))
+    for block in _select_dicts(
+        [event.get("content_block"), *_select_dicts(response.get("content"))]
+    ):
+        if block.get("type") == "tool_use":
+            yield block, "id"
+
+
+@register("omit_call_name", "edit")
+def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> None:
+    """Calls have no name."""
+    for call, _key in _iter_calls(event):
+        for holder in _select_dicts([call, call.get("function")]):
+            holder.pop("name", None)
+
+
+@register("omit_response_id", "edit")
+def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> None:
+    """The response has no id."""
+    is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
+    members = [event] if is_chunk else [event.get("response"), event.get("message")]
+    for holder in _select_dicts(members):
+        holder.pop("id", None)
+
+
+@register("refuse_encrypted_reasoning", "override")
+def reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
+    """A request with encrypted reasoning is rejected."""
+    for item in _select_dicts(request.body.get("input")):
+        if item.get("type") == "reasoning" and item.get("encrypted_content"):
+            content = f"{item['encrypted_content'][:4]}..."
+            return build_error_response(
+                request.scope, errors.INVALID_ENCRYPTED_CONTENT(content=content)
+            )
+    for index, message in enumerate(_select_dicts(request.body.get("messages"))):
+        for part, block in enumerate(_select_dicts(message.get("content"))):
+            if block.get("type") in THINKING_TYPES:
+                return build_error_response(
+                    request.scope, INVALID_SIGNATURE(index=index, part=part)
+                )
+    return None
+
+
+@register("refuse_previous_response_id", "override", _choice_argument(*UNSUPPORTED), is_memory=True)
+def reject_previous_response(fault: Fault, request: FaultedRequest) -> Response | None:
+    """A request with a previous_response_id is rejected with the message of this server."""
+    if not request.is_stateful or request.body.get("previous_response_id") is None:
+        return None
+    return _reject(UNSUPPORTED[fault.value])
+
+
+@register("refuse_empty_input", "override")
+def reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
+    """A request with empty input is rejected, also if it continues a response."""
+    if not request.is_stateful or request.body.get("input") not in ([], ""):
+        return None
+    return build_error_response(request.scope, errors.INPUT_REQUIRED())
+
+
+@register("refuse_output_format", "override")
+def reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
+    """A request for an answer that matches a JSON schema is rejected: the model has no structured output."""
+    for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
+        for container in _select_dicts([request.body.get(name)]):
+            forms = _select_dicts([container.get(member, container)])
+            if any(form.get("type") == "json_schema" for form in forms):
+                param = f"{name}.{member}" if member else name
+                return build_error_response(request.scope, errors.FORMAT_NOT_SUPPORTED(param=param))
+    return None
+
+
+KINDS["not_found"] = FaultKind(
+    "An unknown previous response is rejected with the message and body of this server.",
+    _choice_argument(*NOT_FOUND),
+)
 
 
 def translate_not_found(

@@ -8,7 +8,7 @@ unchanged.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, cast
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
-from kedge.server.faults import Fault, Faults, effects, iter_effects
+from kedge.server.faults import KINDS, Fault, Faults, effects
 from kedge.server.faults.effects import Body, FaultedRequest, FrameRewriter
 from kedge.server.http import build_error_response, collect_body, render_error
 from kedge.server.request_log import receive_until
@@ -152,6 +152,13 @@ class FaultyConnection:
         return response
 
 
+def iter_effects(armed: Mapping[str, Fault], effect: str) -> Iterator[tuple[Fault, Any]]:
+    """Yield the active faults with an effect of this name, each with the effect, in the order of ``KINDS``."""
+    for name, kind in KINDS.items():
+        if name in armed and effect in kind.effects:
+            yield armed[name], kind.effects[effect]
+
+
 FAULT_PATHS = frozenset({effects.RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
 """The endpoints to which faults apply."""
 
@@ -236,7 +243,10 @@ def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> i
         body.get("previous_response_id") or body.get("conversation")
     ):
         return None
-    limits = [
-        history(request.record_fault(fault)) for fault, history in iter_effects(armed, "history")
-    ]
+    limits: list[int] = []
+    if (forget := armed.get("forget_silently")) is not None:
+        request.record_fault(forget)
+        limits.append(0)
+    if (remember := armed.get("remember")) is not None:
+        limits.append(request.record_fault(remember).value)
     return min(limits, default=None)

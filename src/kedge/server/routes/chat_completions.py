@@ -57,7 +57,7 @@ class CompletionRun(Generation):
             delta = {"role": "assistant", "content": "", "refusal": None}
             await emit([self._encode_delta(delta)])
 
-    def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
+    def _render(self, events: object, piece: OutputEvent) -> list[bytes]:
         if isinstance(piece, ItemOpened):
             self._kind = piece.kind
             is_call = piece.kind in CALL_FORMS

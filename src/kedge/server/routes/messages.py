@@ -179,7 +179,7 @@ class MessageRun(Generation):
         start = {"type": "message_start", "message": message}
         await emit([encode_event(start), encode_event({"type": "ping"})])
 
-    def _render(self, piece: OutputEvent, events: object) -> list[bytes]:
+    def _render(self, events: object, piece: OutputEvent) -> list[bytes]:
         return list(map(encode_event, self._iter_events(piece)))
 
     def _iter_events(self, piece: OutputEvent) -> Iterator[MessageEvent]:

@@ -19,7 +19,7 @@ from kedge.server.request_log import RECORD_KEY, WEBSOCKET_SCOPE_KEY, RecordedRe
 from kedge.server.response_run import ResponseRun, build_repeated_events, respond
 from kedge.server.schema import requests
 from kedge.server.schema.validators import Integer
-from kedge.server.sse import SSEEncoder, replay
+from kedge.server.sse import encode_events, replay
 from kedge.server.state import ServerState
 from kedge.text.json_text import decode, encode
 
@@ -138,8 +138,7 @@ async def _repeat_response(
             return replay(stored)
 
     async def frames() -> AsyncIterator[bytes]:
-        encoder = SSEEncoder()
-        yield b"".join(map(encoder, build_repeated_events(response)))
+        yield b"".join(encode_events(build_repeated_events(response)))
 
     return replay(frames())
 
@@ -260,7 +259,7 @@ async def compact_context(request: Request) -> Response:
         await service.access.settle(reservation, used.total)
     return http.respond_json(
         {
-            "id": object_forms.make_response_id(key),
+            "id": f"resp_{key}",
             "object": "response.compaction",
             "created_at": int(service.clock()),
             "output": [compaction],

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import overload
+from typing import NamedTuple, overload
 
 from kedge.practice.context import CountedItems, message_count
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
@@ -29,7 +29,7 @@ class Context:
 
     ``model_items`` are the ``items`` as the model sees them: a compaction is replaced by the items in it.
     ``tokens``, ``coherence``, ``length`` (the number of the items that a model sees) and ``messages`` (the
-    messages among them) are those of the complete context, ``size`` is that of this part. A context is
+    messages among them) are those of the complete context, ``own_tokens`` and ``size`` those of this part. A context is
     immutable; the digests are computed when they are first needed.
     """
 
@@ -37,16 +37,12 @@ class Context:
     items: tuple[Item, ...]
     model_items: tuple[Item, ...]
     tokens: int
+    own_tokens: int
     coherence: Coherence
     size: int
     length: int = 0
     messages: int = 0
     known_digests: tuple[bytes, ...] | None = field(default=None, init=False)
-
-    @property
-    def own_tokens(self) -> int:
-        """The tokens of this part."""
-        return self.tokens - (self.parent.tokens if self.parent else 0)
 
     def list_items(self) -> list[Item]:
         """Return every item, oldest first."""
@@ -110,7 +106,7 @@ class Context:
         return parts
 
 
-EMPTY_CONTEXT = Context(None, (), (), 0, EMPTY_COHERENCE, 0)
+EMPTY_CONTEXT = Context(None, (), (), 0, 0, EMPTY_COHERENCE, 0)
 """The context without any items."""
 
 
@@ -125,6 +121,7 @@ def extend_context(
         items=added,
         model_items=seen,
         tokens=parent.tokens + tokens,
+        own_tokens=tokens,
         coherence=parent.coherence.extend(added),
         size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(added),
         length=parent.length + len(seen),
@@ -186,8 +183,7 @@ class ContextItems(CountedItems):
         return self._list
 
 
-@dataclass(frozen=True, slots=True)
-class UnstoredResponse:
+class UnstoredResponse(NamedTuple):
     """The id of a response, and the context that ends with it."""
 
     id: str
@@ -214,9 +210,11 @@ class SocketMemory:
         """Return the context of a response of any lane, or None."""
         return next((each.context for each in self._lanes.values() if each.id == id), None)
 
-    def store(self, lane: str, id: str, context: Context) -> None:
-        """Store a response instead of the lane's previous one."""
+    def store(self, lane: str, id: str, context: Context | None) -> None:
+        """Store a response instead of the lane's previous one; one without a context is in the database."""
         self.forget(lane)
+        if context is None:
+            return
         response = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
         self._size += response.size
         while self._size > self._max_bytes and len(self._lanes) > 1:
@@ -235,23 +233,11 @@ class SocketMemory:
         self._size = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LaneMemory:
+class LaneMemory(NamedTuple):
     """The unstored responses of a connection, for a request on one lane."""
 
     memory: SocketMemory
     lane: str
-
-    def find(self, id: str) -> Context | None:
-        """Return the context of a response of this connection, or None."""
-        return self.memory.find(id)
-
-    def store(self, id: str, context: Context | None) -> None:
-        """Store the lane's newest response; one without a context is in the database."""
-        if context is None:
-            self.memory.forget(self.lane)
-        else:
-            self.memory.store(self.lane, id, context)
 
 
 @dataclass(slots=True)
@@ -292,6 +278,7 @@ class ContextCache:
         """Cache a context, unless its parent was evicted: the size of its ancestors must be counted."""
         if node in self._entries:
             return
+        parent = None if context.parent is EMPTY_CONTEXT else parent
         if parent is not None:
             above = self._entries.get(parent)
             if above is None:

@@ -15,7 +15,7 @@ from kedge.database.responses import (
     lock_deletions,
     slice_from_compaction,
 )
-from kedge.server.object_forms import Item, NodeKeys, count_items, parse_item_key
+from kedge.server.object_forms import ITEM_ID, Item, NodeKeys, count_items
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.text.json_text import decode, encode
@@ -80,7 +80,7 @@ class NodeRepository:
         self._database = database
         self._execute = database.execute
         self._clock = database.clock
-        self._cache = cache
+        self.cache = cache
         self._expand = expand
         self.keys = keys
         self._next_number = database.next_number
@@ -144,14 +144,14 @@ class NodeRepository:
 
     def _find(self, item_id: str) -> ContextNode | None:
         """Return the node of an item, or None if its items are only retained for its children."""
-        key = parse_item_key(item_id)
-        if key is None:
+        parsed = self.keys.parse_id(ITEM_ID, item_id)
+        if parsed is None:
             return None
         row = self._execute(
             "SELECT id, parent, input, output FROM kedge_server_nodes n WHERE id = ? AND key = ? "
             "AND namespace = ? AND (expires_at > ? OR EXISTS "
             "(SELECT 1 FROM kedge_server_conversations WHERE id = n.conversation))",
-            (self.keys.parse_node(key), key, self.namespace, self._clock()),
+            (*parsed, self.namespace, self._clock()),
         ).fetchone()
         return row and ContextNode(*row)
 
@@ -159,11 +159,7 @@ class NodeRepository:
         """Return the context that ends with a node."""
         if node is None:
             return EMPTY_CONTEXT
-        return self._cache.get(node) or self._read_context(node)
-
-    def cache_context(self, node: int, parent: int | None, context: Context) -> None:
-        """Cache a new context, so that the next turn does not read it from the database."""
-        self._cache.put(node, None if context.parent is EMPTY_CONTEXT else parent, context)
+        return self.cache.get(node) or self._read_context(node)
 
     def list_items(self, node: int | None) -> list[Item]:
         """Return every item up to a node, including those before a compaction."""
@@ -181,18 +177,18 @@ class NodeRepository:
             return work()
 
         for node in self._database.transact(delete):
-            self._cache.discard(node)
+            self.cache.discard(node)
         self._database.checkpoint()
 
     def _read_context(self, node: int) -> Context:
         rows = self._execute(_SELECT_NODE, (node,)).fetchall()
         parent = rows[0][1]
-        context = EMPTY_CONTEXT if parent is None else self._cache.get(parent)
+        context = EMPTY_CONTEXT if parent is None else self.cache.get(parent)
         if context is None:
             rows = self._execute(_SELECT_CONTEXT, (node,)).fetchall()
             context = EMPTY_CONTEXT
         for row in reversed(rows):
-            context = self._cache.get(row[0]) or self._extend(context, *row)
+            context = self.cache.get(row[0]) or self._extend(context, *row)
         return context
 
     def _extend(
@@ -207,11 +203,11 @@ class NodeRepository:
         items: list[Any] = [item for part in content for item in decode(part)]
         model_items: Sequence[Item] = items
         if barrier:
-            above, parent = EMPTY_CONTEXT, None
+            above = EMPTY_CONTEXT
             items = slice_from_compaction(items)
             model_items = self._expand(items)
         context = extend_context(above, items, model_items, tokens, sum(map(len, content)))
-        self._cache.put(node, parent, context)
+        self.cache.put(node, parent, context)
         return context
 
 

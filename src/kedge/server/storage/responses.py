@@ -6,7 +6,7 @@ several servers on one database, a response in progress has an owner, and only t
 server that was suspended until another one claimed its responses does not own them any more.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -28,12 +28,12 @@ from kedge.server.errors import (
 from kedge.server.object_forms import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
+    RESPONSE_ID,
     RESTARTED_MESSAGE,
     UNFINISHED_STATUSES,
     Item,
     build_failed_fields,
     join_response,
-    parse_response_key,
 )
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository
@@ -60,6 +60,7 @@ MOVE_CONVERSATION = (
 class ResponseEntry(NamedTuple):
     """The data of a response before its model runs."""
 
+    node: int
     key: str
     parent: int | None
     conversation: str | None
@@ -106,13 +107,13 @@ class ResponseRepository:
 
     def find(self, id: str) -> tuple[int, str] | None:
         """Return the node and the status of a response, or None."""
-        key = parse_response_key(id)
-        if key is None:
+        parsed = self._nodes.keys.parse_id(RESPONSE_ID, id)
+        if parsed is None:
             return None
         return self._execute(
             "SELECT id, status FROM kedge_server_nodes WHERE id = ? AND key = ? AND expires_at > ? "
             "AND namespace = ?",
-            (self._nodes.keys.parse_node(key), key, self._clock(), self._nodes.namespace),
+            (*parsed, self._clock(), self._nodes.namespace),
         ).fetchone()
 
     def read(self, node: int) -> bytes:
@@ -155,26 +156,23 @@ class ResponseRepository:
             (_IN_PROGRESS_JSON, node, self._database.owner),
         )
 
-    def finish(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Store the result of a response in progress, and advance and unlock its conversation, in one step.
+    def settle(self, entry: ResponseEntry, result: ResponseResult, *, is_new: bool) -> bool:
+        """Store the result of a response, and advance and unlock its conversation, in one step.
+
+        Args:
+            entry: The response.
+            result: Its result.
+            is_new: Whether it was not stored as in progress before.
 
         Returns:
             Whether the response still existed; it may have been deleted in the meantime.
         """
-        return self._settle(entry, lambda: self._update(entry, result))
-
-    def record(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Store a finished response that was not stored as in progress."""
-        return self._settle(entry, lambda: self._insert(entry, result))
-
-    def _settle(self, entry: ResponseEntry, store: Callable[[], bool]) -> bool:
-        """Store a result, and advance and unlock the conversation of the response."""
-        conversation = entry.conversation
+        store, conversation = self._insert if is_new else self._update, entry.conversation
         if conversation is None:
-            return store()
+            return store(entry, result)
 
         def settle() -> bool:
-            is_stored = store()
+            is_stored = store(entry, result)
             if is_stored:
                 self._advance_conversation(entry)
             self._database.unlock_conversation(conversation)
@@ -185,7 +183,7 @@ class ResponseRepository:
     def _insert(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         is_unfinished = result.status in UNFINISHED_STATUSES
         values = (
-            self._nodes.parse_node(entry.key),
+            entry.node,
             entry.key,
             entry.parent,
             result.barrier,
@@ -221,14 +219,14 @@ class ResponseRepository:
                 result.output,
                 result.barrier,
                 result.tokens,
-                self._nodes.parse_node(entry.key),
+                entry.node,
                 self._database.owner,
             ),
         )
         return found.rowcount > 0
 
     def _advance_conversation(self, entry: ResponseEntry) -> None:
-        values = (self._nodes.parse_node(entry.key), entry.conversation, entry.parent or 0)
+        values = (entry.node, entry.conversation, entry.parent or 0)
         if self._execute(MOVE_CONVERSATION, values).rowcount:
             return
         # It is not an error if the conversation was deleted meanwhile, but it is if it was changed.
