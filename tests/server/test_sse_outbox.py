@@ -35,13 +35,13 @@ async def test_frames_that_are_put_at_once_are_sent_together() -> None:
     """All frames put before a wait are sent in one write."""
     socket = FakeSocket()
     async with BufferedSender(socket.send) as outbox:
-        await outbox.put(b"a")
-        await outbox.put(b"b")
+        await outbox.put([b"a"])
+        await outbox.put([b"b"])
         assert await socket.wait_for_send() == b"ab"
-        await outbox.put(b"c")
+        await outbox.put([b"c"])
         assert await socket.wait_for_send() == b"c"
-        await outbox.put(b"d")
-        await outbox.put(b"e")
+        await outbox.put([b"d"])
+        await outbox.put([b"e"])
     assert socket.bodies == [b"ab", b"c", b"de"]
 
 
@@ -54,11 +54,11 @@ async def test_a_slow_socket_slows_the_writer_down() -> None:
 
     async def put_too_much() -> None:
         started.set()
-        await outbox.put(b"y" * MAX_PENDING_BYTES + b"z")
+        await outbox.put([b"y" * MAX_PENDING_BYTES + b"z"])
         order.append("returned")
 
     async with BufferedSender(socket.send) as outbox:
-        await outbox.put(b"x")
+        await outbox.put([b"x"])
         assert await socket.wait_for_send() == b"x"
         task = asyncio.create_task(put_too_much())
         await started.wait()
@@ -77,9 +77,9 @@ async def test_nothing_is_lost_when_the_block_ends_during_a_send() -> None:
 
     async def write() -> None:
         async with BufferedSender(socket.send) as outbox:
-            await outbox.put(b"a")
+            await outbox.put([b"a"])
             assert await socket.wait_for_send() == b"a"
-            await outbox.put(b"b")
+            await outbox.put([b"b"])
             leaving.set()
 
     writing = asyncio.create_task(write())
@@ -100,7 +100,7 @@ async def test_an_error_of_the_socket_is_raised_at_the_end() -> None:
 
     async def write() -> None:
         async with BufferedSender(send) as outbox:
-            await outbox.put(b"a")
+            await outbox.put([b"a"])
             await called.wait()
 
     with pytest.raises(OSError, match="gone"):
@@ -119,7 +119,7 @@ async def test_frames_wait_for_the_release_with_grace() -> None:
     """With a grace period, the start and the frames are sent in order after the release."""
     socket = FakeSocket()
     async with BufferedSender(socket.send, STREAM_START, grace=60) as outbox:
-        await outbox.put(b"a")
+        await outbox.put([b"a"])
         await asyncio.sleep(0)
         assert socket.types == []
         outbox.release()
@@ -131,7 +131,7 @@ async def test_nothing_is_sent_without_a_release() -> None:
     """A block that ends within the grace period without a release has sent nothing."""
     socket = FakeSocket()
     async with BufferedSender(socket.send, STREAM_START, grace=60) as outbox:
-        await outbox.put(b"a")
+        await outbox.put([b"a"])
     assert not outbox.is_released
     assert socket.types == []
 

@@ -191,6 +191,8 @@ METRICS_PATHS = frozenset({"/metrics", "/report"})
 class ProxyFrontEnd(FrontEnd):
     """The front end of a proxy, with errors in the form of OpenAI's API."""
 
+    description_key = PLAN_KEY
+
     def read_credentials(self, scope: Scope) -> Credentials | None:
         """Read the token of the proxy; the health of the proxy is public."""
         if scope["path"] == "/healthz":
@@ -209,10 +211,6 @@ class ProxyFrontEnd(FrontEnd):
     def list_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return no headers: those of the upstream are passed on."""
         return []
-
-    def describe(self, scope: Scope) -> str:
-        """Return what was sent to the upstream."""
-        return scope.get(PLAN_KEY, "")
 
 
 def create_policy(

@@ -243,6 +243,11 @@ class FrontEnd(ABC):
         policy: Decides who may send requests.
     """
 
+    default_headers: Sequence[tuple[bytes, bytes]] = ()
+    """Headers of each response that does not set them itself."""
+    description_key = REQUEST_ID_KEY
+    """The key of a request's scope for what the log shows besides method, path, status and time."""
+
     def __init__(self, policy: AccessPolicy) -> None:
         self.policy = policy
 
@@ -261,14 +266,6 @@ class FrontEnd(ABC):
     def list_headers(self, scope: Scope) -> Headers:
         """Return headers that are added to the response to a request."""
         return [(b"x-request-id", scope[REQUEST_ID_KEY].encode())]
-
-    def complete_headers(self, headers: Headers) -> Headers:
-        """Return the headers of a response, with those that it does not set itself."""
-        return headers
-
-    def describe(self, scope: Scope) -> str:
-        """Return what the log shows of a request besides method, path, status and time."""
-        return scope[REQUEST_ID_KEY]
 
 
 class RequestMiddleware:
@@ -349,7 +346,10 @@ class RequestMiddleware:
                 if (recorded := scope.get(RECORD_KEY)) is not None:
                     recorded.status = scope[STATUS_KEY]
                 headers = [*message.get("headers", ()), *scope[RESPONSE_HEADERS_KEY]]
-                message["headers"] = self._front.complete_headers(headers)
+                if defaults := self._front.default_headers:
+                    sent = dict(headers)
+                    headers += [pair for pair in defaults if pair[0] not in sent]
+                message["headers"] = headers
             elif reply is not None and len(reply) < self._reply_bytes:
                 reply.extend(message.get("body", b""))
             await send(message)
@@ -389,7 +389,7 @@ class RequestMiddleware:
             scope["path"],
             status,
             seconds * 1000,
-            self._front.describe(scope),
+            scope.get(self._front.description_key, ""),
         )
 
     def _record_request(self, scope: Scope) -> RecordedRequest | None:

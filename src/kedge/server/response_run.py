@@ -133,8 +133,8 @@ class Generation(ABC):
     ) -> None:
         self.error: ApiError | None = None
         """The error that the model raised, if any."""
-        self.has_output = False
-        """Whether the model has produced anything."""
+        self._on_output: Callable[[], None] | None = None
+        """Called when the model has produced something."""
         self.is_complete = False
         self.is_streamed = draft.prompt.stream
         self.reservation: TokenReservation | None = None
@@ -176,23 +176,17 @@ class Generation(ABC):
     def end(self) -> None:
         """Release all resources. May be called more than once."""
         self.service.running.discard(self)
-        self._receive = None
+        self._receive = self._on_output = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every frame of the stream, or raise the error of a model that failed before its first output."""
-
-        async def put(frames: Frames) -> None:
-            if self.has_output:
-                outbox.release()
-            if frames:
-                await outbox.put(b"".join(frames))
-
         try:
             async with BufferedSender(send, STREAM_START, self._draft.model.grace) as outbox:
-                await self.run(put, receive)
+                self._on_output = outbox.release
+                await self.run(outbox.put, receive)
                 if self.start_error is None:
                     outbox.release()
         finally:
@@ -261,7 +255,8 @@ class Generation(ABC):
             pieces, stops = self._draft.model.answer(prompt), prompt.stop
             try:
                 async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
-                    self.has_output = True
+                    if self._on_output is not None:
+                        self._on_output()
                     events = self._writer.feed(piece)
                     if self.is_streamed:
                         await emit(self._render(events, piece))
@@ -557,14 +552,15 @@ class ResponseRun(Generation):
             barrier, status = has_compaction(context.items), self._result_fields["status"]
             outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
             is_stored = stored.settle(entry, outcome, is_new=self._state == "unwritten")
-            self._state, self._locked = "settled", None
-            if is_stored:
-                self.service.nodes.cache.put(self.node, entry.parent, context)
-            elif self.service.claims is not None:
-                self._is_lost = True
-                raise RESPONSE_LOST()
-        finally:
+        except BaseException:
             self._unlock()
+            raise
+        self._state, self._locked = "settled", None
+        if is_stored:
+            self.service.nodes.cache.put(self.node, entry.parent, context)
+        elif self.service.claims is not None:
+            self._is_lost = True
+            raise RESPONSE_LOST()
 
     def _unlock(self) -> None:
         """Unlock the conversation, unless that was done before."""

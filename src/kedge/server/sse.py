@@ -205,10 +205,12 @@ class BufferedSender:
             self.is_released = True
             self._has_pending.set()
 
-    async def put(self, frames: bytes) -> None:
+    async def put(self, frames: Sequence[bytes]) -> None:
         """Add frames; wait only if more than ``MAX_PENDING_BYTES`` are pending."""
-        self._pending.append(frames)
-        self._size += len(frames)
+        if not frames:
+            return
+        self._pending += frames
+        self._size += sum(map(len, frames))
         if self.is_released:
             self._has_pending.set()
             if self._size > MAX_PENDING_BYTES:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
@@ -212,6 +212,10 @@ REJECTIONS: Mapping[str, tuple[str, str]] = {
 class PageFrontEnd(FrontEnd):
     """The front end of the page and its API, which adds the security headers to each response."""
 
+    default_headers = tuple(
+        (name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
+    )
+
     def read_credentials(self, scope: Scope) -> Credentials:
         """Read the bearer token and the cookie of a session."""
         session = read_session_cookie(Headers(scope=scope))
@@ -236,13 +240,6 @@ class PageFrontEnd(FrontEnd):
     def build_failure(self, scope: Scope) -> Response:
         """Return an internal error."""
         return error_response(500, "bug", "internal error; the log has the details")
-
-    def complete_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Return the headers of a response with the security headers that it does not set itself."""
-        completed = MutableHeaders(raw=headers)
-        for name, value in SECURITY_HEADERS.items():
-            completed.setdefault(name, value)
-        return completed.raw
 
 
 def is_json(headers: Headers) -> bool:

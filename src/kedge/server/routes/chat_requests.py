@@ -12,20 +12,9 @@ from kedge.server import errors
 from kedge.server.errors import ErrorTemplate
 from kedge.server.object_forms import Item
 from kedge.server.schema import requests
+from kedge.server.schema import validators as v
 from kedge.server.schema.items import NAME
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
-from kedge.server.schema.validators import (
-    AnyJson,
-    Array,
-    Integer,
-    Map,
-    Members,
-    String,
-    StringEnum,
-    TaggedUnion,
-    TypeUnion,
-    is_ignoring_unknown,
-)
 
 PARTS = Rules(
     order={
@@ -38,25 +27,25 @@ PARTS = Rules(
 
 
 def text_or_parts(
-    *types: str, foreign: Mapping[str, Members] | None = None, skips_unknown: bool = False
-) -> TypeUnion:
+    *types: str, foreign: Mapping[str, v.Members] | None = None, skips_unknown: bool = False
+) -> v.TypeUnion:
     """Build the schema of a content: a text, or a list of parts of these types."""
-    union = TaggedUnion({type: PARTS[type] for type in types}, foreign=foreign or {})
-    parts = Array(union, skips_unknown=skips_unknown)
-    return TypeUnion("one of a string or array of objects", string=STRING, array=parts)
+    union = v.TaggedUnion({type: PARTS[type] for type in types}, foreign=foreign or {})
+    parts = v.Array(union, skips_unknown=skips_unknown)
+    return v.TypeUnion("one of a string or array of objects", {str: STRING, list: parts})
 
 
 TEXT_CONTENT = text_or_parts("text")
-TOOL_CALL = TaggedUnion(
+TOOL_CALL = v.TaggedUnion(
     {
         "function": {
             "id!": STRING,
-            "index~": Integer(),
-            "function!": {"name!": NAME, "arguments!": STRING, "parsed_arguments~": AnyJson()},
+            "index~": v.Integer(),
+            "function!": {"name!": NAME, "arguments!": STRING, "parsed_arguments~": v.AnyJson()},
         },
         "custom": {
             "id!": STRING,
-            "index~": Integer(),
+            "index~": v.Integer(),
             "custom!": {"name!": NAME, "input!": STRING},
         },
     },
@@ -85,13 +74,13 @@ MESSAGES = Rules(
         ),
         "assistant.content": text_or_parts("text", "refusal", skips_unknown=True),
         "assistant.reasoning_content": STRING,
-        "assistant.annotations": Array(ANY_OBJECT),
-        "assistant.parsed": AnyJson(),
+        "assistant.annotations": v.Array(ANY_OBJECT),
+        "assistant.parsed": v.AnyJson(),
         "assistant.audio.data": STRING,
-        "assistant.audio.expires_at": Integer(),
+        "assistant.audio.expires_at": v.Integer(),
         "assistant.audio.transcript": STRING,
         "assistant.function_call": ANY_OBJECT,
-        "assistant.tool_calls": Array(TOOL_CALL, min_length=1),
+        "assistant.tool_calls": v.Array(TOOL_CALL, min_length=1),
     },
 ).build("chat", "messages")
 ROLES = ("system", "assistant", "user", "tool", "developer")
@@ -99,20 +88,24 @@ ROLES = ("system", "assistant", "user", "tool", "developer")
 NAMES = Rules(types={"function.function.name": NAME, "custom.custom.name": NAME})
 TOOL_TABLES = NAMES.build("chat", "tools")
 CHOICE_TABLES = NAMES.build("chat", "tool_choices")
-TOOL = TaggedUnion(
+TOOL = v.TaggedUnion(
     {type: TOOL_TABLES[type] for type in ("function", "custom")}, foreign_default="function"
 )
-TOOL_CHOICE = TypeUnion(
+TOOL_CHOICE = v.TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
-    string=StringEnum("none", "auto", "required", foreign=("any",)),
-    record=TaggedUnion(
-        {type: CHOICE_TABLES[type] for type in ("function", "custom", "allowed_tools")}
-    ),
+    {
+        str: v.StringEnum("none", "auto", "required", foreign=("any",)),
+        dict: v.TaggedUnion(
+            {type: CHOICE_TABLES[type] for type in ("function", "custom", "allowed_tools")}
+        ),
+    },
 )
-STOP = TypeUnion(
+STOP = v.TypeUnion(
     "one of a string or array of strings",
-    string=String(min_length=1),
-    array=Array(String(min_length=1), of="strings", max_length=4),
+    {
+        str: v.String(min_length=1),
+        list: v.Array(v.String(min_length=1), of="strings", max_length=4),
+    },
 )
 
 CREATE_COMPLETION = Rules(
@@ -130,18 +123,18 @@ CREATE_COMPLETION = Rules(
     },
     types={
         **requests.SHARED_TYPES,
-        "*.messages": Array(
-            TaggedUnion({role: MESSAGES[role] for role in ROLES}, tag="role"), min_length=1
+        "*.messages": v.Array(
+            v.TaggedUnion({role: MESSAGES[role] for role in ROLES}, tag="role"), min_length=1
         ),
-        "*.tools": Array(TOOL, skips_unknown=True),
+        "*.tools": v.Array(TOOL, skips_unknown=True),
         "*.tool_choice": TOOL_CHOICE,
         "*.response_format.json_schema.json_schema.name": NAME,
-        "*.max_completion_tokens": Integer(minimum=1),
-        "*.max_tokens": Integer(minimum=1),
+        "*.max_completion_tokens": v.Integer(minimum=1),
+        "*.max_tokens": v.Integer(minimum=1),
         "*.stop": STOP,
-        "*.n": Integer(minimum=1, maximum=128),
-        "*.logit_bias": Map(Integer(minimum=-100, maximum=100)),
-        "*.modalities": Array(StringEnum("text", "audio"), of="strings", min_length=1),
+        "*.n": v.Integer(minimum=1, maximum=128),
+        "*.logit_bias": v.Map(v.Integer(minimum=-100, maximum=100)),
+        "*.modalities": v.Array(v.StringEnum("text", "audio"), of="strings", min_length=1),
         "*.audio": ANY_OBJECT,
         "*.prediction.content.content": TEXT_CONTENT,
         "*.prompt_cache_options": requests.CREATE_RESPONSE["prompt_cache_options?"],
@@ -299,7 +292,7 @@ def _check_combinations(body: dict[str, Any]) -> None:
         raise REQUIRES_STREAM()
     for name in ("tool_choice", "parallel_tool_calls"):
         if name in body and not body.get("tools"):
-            if not is_ignoring_unknown():
+            if not v.is_ignoring_unknown():
                 raise REQUIRES_TOOLS(name=name)
             del body[name]  # it may be about tools that were ignored
     if requests.get_object(body, "response_format").get("type") == "json_object" and not any(

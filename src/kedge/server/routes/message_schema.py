@@ -7,6 +7,7 @@ do not have them.
 from collections.abc import Mapping
 from re import compile as pattern
 
+from kedge.server.schema import validators as v
 from kedge.server.schema.tables import (
     ANY_OBJECT,
     BOOLEAN,
@@ -15,25 +16,13 @@ from kedge.server.schema.tables import (
     Rules,
     list_opaque,
 )
-from kedge.server.schema.validators import (
-    Array,
-    Integer,
-    Members,
-    Number,
-    Object,
-    String,
-    StringEnum,
-    TaggedUnion,
-    TypeUnion,
-    Validator,
-)
 
-NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
+NAME = v.String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
 MIN_THINKING_BUDGET = 1024
 THINKING_TYPES = ("thinking", "redacted_thinking")
 
-CACHE_CONTROL = Object({"type!": StringEnum("ephemeral"), "ttl": StringEnum("5m", "1h")})
-CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
+CACHE_CONTROL = v.Object({"type!": v.StringEnum("ephemeral"), "ttl": v.StringEnum("5m", "1h")})
+CALL_ID = v.String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
 
 ORDER: Mapping[str, str] = {
@@ -43,13 +32,13 @@ ORDER: Mapping[str, str] = {
     "tool_result": "cache_control tool_use_id content? is_error?",
     "thinking": "thinking",
 }
-TYPES: Members = {
+TYPES: v.Members = {
     "*.cache_control": CACHE_CONTROL,
-    "text.citations": Array(ANY_OBJECT),
+    "text.citations": v.Array(ANY_OBJECT),
     "*.source.base64.data": STRING,
     "image.transformations": ANY_OBJECT,
     "tool_use.id": CALL_ID,
-    "tool_use.name": String(min_length=1, max_length=200),
+    "tool_use.name": v.String(min_length=1, max_length=200),
     "tool_use.caller": ANY_OBJECT,
     "tool_result.tool_use_id": CALL_ID,
 }
@@ -57,10 +46,10 @@ HOSTED_BLOCKS = list_opaque("messages", "content")
 """The blocks of tools and other features that run at the provider, which no model here sees."""
 
 
-def text_or_blocks(types: Mapping[str, Validator | Members]) -> TypeUnion:
+def text_or_blocks(types: Mapping[str, v.Validator | v.Members]) -> v.TypeUnion:
     """Build the schema of a content: a text, or a list of blocks of these types."""
-    blocks = TaggedUnion(types, unlisted=HOSTED_BLOCKS)
-    return TypeUnion("a string or list", string=STRING, array=Array(blocks))
+    blocks = v.TaggedUnion(types, unlisted=HOSTED_BLOCKS)
+    return v.TypeUnion("a string or list", {str: STRING, list: v.Array(blocks)})
 
 
 TEXT_BLOCKS = Rules(ORDER, TYPES).build("messages", "texts")
@@ -72,7 +61,7 @@ RESULT_TABLES = Rules(
         "document.source.content.content": text_or_blocks(
             {name: TEXT_BLOCKS[name] for name in ("text", "image")}
         ),
-        "search_result.content": Array(TaggedUnion({"text": TEXT_BLOCK})),
+        "search_result.content": v.Array(v.TaggedUnion({"text": TEXT_BLOCK})),
     },
 ).build("messages", "results")
 RESULT_BLOCKS = {
@@ -82,14 +71,14 @@ RESULT_BLOCKS = {
 OTHER_BLOCKS = Rules(ORDER, TYPES | {"tool_result.content": text_or_blocks(RESULT_BLOCKS)}).build(
     "messages", "content"
 )
-BLOCK_TYPES: Mapping[str, Validator | Members] = {
+BLOCK_TYPES: Mapping[str, v.Validator | v.Members] = {
     **{name: RESULT_BLOCKS[name] for name in RESULT_BLOCKS if name != "tool_reference"},
     **{name: OTHER_BLOCKS[name] for name in ("tool_use", "tool_result", *THINKING_TYPES)},
     **dict.fromkeys(HOSTED_BLOCKS, ANY_OBJECT),
 }
-MESSAGE = Object(
+MESSAGE = v.Object(
     {
-        "role!": StringEnum("user", "assistant", "system"),
+        "role!": v.StringEnum("user", "assistant", "system"),
         "content!": text_or_blocks(BLOCK_TYPES),
     }
 )
@@ -101,32 +90,32 @@ CLIENT_TOOLS = pattern("(bash|computer|memory|text_editor)_[0-9]+")
 HOSTED_TOOLS = tuple(name for name in PROVIDER_TOOLS if not CLIENT_TOOLS.fullmatch(name))
 """The tools that run at the provider, which no model here has."""
 
-CUSTOM_TOOL: Members = {
-    "type?": StringEnum("custom"),
+CUSTOM_TOOL: v.Members = {
+    "type?": v.StringEnum("custom"),
     "name!": NAME,
     "description": STRING,
-    "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
+    "input_schema!": v.TaggedUnion({"object": ANY_OBJECT}),
     "strict": BOOLEAN,
     "cache_control?": CACHE_CONTROL,
     "defer_loading": BOOLEAN,
     "eager_input_streaming?": BOOLEAN,
     "allowed_callers": STRING_ARRAY,
-    "input_examples": Array(ANY_OBJECT),
+    "input_examples": v.Array(ANY_OBJECT),
 }
 
 OWN_MEMBERS = ("type?", "description", "input_schema!", "eager_input_streaming?")
 """Those that a tool of the provider does not have."""
-CLIENT_TOOL: Members = {
+CLIENT_TOOL: v.Members = {
     **{name: each for name, each in CUSTOM_TOOL.items() if name not in OWN_MEMBERS},
-    "max_characters?": Integer(minimum=0),
-    "display_width_px": Integer(minimum=1),
-    "display_height_px": Integer(minimum=1),
-    "display_number?": Integer(minimum=0),
+    "max_characters?": v.Integer(minimum=0),
+    "display_width_px": v.Integer(minimum=1),
+    "display_height_px": v.Integer(minimum=1),
+    "display_number?": v.Integer(minimum=0),
     "enable_zoom": BOOLEAN,
 }
 
-PARALLEL_MEMBERS: Members = {"disable_parallel_tool_use": BOOLEAN}
-TOOL_CHOICE = TaggedUnion(
+PARALLEL_MEMBERS: v.Members = {"disable_parallel_tool_use": BOOLEAN}
+TOOL_CHOICE = v.TaggedUnion(
     {
         "auto": PARALLEL_MEMBERS,
         "any": PARALLEL_MEMBERS,
@@ -134,11 +123,11 @@ TOOL_CHOICE = TaggedUnion(
         "none": {},
     }
 )
-THINKING_DISPLAY = StringEnum("summarized", "omitted")
-THINKING = TaggedUnion(
+THINKING_DISPLAY = v.StringEnum("summarized", "omitted")
+THINKING = v.TaggedUnion(
     {
         "enabled": {
-            "budget_tokens!": Integer(minimum=MIN_THINKING_BUDGET),
+            "budget_tokens!": v.Integer(minimum=MIN_THINKING_BUDGET),
             "display?": THINKING_DISPLAY,
         },
         "adaptive": {"display?": THINKING_DISPLAY},
@@ -146,22 +135,22 @@ THINKING = TaggedUnion(
         "disabled": {},
     }
 )
-OUTPUT_CONFIG: Members = {
-    "effort?": StringEnum("low", "medium", "high", "xhigh", "max"),
-    "format?": TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
+OUTPUT_CONFIG: v.Members = {
+    "effort?": v.StringEnum("low", "medium", "high", "xhigh", "max"),
+    "format?": v.TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
     "task_budget?": {
-        "type!": StringEnum("tokens"),
-        "total!": Integer(minimum=1),
-        "remaining?": Integer(),
+        "type!": v.StringEnum("tokens"),
+        "total!": v.Integer(minimum=1),
+        "remaining?": v.Integer(),
     },
 }
 
-COUNT_TOKENS: Members = {
-    "model!": String(min_length=1),
-    "messages!": Array(MESSAGE),
+COUNT_TOKENS: v.Members = {
+    "model!": v.String(min_length=1),
+    "messages!": v.Array(MESSAGE),
     "system": text_or_blocks({"text": TEXT_BLOCK}),
-    "tools": Array(
-        TaggedUnion(
+    "tools": v.Array(
+        v.TaggedUnion(
             {
                 "custom": CUSTOM_TOOL,
                 **dict.fromkeys(PROVIDER_TOOLS, CLIENT_TOOL),
@@ -171,24 +160,24 @@ COUNT_TOKENS: Members = {
             unlisted=PROVIDER_TOOLS,
         ),
     ),
-    "mcp_servers": Array(ANY_OBJECT),
+    "mcp_servers": v.Array(ANY_OBJECT),
     "context_management?": ANY_OBJECT,
     "tool_choice": TOOL_CHOICE,
     "thinking": THINKING,
     "output_config": OUTPUT_CONFIG,
     "cache_control?": CACHE_CONTROL,
-    "speed?": StringEnum("standard", "fast"),
+    "speed?": v.StringEnum("standard", "fast"),
 }
 """``POST /v1/messages/count_tokens``."""
 
-CREATE_MESSAGE: Members = {
+CREATE_MESSAGE: v.Members = {
     **COUNT_TOKENS,
-    "max_tokens!": Integer(minimum=1),
+    "max_tokens!": v.Integer(minimum=1),
     "stream": BOOLEAN,
-    "stop_sequences": Array(String(min_length=1), of="strings"),
+    "stop_sequences": v.Array(v.String(min_length=1), of="strings"),
     "metadata": {"user_id?": STRING},
-    "service_tier": StringEnum("auto", "standard_only"),
-    "container?": TypeUnion("a string or object", string=STRING, record=ANY_OBJECT),
+    "service_tier": v.StringEnum("auto", "standard_only"),
+    "container?": v.TypeUnion("a string or object", {str: STRING, dict: ANY_OBJECT}),
     "diagnostics?": ANY_OBJECT,
     "inference_geo?": STRING,
     "thread?": ANY_OBJECT,
@@ -197,9 +186,9 @@ CREATE_MESSAGE: Members = {
 }
 """``POST /v1/messages``."""
 
-SAMPLING_PARAMETERS: Members = {
-    "temperature": Number(minimum=0, maximum=1),
-    "top_p": Number(minimum=0, maximum=1),
-    "top_k": Integer(minimum=0),
+SAMPLING_PARAMETERS: v.Members = {
+    "temperature": v.Number(minimum=0, maximum=1),
+    "top_p": v.Number(minimum=0, maximum=1),
+    "top_k": v.Integer(minimum=0),
 }
 """Parameters of ``POST /v1/messages`` before version 2026-10-21."""

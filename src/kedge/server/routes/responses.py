@@ -52,9 +52,11 @@ async def create(request: Request) -> Any:
     background: BackgroundJobs = request.app.state.background
     record: RecordedRequest | None = request.scope.get(RECORD_KEY)
     key = _get_idempotency_key(request) if unstored is None else None
-    draft = await service.run(_prepare_draft, service, body, unstored, key)
-    if isinstance(draft, StoredResponse):
-        return await _repeat_response(service, background, draft, streamed=bool(body.get("stream")))
+    if key is not None:
+        repeated = await service.run(_find_repeated, service, body, key)
+        if repeated is not None:
+            return await _repeat_response(service, background, repeated, body.get("stream"))
+    draft = await service.run(prepare.prepare_response, service, body, unstored, key)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
@@ -67,14 +69,6 @@ async def create(request: Request) -> Any:
         background.start(run, log)
         return replay(log.read(-1)) if run.is_streamed else http.respond_encoded(run.snapshot())
     return await respond(request, run)
-
-
-def _prepare_draft(
-    service: ServerState, body: Any, unstored: "LaneMemory | None", idempotency_key: str | None
-) -> ResponseDraft | StoredResponse:
-    """Prepare a response, or return the earlier response to a repeated request."""
-    repeated = None if idempotency_key is None else _find_repeated(service, body, idempotency_key)
-    return repeated or prepare.prepare_response(service, body, unstored, idempotency_key)
 
 
 def _open_run(
@@ -127,7 +121,7 @@ def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> Sto
 
 
 async def _repeat_response(
-    service: ServerState, background: BackgroundJobs, found: StoredResponse, *, streamed: bool
+    service: ServerState, background: BackgroundJobs, found: StoredResponse, streamed: bool | None
 ) -> Any:
     if not streamed:
         return http.respond_encoded(found.encoded)

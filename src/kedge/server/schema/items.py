@@ -17,30 +17,14 @@ from re import compile as pattern
 from typing import Any, cast
 
 from kedge.server.object_forms import ID_PREFIXES
+from kedge.server.schema import validators as v
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
-from kedge.server.schema.validators import (
-    AnyJson,
-    Array,
-    Identifier,
-    Integer,
-    JsonPath,
-    Members,
-    Null,
-    Number,
-    Object,
-    String,
-    StringEnum,
-    TaggedUnion,
-    TypeUnion,
-    Validator,
-    as_validator,
-)
 
 MAX_TEXT_LENGTH = 10_485_760
 """The maximum length of one text, in characters, as published and observed."""
-TEXT = String(max_length=MAX_TEXT_LENGTH)
-NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]+$"))
-CALL_ID = String(min_length=1, max_length=64)
+TEXT = v.String(max_length=MAX_TEXT_LENGTH)
+NAME = v.String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]+$"))
+CALL_ID = v.String(min_length=1, max_length=64)
 
 PART_TYPES = (
     "input_text",
@@ -55,7 +39,7 @@ PART_TYPES = (
 )
 """Every part type, in the order of the live API."""
 
-PARTS: Mapping[str, Validator | Members] = {
+PARTS: Mapping[str, v.Validator | v.Members] = {
     **Rules(
         order={
             "output_text": "text! annotations? logprobs? parsed~",
@@ -68,17 +52,17 @@ PARTS: Mapping[str, Validator | Members] = {
             "output_text.logprobs": "token bytes? logprob top_logprobs-",
             "output_text.logprobs.top_logprobs": "token bytes? logprob",
         },
-        types={"input_text.text": TEXT, "output_text.parsed": AnyJson()},
+        types={"input_text.text": TEXT, "output_text.parsed": v.AnyJson()},
     ).build("responses", "content"),
     # The live API lists this part, but its members are not published.
     "scoped_content": ANY_OBJECT,
-    "input_audio": {"input_audio!": {"data!": STRING, "format!": StringEnum("mp3", "wav")}},
+    "input_audio": {"input_audio!": {"data!": STRING, "format!": v.StringEnum("mp3", "wav")}},
 }
 
 
-def content_part(*types: str) -> TaggedUnion:
+def content_part(*types: str) -> v.TaggedUnion:
     """Build the schema of a content part of one of these types."""
-    return TaggedUnion({type: PARTS[type] for type in types}, all_tags=PART_TYPES)
+    return v.TaggedUnion({type: PARTS[type] for type in types}, all_tags=PART_TYPES)
 
 
 INPUT_PART = content_part(
@@ -90,9 +74,9 @@ AGENT_PART = content_part("input_text", "input_image", "encrypted_content")
 
 TEXT_OR_OBJECTS = "one of an array of objects or string"
 
-INPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(INPUT_PART))
-OUTPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(OUTPUT_PART))
-TOOL_OUTPUT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(TOOL_PART))
+INPUT_CONTENT = v.TypeUnion(TEXT_OR_OBJECTS, {str: TEXT, list: v.Array(INPUT_PART)})
+OUTPUT_CONTENT = v.TypeUnion(TEXT_OR_OBJECTS, {str: TEXT, list: v.Array(OUTPUT_PART)})
+TOOL_OUTPUT = v.TypeUnion(TEXT_OR_OBJECTS, {str: TEXT, list: v.Array(TOOL_PART)})
 
 TOOL_TABLES = Rules(
     order={
@@ -113,14 +97,14 @@ TOOL_TABLES = Rules(
         "function.name": NAME,
         "custom.name": NAME,
         # A compound filter contains filters: only its nesting is bounded.
-        "*.max_num_results": Integer(minimum=1, maximum=50),
-        "*.ranking_options.score_threshold": Number(minimum=0, maximum=1),
-        "*.display_height": Integer(minimum=1),
-        "*.display_width": Integer(minimum=1),
-        "*.frame_count": Integer(minimum=1),
-        "*.frame_duration_ms": Integer(minimum=1),
-        "*.output_compression": Integer(minimum=0, maximum=100),
-        "*.partial_images": Integer(minimum=0, maximum=3),
+        "*.max_num_results": v.Integer(minimum=1, maximum=50),
+        "*.ranking_options.score_threshold": v.Number(minimum=0, maximum=1),
+        "*.display_height": v.Integer(minimum=1),
+        "*.display_width": v.Integer(minimum=1),
+        "*.frame_count": v.Integer(minimum=1),
+        "*.frame_duration_ms": v.Integer(minimum=1),
+        "*.output_compression": v.Integer(minimum=0, maximum=100),
+        "*.partial_images": v.Integer(minimum=0, maximum=3),
         "*.headers": ANY_OBJECT,
         "tool_search.parameters": ANY_OBJECT,
     },
@@ -131,24 +115,28 @@ TOOL_TABLES = Rules(
     },
 ).build("responses", "tools")
 
-TOOL_TABLES["namespace"]["tools!"] = Array(
-    TaggedUnion({type: TOOL_TABLES[type] for type in ("function", "custom")})
+TOOL_TABLES["namespace"]["tools!"] = v.Array(
+    v.TaggedUnion({type: TOOL_TABLES[type] for type in ("function", "custom")})
 )
 for each in ("web_search_preview", "web_search_preview_2025_03_11"):
     TOOL_TABLES[each]["user_location?"] = TOOL_TABLES["web_search"]["user_location?"]
-TOOL = TaggedUnion(TOOL_TABLES, expected="a tool")
-TOOLS = Array(TOOL, of="tools")
+TOOL = v.TaggedUnion(TOOL_TABLES, expected="a tool")
+TOOLS = v.Array(TOOL, of="tools")
 
 FIRST_CHOICES = ("allowed_tools", "function", "custom", "mcp")
 """The first types of ``tool_choice`` in the list of an error."""
 CHOICE_TABLES = Rules().build("responses", "tool_choices")
-TOOL_CHOICE = TypeUnion(
+TOOL_CHOICE = v.TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
-    string=StringEnum("none", "auto", "required"),
-    record=TaggedUnion({type: CHOICE_TABLES[type] for type in (*FIRST_CHOICES, *CHOICE_TABLES)}),
+    {
+        str: v.StringEnum("none", "auto", "required"),
+        dict: v.TaggedUnion(
+            {type: CHOICE_TABLES[type] for type in (*FIRST_CHOICES, *CHOICE_TABLES)}
+        ),
+    },
 )
 
-STATUS = StringEnum("in_progress", "completed", "incomplete")
+STATUS = v.StringEnum("in_progress", "completed", "incomplete")
 ITEM_TABLES = Rules(
     order={
         "*": "id call_id name path",
@@ -187,46 +175,45 @@ ITEM_TABLES = Rules(
     types={
         "*.call_id": CALL_ID,
         "function_call.name": NAME,
-        "*.parsed_arguments": AnyJson(),
-        "*.async_": Null(),
+        "*.parsed_arguments": v.AnyJson(),
+        "*.async_": v.Null(),
         "custom_tool_call.status": STATUS,
         "custom_tool_call_output.status": STATUS,
-        "reasoning.status": Null(),
+        "reasoning.status": v.Null(),
         "local_shell_call_output.id": CALL_ID,
-        "mcp_approval_response.approval_request_id": Identifier(),
+        "mcp_approval_response.approval_request_id": v.Identifier(),
         "*.results.attributes": ANY_OBJECT,
         "*.text.format.json_schema.name": NAME,
-        "*.action.search.sources": Array({"type!": STRING, "url!": STRING}),
-        "multi_agent_call_output.output": Array(content_part("output_text")),
-        "computer_call_output.output": Object(
-            {"type!": StringEnum("computer_screenshot"), "file_id": STRING, "image_url": STRING}
+        "*.action.search.sources": v.Array(v.Object({"type!": STRING, "url!": STRING})),
+        "multi_agent_call_output.output": v.Array(content_part("output_text")),
+        "computer_call_output.output": v.Object(
+            {"type!": v.StringEnum("computer_screenshot"), "file_id": STRING, "image_url": STRING}
         ),
         "custom_tool_call_output.output": TOOL_OUTPUT,
         "function_call_output.output": TOOL_OUTPUT,
-        "agent_message.content": Array(AGENT_PART),
+        "agent_message.content": v.Array(AGENT_PART),
         "additional_tools.tools": TOOLS,
         "tool_search_output.tools": TOOLS,
     }
-    | {f"{type}.id": Identifier(prefix=prefix) for type, prefix in ID_PREFIXES.items()}
-    | {"*.id": Identifier()},
+    | {f"{type}.id": v.Identifier(prefix=prefix) for type, prefix in ID_PREFIXES.items()}
+    | {"*.id": v.Identifier()},
 ).build("responses", "items")
-ITEM_TABLES["mcp_call"]["error?"] = TypeUnion(
+ITEM_TABLES["mcp_call"]["error?"] = v.TypeUnion(
     "one of an object or string",
-    string=STRING,
-    record=as_validator(ITEM_TABLES["mcp_call"]["error?"]),
+    {str: STRING, dict: v.as_validator(ITEM_TABLES["mcp_call"]["error?"])},
 )
 
-INPUT_MESSAGE: Members = {
+INPUT_MESSAGE: v.Members = {
     "type": STRING,
-    "id?": Identifier(prefix=ID_PREFIXES["message"]),
+    "id?": v.Identifier(prefix=ID_PREFIXES["message"]),
     "content!": INPUT_CONTENT,
     "status?": STATUS,
 }
 ASSISTANT_MESSAGE = INPUT_MESSAGE | {
     "content!": OUTPUT_CONTENT,
-    "phase?": StringEnum("commentary", "final_answer"),
+    "phase?": v.StringEnum("commentary", "final_answer"),
 }
-MESSAGE = TaggedUnion(
+MESSAGE = v.TaggedUnion(
     {
         "assistant": ASSISTANT_MESSAGE,
         "system": INPUT_MESSAGE,
@@ -236,9 +223,9 @@ MESSAGE = TaggedUnion(
     tag="role",
     error_on_object=True,
 )
-ITEM_REFERENCE = Object({"type?": STRING, "id!": Identifier()})
-SDK_MEMBERS: Members = {"created_by~": STRING}
-ITEM_TYPES: Mapping[str, Validator | Members] = dict(
+ITEM_REFERENCE = v.Object({"type?": STRING, "id!": v.Identifier()})
+SDK_MEMBERS: v.Members = {"created_by~": STRING}
+ITEM_TYPES: Mapping[str, v.Validator | v.Members] = dict(
     sorted(
         {
             **{type: table | SDK_MEMBERS for type, table in ITEM_TABLES.items()},
@@ -250,17 +237,17 @@ ITEM_TYPES: Mapping[str, Validator | Members] = dict(
 """Every item type, in the order of the live API's own list."""
 
 
-class InputItem(TaggedUnion):
+class InputItem(v.TaggedUnion):
     """An item of the type that it names; without a type, a message or a reference."""
 
-    def check(self, value: Any, path: JsonPath) -> None:
+    def check(self, value: Any, path: v.JsonPath) -> None:
         """Find the item's type and check its members."""
         if type(value) is dict:
             item = cast("dict[str, Any]", value)
             if item.get("type") is None:
                 is_reference = "id" in item and item.keys() <= {"type", "id"}
                 return (ITEM_REFERENCE if is_reference else MESSAGE).check(item, path)
-        return TaggedUnion.check(self, value, path)
+        return v.TaggedUnion.check(self, value, path)
 
 
 ITEM = InputItem(
@@ -270,4 +257,4 @@ ITEM = InputItem(
     unlisted=("configuration_update",),
     expected="an input item",
 )
-ITEMS = Array(ITEM, of="input items")
+ITEMS = v.Array(ITEM, of="input items")

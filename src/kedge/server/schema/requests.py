@@ -16,25 +16,9 @@ from typing import Any, cast
 
 from kedge.server import errors
 from kedge.server.object_forms import Item
+from kedge.server.schema import validators as v
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
-from kedge.server.schema.validators import (
-    Array,
-    Identifier,
-    Integer,
-    JsonPath,
-    Map,
-    Members,
-    NonNull,
-    Number,
-    Object,
-    String,
-    StringEnum,
-    TypeUnion,
-    Validator,
-    describe_json_type,
-    is_ignoring_unknown,
-)
 from kedge.text.json_text import decode, reject_constant
 
 MOVED_PARAMETERS: Mapping[str, str] = {
@@ -48,28 +32,28 @@ MOVED_PARAMETERS: Mapping[str, str] = {
 MAX_ITEMS_PER_REQUEST = 20
 """The maximum number of items that one request adds to a conversation."""
 
-INPUT = TypeUnion("one of a string or array of input items", string=TEXT, array=ITEMS)
-CONVERSATION = TypeUnion(
+INPUT = v.TypeUnion("one of a string or array of input items", {str: TEXT, list: ITEMS})
+CONVERSATION = v.TypeUnion(
     "one of a string or object",
-    string=Identifier(max_length=256),
-    record=Object({"id!": Identifier(max_length=256)}),
+    {str: v.Identifier(max_length=256), dict: v.Object({"id!": v.Identifier(max_length=256)})},
 )
-SUMMARY = StringEnum("concise", "detailed", "auto")
-PENALTY = Number(minimum=-2, maximum=2)
-SHARED_TYPES: Mapping[str, Validator | Members] = {
-    "*.metadata": Map(
-        String(max_length=512), max_properties=16, max_key_length=64, expected="a metadata object"
+CONTEXT_MANAGEMENT = v.Object({"type!": STRING, "compact_threshold?": v.Integer(minimum=1000)})
+SUMMARY = v.StringEnum("concise", "detailed", "auto")
+PENALTY = v.Number(minimum=-2, maximum=2)
+SHARED_TYPES: Mapping[str, v.Validator | v.Members] = {
+    "*.metadata": v.Map(
+        v.String(max_length=512), max_properties=16, max_key_length=64, expected="a metadata object"
     ),
-    "*.temperature": Number(minimum=0, maximum=2),
-    "*.top_p": Number(minimum=0, maximum=1),
+    "*.temperature": v.Number(minimum=0, maximum=2),
+    "*.top_p": v.Number(minimum=0, maximum=1),
     "*.presence_penalty": PENALTY,
     "*.frequency_penalty": PENALTY,
     "*.stream": BOOLEAN,
-    "*.safety_identifier": String(max_length=128),
-    "*.service_tier": StringEnum(
+    "*.safety_identifier": v.String(max_length=128),
+    "*.service_tier": v.StringEnum(
         "auto", "default", "fast", "flex", "priority", unlisted=("scale", "ultrafast")
     ),
-    "*.top_logprobs": Integer(minimum=0, maximum=20),
+    "*.top_logprobs": v.Integer(minimum=0, maximum=20),
 }
 """The parameters that Chat Completions have as well."""
 
@@ -90,50 +74,48 @@ CREATE_RESPONSE = Rules(
     },
     types={
         **SHARED_TYPES,
-        "*.model": NonNull(STRING),
-        "*.input": NonNull(INPUT),
-        "*.previous_response_id": Identifier(max_length=256),
+        "*.model": v.NonNull(STRING),
+        "*.input": v.NonNull(INPUT),
+        "*.previous_response_id": v.Identifier(max_length=256),
         "*.conversation": CONVERSATION,
-        "*.prompt.variables": Map(
-            TypeUnion("one of a string or object", string=STRING, record=INPUT_PART)
+        "*.prompt.variables": v.Map(
+            v.TypeUnion("one of a string or object", {str: STRING, dict: INPUT_PART})
         ),
         "*.tools": TOOLS,
         "*.tool_choice": TOOL_CHOICE,
         "*.text.format.json_schema.name": NAME,
-        "*.max_output_tokens": Integer(minimum=16),
-        "*.max_tool_calls": Integer(minimum=1),
+        "*.max_output_tokens": v.Integer(minimum=16),
+        "*.max_tool_calls": v.Integer(minimum=1),
         "*.reasoning.summary": SUMMARY,
         "*.reasoning.generate_summary": SUMMARY,  # its former name
-        "*.context_management": Array(
-            {"type!": STRING, "compact_threshold?": Integer(minimum=1000)}, min_length=1
-        ),
+        "*.context_management": v.Array(CONTEXT_MANAGEMENT, min_length=1),
     },
 ).build("responses", "parameters")["create"]
 """``POST /v1/responses``."""
-INCLUDE_VALUE = cast("Array", CREATE_RESPONSE["include?"]).item
-INCLUDE = CREATE_RESPONSE["include?"] = Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
+INCLUDE_VALUE = cast("v.Array", CREATE_RESPONSE["include?"]).item
+INCLUDE = CREATE_RESPONSE["include?"] = v.Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
 
-SOCKET_CREATE: Members = {**CREATE_RESPONSE, "generate?": BOOLEAN}
+SOCKET_CREATE: v.Members = {**CREATE_RESPONSE, "generate?": BOOLEAN}
 """``response.create`` on a WebSocket, without its type and its stream id."""
 
 
-def select_parameters(names: str) -> Members:
+def select_parameters(names: str) -> v.Members:
     """Return parameters of ``POST /v1/responses`` in this order."""
     return {name: CREATE_RESPONSE[name] for name in names.split()}
 
 
-INPUT_TOKENS: Members = {
+INPUT_TOKENS: v.Members = {
     "model?": STRING,
     "input?": INPUT,
     **select_parameters(
         "previous_response_id? conversation? tools? tool_choice? text? parallel_tool_calls? "
         "reasoning? truncation? instructions?"
     ),
-    "personality": String(max_length=64),
+    "personality": v.String(max_length=64),
 }
 """``POST /v1/responses/input_tokens``."""
 
-COMPACT_RESPONSE: Members = {
+COMPACT_RESPONSE: v.Members = {
     "model!?": STRING,
     "input?": INPUT,
     **select_parameters(
@@ -143,15 +125,15 @@ COMPACT_RESPONSE: Members = {
 }
 """``POST /v1/responses/compact``."""
 
-NEW_ITEMS = Array(ITEM, of="input items", max_length=MAX_ITEMS_PER_REQUEST)
+NEW_ITEMS = v.Array(ITEM, of="input items", max_length=MAX_ITEMS_PER_REQUEST)
 
-CONVERSATION_CREATE: Members = {"items?": NEW_ITEMS, **select_parameters("metadata?")}
+CONVERSATION_CREATE: v.Members = {"items?": NEW_ITEMS, **select_parameters("metadata?")}
 """``POST /v1/conversations``."""
 
-CONVERSATION_UPDATE: Members = {"metadata!?": CREATE_RESPONSE["metadata?"]}
+CONVERSATION_UPDATE: v.Members = {"metadata!?": CREATE_RESPONSE["metadata?"]}
 """``POST /v1/conversations/{id}``."""
 
-CONVERSATION_ITEMS: Members = {"items!": NEW_ITEMS, "include?": INCLUDE}
+CONVERSATION_ITEMS: v.Members = {"items!": NEW_ITEMS, "include?": INCLUDE}
 """``POST /v1/conversations/{id}/items``."""
 
 
@@ -221,14 +203,14 @@ def parse_body(raw: bytes) -> object:
         raise errors.INVALID_JSON() from None
 
 
-class RequestSchema(Object):
+class RequestSchema(v.Object):
     """The body of one endpoint: its parameters, and those that were moved.
 
     ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
 
     def __init__(
-        self, table: Members, moved: Mapping[str, str] | None = None, legacy: Sequence[str] = ()
+        self, table: v.Members, moved: Mapping[str, str] | None = None, legacy: Sequence[str] = ()
     ) -> None:
         super().__init__(table)
         self.moved = moved or {}
@@ -237,27 +219,27 @@ class RequestSchema(Object):
     def check_body(self, body: object) -> dict[str, Any]:
         """Check for missing and unknown parameters, then each parameter in order."""
         if type(body) is not dict:
-            raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
+            raise errors.BODY_NOT_OBJECT(got=v.describe_json_type(body))
         fields = cast("dict[str, Any]", body)
         self.check(fields, None)
         return fields
 
     def missing_error(
-        self, name: str, members: Mapping[str, Any], path: JsonPath
+        self, name: str, members: Mapping[str, Any], path: v.JsonPath
     ) -> errors.ApiError:
         """Build the error of a missing parameter, which may have its old name."""
         for old, new in self.moved.items():
             if new == name and old in members:
                 return errors.MOVED_PARAMETER(path=old, to=new)
-        return Object.missing_error(self, name, members, path)
+        return v.Object.missing_error(self, name, members, path)
 
-    def check_unknown(self, members: dict[str, Any], path: JsonPath) -> None:
+    def check_unknown(self, members: dict[str, Any], path: v.JsonPath) -> None:
         """Reject an unknown parameter, unless unknown parameters are ignored."""
         for name in members:
-            is_ignored = is_ignoring_unknown() and name not in (*self.moved, *self.legacy)
+            is_ignored = v.is_ignoring_unknown() and name not in (*self.moved, *self.legacy)
             if name not in self.members and not is_ignored:
                 raise self._unknown_error(name, members)
-        Object.check_unknown(self, members, path)
+        v.Object.check_unknown(self, members, path)
 
     def _unknown_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
         if name in self.moved:

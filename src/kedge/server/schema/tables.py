@@ -10,39 +10,25 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from kedge.server.schema.validators import (
-    AnyJson,
-    Array,
-    Boolean,
-    Integer,
-    Map,
-    Members,
-    Number,
-    Object,
-    String,
-    StringEnum,
-    TaggedUnion,
-    TypeUnion,
-    Validator,
-)
+from kedge.server.schema import validators as v
 from kedge.text.json_text import decode
 
-STRING = String()
-BOOLEAN = Boolean()
-ANY_OBJECT = AnyJson(only_objects=True)
-STRING_ARRAY = Array(STRING, of="strings")
-SCALARS: Mapping[str, Validator] = {
+STRING = v.String()
+BOOLEAN = v.Boolean()
+ANY_OBJECT = v.AnyJson(only_objects=True)
+STRING_ARRAY = v.Array(STRING, of="strings")
+SCALARS: Mapping[str, v.Validator] = {
     "string": STRING,
     "boolean": BOOLEAN,
-    "integer": Integer(),
-    "number": Number(),
-    "json": AnyJson(),
+    "integer": v.Integer(),
+    "number": v.Number(),
+    "json": v.AnyJson(),
     "object": ANY_OBJECT,
 }
-PLURALS: Mapping[type, str] = {String: "strings", StringEnum: "strings", Integer: "integers"}
+PLURALS: Mapping[type, str] = {v.String: "strings", v.StringEnum: "strings", v.Integer: "integers"}
 """The names of the items of an array in errors, by their validator; others are objects."""
 
-Tables = dict[str, Members]
+Tables = dict[str, v.Members]
 T = TypeVar("T")
 
 _TYPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = decode(
@@ -65,7 +51,7 @@ class Rules(Struct, frozen=True):
     """
 
     order: Mapping[str, str] = {}
-    types: Mapping[str, Validator | Members] = {}
+    types: Mapping[str, v.Validator | v.Members] = {}
     expected: Mapping[str, str] = {}
 
     def build(self, api: str, section: str) -> Tables:
@@ -77,13 +63,13 @@ class Rules(Struct, frozen=True):
             if table != "object"
         }
 
-    def _build_members(self, table: Mapping[str, Any], path: str) -> Members:
+    def _build_members(self, table: Mapping[str, Any], path: str) -> v.Members:
         declared = {name.rstrip("!?"): name for name in table}
         order = _find(self.order, path)
         if order is None:
             order = " ".join(name for name in self.order.get("*", "").split() if name in declared)
         listed = {name.rstrip("!?~-"): name for name in order.split()}
-        members: Members = {}
+        members: v.Members = {}
         for name in (*listed, *(each for each in declared if each not in listed)):
             known, marked = declared.get(name, name), listed.get(name, name)
             key = known if marked == name else marked.removesuffix("-")
@@ -91,21 +77,20 @@ class Rules(Struct, frozen=True):
             members[key] = _find(self.types, member) or self._build_type(table.get(known), member)
         return members
 
-    def _build_type(self, value: Any, path: str) -> Validator | Members:
+    def _build_type(self, value: Any, path: str) -> v.Validator | v.Members:
         match value:
             case str():
                 return SCALARS[value]
             case ["enum", *values]:
-                return StringEnum(*values)
+                return v.StringEnum(*values)
             case ["array", item]:
-                validator = self._build_type(item, path)
-                return Array(validator, of=PLURALS.get(type(validator), "objects"))
+                validator = v.as_validator(self._build_type(item, path))
+                return v.Array(validator, of=PLURALS.get(type(validator), "objects"))
             case ["map", item]:
-                built = self._build_type(item, path)
-                return Map(Object(built) if isinstance(built, dict) else built)
+                return v.Map(v.as_validator(self._build_type(item, path)))
             case ["union", variants]:
                 tags = dict.fromkeys((*(_find(self.order, path) or "").split(), *variants))
-                return TaggedUnion(
+                return v.TaggedUnion(
                     {tag: self._build_members(variants[tag], f"{path}.{tag}") for tag in tags}
                 )
             case ["any", *alternatives]:
@@ -113,14 +98,14 @@ class Rules(Struct, frozen=True):
             case _:
                 return self._build_members(value, path)
 
-    def _build_alternatives(self, alternatives: list[Any], path: str) -> TypeUnion:
-        by_type: dict[str, Validator] = {}
+    def _build_alternatives(self, alternatives: list[Any], path: str) -> v.TypeUnion:
+        by_type: dict[type, v.Validator] = {}
         for each in alternatives:
             built = self._build_type(each, path)
-            is_text = isinstance(built, String | StringEnum)
-            kind = "string" if is_text else "array" if isinstance(built, Array) else "record"
-            by_type[kind] = Object(built) if isinstance(built, dict) else built
-        return TypeUnion(self.expected[path], **by_type)
+            is_text = isinstance(built, v.String | v.StringEnum)
+            kind = str if is_text else list if isinstance(built, v.Array) else dict
+            by_type[kind] = v.as_validator(built)
+        return v.TypeUnion(self.expected[path], by_type)
 
 
 def list_opaque(api: str, section: str) -> tuple[str, ...]:

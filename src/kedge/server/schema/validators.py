@@ -316,22 +316,17 @@ class AnyJson(Struct, frozen=True):
         check_storable(value, path, MAX_DEPTH)
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Struct, frozen=True):
     """A list of values of one kind; ``of`` names them in the plural.
 
     With ``skips_unknown``, objects of unknown types are removed where unknown parameters are ignored.
     """
 
-    items: "Validator | Members"
+    item: Validator
     of: str = "objects"
     min_length: int = 0
     max_length: int | None = None
     skips_unknown: bool = False
-    item: Validator = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "item", as_validator(self.items))
 
     @property
     def expected(self) -> str:
@@ -538,20 +533,11 @@ class TaggedUnion:
         return invalid_value_error(tag, self.all_tags or belonging, (path, self.tag))
 
 
-@dataclass(frozen=True, slots=True)
-class TypeUnion:
+class TypeUnion(Struct, frozen=True):
     """A value of one of several JSON types, each with its own validator."""
 
     expected: str
-    string: Validator | None = None
-    array: Validator | None = None
-    record: Validator | None = None
-    by_type: Mapping[type, Validator] = field(init=False)
-
-    def __post_init__(self) -> None:
-        validators = {str: self.string, list: self.array, dict: self.record}
-        by_type = {kind: validator for kind, validator in validators.items() if validator}
-        object.__setattr__(self, "by_type", by_type)
+    by_type: Mapping[type, Validator]
 
     def check(self, value: object, path: JsonPath) -> None:
         """Check the value with the validator of its JSON type."""
