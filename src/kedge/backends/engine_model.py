@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
+from kedge import errors
 from kedge.backends.items import DecryptReasoning, OutputEmitter, build_turn
 from kedge.engines import (
     AnthropicEngine,
@@ -27,22 +28,7 @@ from kedge.engines import (
 from kedge.engines.base import Request, unwrap
 from kedge.engines.reply import answer_text
 from kedge.engines.request_options import LOGPROBS
-from kedge.errors import (
-    AnswerIncomplete,
-    CannotConnect,
-    EngineError,
-    InvalidTurn,
-    KedgeError,
-    NotAuthorized,
-    RateLimited,
-    RequestRefused,
-    ServerFailed,
-    StreamCut,
-    Unreachable,
-    Unsendable,
-    UnsupportedBlock,
-    UnsupportedParameter,
-)
+from kedge.errors import EngineError, KedgeError
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
@@ -220,7 +206,7 @@ class EngineModel:
         if self._is_stateless_api and any(
             item.get("type") == "additional_tools" for item in ask.items
         ):
-            raise UnsupportedParameter(
+            raise errors.UnsupportedParameter(
                 "input",
                 "send the tools as 'tools' (Codex does so if its 'model' is a name that it does not "
                 "know)",
@@ -247,7 +233,7 @@ class EngineModel:
         params = {name: body[name] for name in self._forwarded if body.get(name) is not None}
         if "service_tier" in params and isinstance(engine, AnthropicEngine):
             if params["service_tier"] not in ANTHROPIC_TIERS:
-                raise UnsupportedParameter("service_tier", "use auto or default")
+                raise errors.UnsupportedParameter("service_tier", "use auto or default")
             params["service_tier"] = ANTHROPIC_TIERS[params["service_tier"]]
         if not self._select_tools(prompt.ask.tools):
             params.pop("parallel_tool_calls", None)
@@ -286,7 +272,7 @@ class EngineModel:
                             yield output
                     else:
                         emitter.assembler.feed(event)
-        except AnswerIncomplete as error:
+        except errors.AnswerIncomplete as error:
             reason = INCOMPLETE_REASONS.get(error.code)
             if reason is None:
                 raise
@@ -301,7 +287,7 @@ def _drop_nulls(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _finish_incomplete(emitter: OutputEmitter, error: AnswerIncomplete) -> list[OutputEvent]:
+def _finish_incomplete(emitter: OutputEmitter, error: errors.AnswerIncomplete) -> list[OutputEvent]:
     """Return the output of an answer that stopped early; its last item is left open."""
     outcome = Outcome("incomplete", error.partial, usage=emitter.assembler.finish().usage)
     events = list(emitter.finish(outcome))
@@ -332,23 +318,28 @@ def to_api_error(error: KedgeError) -> ApiError:
     log.warning("the model behind this server failed: %s", _describe_error(error))
     reason = _get_reason(error)
     match error:
-        case RateLimited():
+        case errors.RateLimited():
             mapped = RATE_LIMITED(seconds=f"{error.retry_after or 1:g}")
             mapped.headers |= _list_headers(error)
             return mapped
-        case NotAuthorized():  # without the provider's message, which may contain a part of the key
+        case errors.NotAuthorized():  # without the provider's message, which may contain a part of the key
             detail = "rejected this server's API key; the operator of this server has to replace it"
             return _build_upstream_error(error, 502, "not_authorized", detail)
-        case RequestRefused() | ServerFailed():
+        case errors.RequestRefused() | errors.ServerFailed():
             return _map_engine_error(error)
-        case StreamCut():
+        case errors.StreamCut():
             detail = "ended its stream before the answer was complete; the same request may succeed later"
             return _build_upstream_error(error, 502, "cut", detail)
-        case Unreachable() | CannotConnect() if "in time" in reason:
+        case errors.Unreachable() | errors.CannotConnect() if "in time" in reason:
             return _build_upstream_error(error, 504, "timeout", "did not answer in time")
-        case Unreachable() | CannotConnect():
+        case errors.Unreachable() | errors.CannotConnect():
             return _build_upstream_error(error, 503, "unreachable", f"cannot be reached: {reason}")
-        case UnsupportedParameter() | UnsupportedBlock() | Unsendable() | InvalidTurn():
+        case (
+            errors.UnsupportedParameter()
+            | errors.UnsupportedBlock()
+            | errors.Unsendable()
+            | errors.InvalidTurn()
+        ):
             return ApiError(
                 f"The model behind this server does not support this request: {error}",
                 param=getattr(error, "param", None),
@@ -364,7 +355,7 @@ def _describe_error(error: KedgeError) -> str:
     if isinstance(error, EngineError):
         fields = (error.provider, error.status, error.code, error.request_id)
         facts += [str(field) for field in fields if field]
-    if isinstance(error, NotAuthorized):  # the message may contain a part of the key
+    if isinstance(error, errors.NotAuthorized):  # the message may contain a part of the key
         return ", ".join(facts)
     return f"{', '.join(facts)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
 

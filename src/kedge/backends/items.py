@@ -14,52 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from kedge import events, turns
 from kedge.errors import InvalidTurn
-from kedge.events import (
-    Event,
-    ItemCompleted,
-    Outcome,
-    PartCompleted,
-    ReasoningDelta,
-    RefusalDelta,
-    TextDelta,
-    ToolArgumentsDelta,
-    ToolCallCompleted,
-    ToolCallRenamed,
-    ToolCallStarted,
-)
+from kedge.events import Event, Outcome
 from kedge.events.assembler import Assembler
 from kedge.planning import AnchorRecord, ConversationState, set_state
 from kedge.planning.digests import get_prefix_index
 from kedge.planning.render import derived_digests
 from kedge.practice import PracticeRequest
+from kedge.server import models
 from kedge.server.coherence import is_model_output
-from kedge.server.models import (
-    ItemAdded,
-    ItemClosed,
-    ItemDelta,
-    ItemKind,
-    ItemOpened,
-    ModelUsage,
-    OutputEvent,
-)
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    Source,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    block_from_item,
-    dump_block,
-    load_block,
-    system,
-)
+from kedge.server.models import ItemKind, OutputEvent
+from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import thaw
 
 Item = Mapping[str, Any]
@@ -71,11 +37,11 @@ ID_PAIRED_TYPES = frozenset({"local_shell_call", "local_shell_call_output", "mcp
 RESULT_FOLLOWS = "The result follows as a message."
 
 
-def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
+def pack_reasoning(block: turns.ReasoningBlock, prefix_digest: str) -> Any:
     """Return the payload to encrypt with a reasoning item; None if it cannot be sent again."""
     if not block.encrypted_content:
         return None
-    return {"block": dump_block(block), "before": prefix_digest}
+    return {"block": turns.dump_block(block), "before": prefix_digest}
 
 
 @dataclass(slots=True)
@@ -106,18 +72,22 @@ class _TurnBuilder:
             self._add_reasoning(item)
             return
         keeps_id = item.get("type") in ID_PAIRED_TYPES
-        block = block_from_item({name: item[name] for name in item if name != "id" or keeps_id})
-        if isinstance(block, ToolCallBlock):
+        block = turns.block_from_item(
+            {name: item[name] for name in item if name != "id" or keeps_id}
+        )
+        if isinstance(block, turns.ToolCallBlock):
             # Some clients chain on a response and send its call again before the result; APIs reject that.
             if block == self.open_calls.get(block.call_id):
                 return
             self.open_calls[block.call_id] = block
-        elif isinstance(block, ToolResultBlock):
+        elif isinstance(block, turns.ToolResultBlock):
             self.open_calls.pop(block.call_id, None)
         if self.current is not None and is_model_output(item):
             self.current.output_index += 1
             self.current.stop += 1
-            source = Source(self.current.response_id, block.item_id, self.current.output_index)
+            source = turns.Source(
+                self.current.response_id, block.item_id, self.current.output_index
+            )
             block = block.with_source(source).with_origin("engine")
         else:
             self.current = None
@@ -139,13 +109,13 @@ class _TurnBuilder:
         self.blocks.append(block)
 
 
-def _unpack_reasoning(payload: Any) -> tuple[ReasoningBlock, str] | None:
+def _unpack_reasoning(payload: Any) -> tuple[turns.ReasoningBlock, str] | None:
     try:
-        block = load_block(payload["block"])
+        block = turns.load_block(payload["block"])
         before = payload["before"]
     except (InvalidTurn, KeyError, TypeError):
         return None
-    if not isinstance(block, ReasoningBlock) or not isinstance(before, str):
+    if not isinstance(block, turns.ReasoningBlock) or not isinstance(before, str):
         return None
     return (block, before) if block.response_id else None
 
@@ -195,7 +165,7 @@ def build_turn(
     for item in ask.items:
         for part in _split_item(item, text_results=text_results):
             builder.add(part)
-    lead = [system(ask.instructions)] if ask.instructions else []
+    lead = [turns.system(ask.instructions)] if ask.instructions else []
     turn = Turn([*lead, *builder.blocks])
     records = tuple(_build_records(turn, builder.spans, scope, len(lead)))
     return set_state(turn, ConversationState(anchors=records)) if records else turn
@@ -231,7 +201,7 @@ ItemKey = tuple[str, object]
 class _PendingItem:
     """An item in progress: its opening event, the emitted and the waiting text, its state."""
 
-    opened: ItemOpened
+    opened: models.ItemOpened
     emitted: list[str] = field(default_factory=list[str])
     pending: str = ""
     logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -261,33 +231,33 @@ class OutputEmitter:
         """Yield the output events that follow from an event."""
         self.assembler.feed(event)
         match event:
-            case TextDelta() | RefusalDelta():
-                kind: ItemKind = "text" if isinstance(event, TextDelta) else "refusal"
+            case events.TextDelta() | events.RefusalDelta():
+                kind: ItemKind = "text" if isinstance(event, events.TextDelta) else "refusal"
                 key = (kind, (event.output_index, event.content_index))
-                item = self._find_or_add(key, ItemOpened(kind), event.output_index)
-                item.logprobs += event.logprobs if isinstance(event, TextDelta) else ()
+                item = self._find_or_add(key, models.ItemOpened(kind), event.output_index)
+                item.logprobs += event.logprobs if isinstance(event, events.TextDelta) else ()
                 yield from self._emit_text(key, item, event.delta)
-            case ReasoningDelta():
+            case events.ReasoningDelta():
                 key = ("reasoning", event.output_index)
-                item = self._find_or_add(key, ItemOpened("reasoning"), event.output_index)
+                item = self._find_or_add(key, models.ItemOpened("reasoning"), event.output_index)
                 gap = "\n\n" if item.emitted and item.index != event.index else ""
                 item.index = event.index
                 yield from self._emit_text(key, item, gap + event.delta)
-            case PartCompleted(kind="text" | "refusal" as kind):
+            case events.PartCompleted(kind="text" | "refusal" as kind):
                 key = (kind, (event.output_index, event.index))
-                item = self._find_or_add(key, ItemOpened(kind), event.output_index)
+                item = self._find_or_add(key, models.ItemOpened(kind), event.output_index)
                 yield from self._emit_text(key, item, item.find_rest(event.text))
-            case ToolCallStarted():
+            case events.ToolCallStarted():
                 yield from self._start_call(event)
-            case ToolArgumentsDelta():
+            case events.ToolArgumentsDelta():
                 key = self._get_call_key(event.call_id)
                 if key in self._items:
                     yield from self._emit_text(key, self._items[key], event.delta)
-            case ToolCallRenamed():
+            case events.ToolCallRenamed():
                 self._call_ids[event.call_id] = self._call_ids.get(event.was, event.was)
-            case ToolCallCompleted():
+            case events.ToolCallCompleted():
                 yield from self._complete_call(event)
-            case ItemCompleted():
+            case events.ItemCompleted():
                 yield from self._complete_item(event)
             case _:
                 pass
@@ -301,11 +271,13 @@ class OutputEmitter:
             if block.output_index not in self._seen_indices:
                 yield from emit_block(block, self.prefix_digest)
         if (usage := outcome.usage) is not None:
-            yield ModelUsage(
+            yield models.ModelUsage(
                 usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
             )
 
-    def _find_or_add(self, key: ItemKey, opened: ItemOpened, output_index: int) -> _PendingItem:
+    def _find_or_add(
+        self, key: ItemKey, opened: models.ItemOpened, output_index: int
+    ) -> _PendingItem:
         if key not in self._items:
             self._items[key] = _PendingItem(opened)
             self._seen_indices.add(output_index)
@@ -324,7 +296,7 @@ class OutputEmitter:
         if text:
             item.emitted.append(text)
             logprobs, item.logprobs = tuple(map(thaw, item.logprobs)), []
-            yield ItemDelta(text, logprobs)
+            yield models.ItemDelta(text, logprobs)
 
     def _can_open(self) -> bool:
         """Whether another item may start: not while a call is incomplete."""
@@ -343,32 +315,34 @@ class OutputEmitter:
         (kind, index), self._current = self._current, None
         if kind == "reasoning":
             block = self._find_block(index)
-            is_known = isinstance(block, ReasoningBlock)
-            yield ItemClosed(
+            is_known = isinstance(block, turns.ReasoningBlock)
+            yield models.ItemClosed(
                 model_data=pack_reasoning(block, self.prefix_digest) if is_known else None
             )
         elif kind == "text":
             output_index, content_index = cast("tuple[int, int]", index)
             block = self._find_block(output_index)
-            parts = block.parts if isinstance(block, AssistantBlock) else ()
+            parts = block.parts if isinstance(block, turns.AssistantBlock) else ()
             yield _close_text(parts[content_index] if content_index < len(parts) else None)
         else:
-            yield ItemClosed()
+            yield models.ItemClosed()
 
     def _find_block(self, index: object) -> Block | None:
         """Return the block of an output item, as far as it has been received."""
         blocks = self.assembler.blocks()
         return next((each for each in blocks if each.output_index == index), None)
 
-    def _start_call(self, event: ToolCallStarted | ToolCallCompleted) -> Iterator[OutputEvent]:
+    def _start_call(
+        self, event: events.ToolCallStarted | events.ToolCallCompleted
+    ) -> Iterator[OutputEvent]:
         key = ("call", event.call_id)
         if key not in self._items:
             kind: ItemKind = "custom_tool_call" if event.custom else "function_call"
-            opened = ItemOpened(kind, event.name, event.call_id)
+            opened = models.ItemOpened(kind, event.name, event.call_id)
             item = self._find_or_add(key, opened, event.output_index)
             yield from self._emit_text(key, item, "")
 
-    def _complete_call(self, event: ToolCallCompleted) -> Iterator[OutputEvent]:
+    def _complete_call(self, event: events.ToolCallCompleted) -> Iterator[OutputEvent]:
         key = self._get_call_key(event.call_id)
         if key not in self._items:
             yield from self._start_call(event)
@@ -391,7 +365,7 @@ class OutputEmitter:
                     return  # it is open now, and the others still wait
                 yield from self._close_item()
 
-    def _complete_item(self, event: ItemCompleted) -> Iterator[OutputEvent]:
+    def _complete_item(self, event: events.ItemCompleted) -> Iterator[OutputEvent]:
         kind, current = event.item.get("type"), self._current
         if event.item.get("status") == "incomplete":
             return  # it stays open, because the server does not complete truncated items
@@ -411,33 +385,35 @@ class OutputEmitter:
 def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
     """Yield the output events of a complete block."""
     match block:
-        case AssistantBlock():
+        case turns.AssistantBlock():
             for part in block.parts:
-                if isinstance(part, TextPart | RefusalPart):
-                    yield ItemOpened("text" if isinstance(part, TextPart) else "refusal")
-                    yield ItemDelta(part.text, _read_list(part, "logprobs"))
+                if isinstance(part, turns.TextPart | turns.RefusalPart):
+                    yield models.ItemOpened(
+                        "text" if isinstance(part, turns.TextPart) else "refusal"
+                    )
+                    yield models.ItemDelta(part.text, _read_list(part, "logprobs"))
                     yield _close_text(part)
-        case ReasoningBlock():
-            yield ItemOpened("reasoning")
-            yield ItemDelta("\n\n".join(block.summary or block.texts))
-            yield ItemClosed(model_data=pack_reasoning(block, prefix_digest))
-        case ToolCallBlock():
+        case turns.ReasoningBlock():
+            yield models.ItemOpened("reasoning")
+            yield models.ItemDelta("\n\n".join(block.summary or block.texts))
+            yield models.ItemClosed(model_data=pack_reasoning(block, prefix_digest))
+        case turns.ToolCallBlock():
             kind: ItemKind = "custom_tool_call" if block.custom else "function_call"
-            yield ItemOpened(kind, block.name, block.call_id)
-            yield ItemDelta(block.arguments)
-            yield ItemClosed()
-        case OpaqueBlock():
-            yield ItemAdded(thaw(block.item))
+            yield models.ItemOpened(kind, block.name, block.call_id)
+            yield models.ItemDelta(block.arguments)
+            yield models.ItemClosed()
+        case turns.OpaqueBlock():
+            yield models.ItemAdded(thaw(block.item))
         case _:
             pass
 
 
-def _close_text(part: Part | None) -> ItemClosed:
+def _close_text(part: turns.Part | None) -> models.ItemClosed:
     """Return the end of a text, with the annotations of the received part."""
-    return ItemClosed(annotations=_read_list(part, "annotations"))
+    return models.ItemClosed(annotations=_read_list(part, "annotations"))
 
 
-def _read_list(part: Part | None, name: str) -> tuple[Mapping[str, Any], ...]:
+def _read_list(part: turns.Part | None, name: str) -> tuple[Mapping[str, Any], ...]:
     """Return a list of objects that the provider attached to a text."""
-    found = part.extra.get(name) if isinstance(part, TextPart) else None
+    found = part.extra.get(name) if isinstance(part, turns.TextPart) else None
     return tuple(thaw(found)) if isinstance(found, tuple) else ()

@@ -20,18 +20,11 @@ from starlette.websockets import WebSocket
 
 from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreError
-from kedge.server import errors, http
+from kedge.server import errors, http, request_log
 from kedge.server.background import BackgroundJobs
 from kedge.server.errors import ApiError
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.models import Model
-from kedge.server.request_log import (
-    FinishListener,
-    Listener,
-    RequestMiddleware,
-    log_failure,
-    metrics,
-)
 from kedge.server.routes import chat_completions, conversations, messages, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
@@ -119,7 +112,7 @@ ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", retrieve_model, methods=["GET"]),
     Route("/healthz", healthz, methods=["GET"]),
-    Route("/metrics", metrics, methods=["GET"]),
+    Route("/metrics", request_log.metrics, methods=["GET"]),
 ]
 """All HTTP routes."""
 
@@ -155,9 +148,9 @@ EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
 
 def create_app(
     settings: Settings | None = None,
-    listener: Listener | None = None,
+    listener: request_log.Listener | None = None,
     *,
-    on_finish: FinishListener | None = None,
+    on_finish: request_log.FinishListener | None = None,
     reply_bytes: int = 0,
 ) -> Starlette:
     """Build the ASGI app of one server.
@@ -197,7 +190,9 @@ def create_app(
 
     faults = settings.faults
     front = http.ServerFrontEnd(service.access, faults)
-    middleware = [Middleware(RequestMiddleware, front, listener, on_finish, reply_bytes)]
+    middleware = [
+        Middleware(request_log.RequestMiddleware, front, listener, on_finish, reply_bytes)
+    ]
     if faults is not None:
         middleware.append(Middleware(FaultMiddleware, faults))
     app = Starlette(
@@ -224,7 +219,7 @@ async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         except StoreError as error:
             log.warning("%s", error)
         except Exception as error:  # noqa: BLE001 - otherwise responses would never expire again
-            log_failure("a periodic task of the server failed", error)
+            request_log.log_failure("a periodic task of the server failed", error)
         await asyncio.sleep(seconds)
 
 

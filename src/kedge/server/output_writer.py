@@ -11,18 +11,9 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
-from kedge.server import object_forms
+from kedge.server import models, object_forms
 from kedge.server.encrypted_content import ReasoningPayload
-from kedge.server.models import (
-    ItemAdded,
-    ItemClosed,
-    ItemDelta,
-    ItemKind,
-    ItemOpened,
-    ModelUsage,
-    OutputEvent,
-    OutputTruncated,
-)
+from kedge.server.models import ItemKind, OutputEvent
 
 StreamEvent = dict[str, Any]
 """One event of a stream, without its sequence number."""
@@ -110,7 +101,7 @@ class OutputWriter:
     items: list[OutputItem] = field(default_factory=list[OutputItem], init=False)
     incomplete_reason: str | None = field(default=None, init=False)
     reasoning_texts: list[str] = field(default_factory=list[str], init=False)
-    usage: ModelUsage | None = field(default=None, init=False)
+    usage: models.ModelUsage | None = field(default=None, init=False)
     stop_sequence: str = field(default="", init=False)
     text_length: int = field(default=0, init=False)
     """The number of characters of all texts."""
@@ -129,24 +120,24 @@ class OutputWriter:
     def feed(self, event: OutputEvent) -> list[StreamEvent]:
         """Add an event to the items and return the stream events for it."""
         match event:
-            case ItemDelta():
+            case models.ItemDelta():
                 assert self._text_chunks is not None, "text without an open item"  # noqa: S101
                 self._text_chunks.append(event.text)
                 self.text_length += len(event.text)
                 self._logprobs += event.logprobs
                 return self._build_text_event("delta", "delta", event.text, event.logprobs)
-            case ItemOpened():
+            case models.ItemOpened():
                 return self._open_item(event)
-            case ItemClosed():
+            case models.ItemClosed():
                 self.stop_sequence = event.stop_sequence
                 return self._close_item("completed", event.model_data, event.annotations)
-            case OutputTruncated():
+            case models.OutputTruncated():
                 self.incomplete_reason = event.reason
                 return self.close_open_item()
-            case ModelUsage():
+            case models.ModelUsage():
                 self.usage = event
                 return []
-            case ItemAdded():
+            case models.ItemAdded():
                 self.text_length += object_forms.measure_texts(event.item)
                 id = object_forms.make_item_id(event.item["type"], self.key, self.number)
                 return self.add_item({"id": id, **event.item})
@@ -168,7 +159,7 @@ class OutputWriter:
         """Close the item that is being written, if there is one, because the answer ends here."""
         return [] if self._text_chunks is None else self._close_item("incomplete")
 
-    def _open_item(self, event: ItemOpened) -> list[StreamEvent]:
+    def _open_item(self, event: models.ItemOpened) -> list[StreamEvent]:
         self._format = form = ITEM_FORMATS[event.kind]
         self._is_hidden = form.type == "reasoning" and not self.show_summary
         id = object_forms.make_item_id(form.type, self.key, self.number)
@@ -195,7 +186,7 @@ class OutputWriter:
             events.append(self._build_event(f"{form.part_event}.added") | {"part": part})
         return events
 
-    def _choose_call_id(self, event: ItemOpened) -> str:
+    def _choose_call_id(self, event: models.ItemOpened) -> str:
         """Return the id that the model chose, if the API accepts it with a result, or a new one."""
         if CALL_ID_PATTERNS[self.call_prefix].fullmatch(event.call_id):
             return event.call_id
@@ -269,11 +260,11 @@ async def precount_output(writer: OutputWriter) -> None:
         await object_forms.precount(count)
 
 
-def count_answer(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
+def count_answer(writer: OutputWriter, input: models.ModelUsage) -> models.ModelUsage:
     """Return the usage of the input with the counted answer."""
     reasoning = sum(map(object_forms.count_text, writer.reasoning_texts))
     output = reasoning
     for item, tokens in zip(writer.items, writer.count_each(), strict=True):
         if item["type"] != "reasoning":
             output += tokens
-    return ModelUsage(input.input, output, input.cached, reasoning, input.cache_write)
+    return models.ModelUsage(input.input, output, input.cached, reasoning, input.cache_write)

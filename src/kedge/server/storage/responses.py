@@ -19,22 +19,8 @@ from kedge.database.responses import (
     detach_nodes,
     find_empty_conversations,
 )
-from kedge.server.errors import (
-    CONVERSATION_LOCKED,
-    HISTORY_DELETED,
-    IDEMPOTENCY_KEY_IN_USE,
-    ApiError,
-)
-from kedge.server.object_forms import (
-    IN_PROGRESS_FIELDS,
-    QUEUED_FIELDS,
-    RESPONSE_ID,
-    RESTARTED_MESSAGE,
-    UNFINISHED_STATUSES,
-    Item,
-    build_failed_fields,
-    join_response,
-)
+from kedge.server import errors, object_forms
+from kedge.server.object_forms import Item
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository
 from kedge.text.json_text import decode, encode
@@ -107,7 +93,7 @@ class ResponseRepository:
 
     def find(self, id: str) -> tuple[int, str] | None:
         """Return the node and the status of a response, or None."""
-        parsed = self._nodes.keys.parse_id(RESPONSE_ID, id)
+        parsed = self._nodes.keys.parse_id(object_forms.RESPONSE_ID, id)
         if parsed is None:
             return None
         return self._execute(
@@ -128,7 +114,7 @@ class ResponseRepository:
         row = found.fetchone()
         if row is None or row[0] is None:
             raise LookupError(node)
-        return join_response(*row)
+        return object_forms.join_response(*row)
 
     def begin(self, entry: ResponseEntry, *, barrier: bool, queued: bool = False) -> None:
         """Store a response as in progress or as queued."""
@@ -181,7 +167,7 @@ class ResponseRepository:
         return self._database.transact(settle)
 
     def _insert(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        is_unfinished = result.status in UNFINISHED_STATUSES
+        is_unfinished = result.status in object_forms.UNFINISHED_STATUSES
         values = (
             entry.node,
             entry.key,
@@ -206,8 +192,8 @@ class ResponseRepository:
         if inserted.rowcount:
             return True
         if entry.idempotency_key and self.find_repeated(entry.idempotency_key):
-            raise IDEMPOTENCY_KEY_IN_USE()
-        raise HISTORY_DELETED()
+            raise errors.IDEMPOTENCY_KEY_IN_USE()
+        raise errors.HISTORY_DELETED()
 
     def _update(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         found = self._execute(
@@ -232,9 +218,9 @@ class ResponseRepository:
         # It is not an error if the conversation was deleted meanwhile, but it is if it was changed.
         existing = "SELECT 1 FROM kedge_server_conversations WHERE id = ?"
         if self._execute(existing, (entry.conversation,)).fetchone() is not None:
-            raise CONVERSATION_LOCKED()
+            raise errors.CONVERSATION_LOCKED()
 
-    def fail(self, node: int, status: str, cause: ApiError | str | None = None) -> None:
+    def fail(self, node: int, status: str, cause: errors.ApiError | str | None = None) -> None:
         """Mark an unfinished response of this server as ``failed`` or ``cancelled``."""
         self._end_unfinished(status, cause, f"id = ? AND {_IS_OWN}", node, self._database.owner)
 
@@ -249,15 +235,15 @@ class ResponseRepository:
             min_age: Seconds for which another process may still be working on a response.
         """
         oldest = self._clock() + self._retention - min_age
-        self._end_unfinished("failed", RESTARTED_MESSAGE, "expires_at <= ?", oldest)
+        self._end_unfinished("failed", object_forms.RESTARTED_MESSAGE, "expires_at <= ?", oldest)
 
     def _end_unfinished(
-        self, status: str, cause: ApiError | str | None, condition: str, *values: object
+        self, status: str, cause: errors.ApiError | str | None, condition: str, *values: object
     ) -> None:
         self._execute(
             "UPDATE kedge_server_nodes SET status = ?, became = ? "
             f"WHERE status IN ('in_progress', 'queued') AND {condition}",
-            (status, encode(build_failed_fields(status, cause)), *values),
+            (status, encode(object_forms.build_failed_fields(status, cause)), *values),
         )
 
     def delete(self, node: int) -> None:
@@ -292,8 +278,8 @@ class ResponseRepository:
 
 
 _IS_OWN = "(owner IS NULL OR owner = ?)"
-_IN_PROGRESS_JSON = encode(IN_PROGRESS_FIELDS)
-_QUEUED_JSON = encode(QUEUED_FIELDS)
+_IN_PROGRESS_JSON = encode(object_forms.IN_PROGRESS_FIELDS)
+_QUEUED_JSON = encode(object_forms.QUEUED_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +326,7 @@ class ConversationRepository:
             ApiError: It is locked, or has been changed since it was read.
         """
         if not self._database.lock_conversation(id, node):
-            raise CONVERSATION_LOCKED()
+            raise errors.CONVERSATION_LOCKED()
 
     def release(self, id: str) -> None:
         """Release the lock of a conversation."""
@@ -428,4 +414,4 @@ class ConversationRepository:
     def _set_node(self, conversation: StoredConversation, node: int | None) -> None:
         moved = self._execute(MOVE_CONVERSATION, (node, conversation.id, conversation.node or 0))
         if not moved.rowcount:
-            raise CONVERSATION_LOCKED()
+            raise errors.CONVERSATION_LOCKED()
