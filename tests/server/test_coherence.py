@@ -142,16 +142,16 @@ def test_coherent_input_is_accepted(context: list[Item], new: list[Item]) -> Non
 @for_each("kind", CALL_TYPES)
 def test_every_call_type_requires_its_output_type(kind: str) -> None:
     """Each type of client tool call requires an output of its own type with the same id."""
-    answers = {output.call: (name, output) for name, output in OUTPUT_TYPES.items()}
-    name, answer = answers[kind]
+    answers = {call: (name, key) for name, (call, key) in OUTPUT_TYPES.items()}
+    name, key = answers[kind]
     one: Item = {"type": kind, **dict.fromkeys(CALL_TYPES[kind], "k1")}
     label = kind.replace("_", " ")
     with pytest.raises(ApiError, match=rf"No tool output found for {label} k1\."):
         check_context([one], [USER])
-    check_context([one], [{"type": name, answer.key: "k1"}])
+    check_context([one], [{"type": name, key: "k1"}])
     label = name.replace("_", " ")
     with pytest.raises(ApiError, match=rf"No tool call found for {label} with call_id k2"):
-        check_context([one], [{"type": name, answer.key: "k2"}])
+        check_context([one], [{"type": name, key: "k2"}])
 
 
 @pytest.mark.parametrize("key", ["lsh_1", "call_1"])

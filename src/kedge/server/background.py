@@ -252,11 +252,12 @@ async def read_stored_events(
         stored = await service.run(claims.read_events, node, start)
         if stored is None:
             raise EventsDropped
-        if stored.frames:
-            start += len(stored.frames)
+        status, frames = stored
+        if frames:
+            start += len(frames)
             pause = MIN_POLL_SECONDS
-            yield b"".join(stored.frames)
-        if stored.status not in UNFINISHED_STATUSES:
+            yield b"".join(frames)
+        if status not in UNFINISHED_STATUSES:
             try:
                 first = await service.run(claims.count_events, node)
                 response = await service.run(service.responses.read, node)

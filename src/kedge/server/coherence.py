@@ -23,14 +23,6 @@ from msgspec import Struct
 from kedge.server import errors
 from kedge.server.object_forms import Item
 
-
-class CallOutputType(NamedTuple):
-    """A type of call output: the type of its call, and its key."""
-
-    call: str
-    key: str = "call_id"
-
-
 CALL_TYPES: Mapping[str, tuple[str, ...]] = {
     "function_call": ("call_id",),
     "custom_tool_call": ("call_id",),
@@ -43,11 +35,12 @@ CALL_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 """The types of calls that the client must answer, and their keys."""
 
-OUTPUT_TYPES: Mapping[str, CallOutputType] = {
-    **{f"{call}_output": CallOutputType(call) for call in CALL_TYPES if call.endswith("_call")},
-    "local_shell_call_output": CallOutputType("local_shell_call", "id"),
-    "mcp_approval_response": CallOutputType("mcp_approval_request", "approval_request_id"),
+OUTPUT_TYPES: Mapping[str, tuple[str, str]] = {
+    **{f"{call}_output": (call, "call_id") for call in CALL_TYPES if call.endswith("_call")},
+    "local_shell_call_output": ("local_shell_call", "id"),
+    "mcp_approval_response": ("mcp_approval_request", "approval_request_id"),
 }
+"""The types of call outputs, each with the type of its call, and its key."""
 
 CLIENT_ITEM_TYPES = frozenset(
     {*OUTPUT_TYPES, "additional_tools", "configuration_update", "compaction_trigger", "message"}
@@ -144,14 +137,14 @@ def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> Orpha
         keys = tuple(item[key] for key in CALL_TYPES[type] if item.get(key))
         opened = OpenCall(type, keys, item.get("async") is True)
         open_calls.update({(type, key): opened for key in keys})
-    output = OUTPUT_TYPES.get(type)
-    if output is not None:
-        key: str = item[output.key]
-        answered = open_calls.get((output.call, key))
+    if type in OUTPUT_TYPES:
+        call, member = OUTPUT_TYPES[type]
+        key: str = item[member]
+        answered = open_calls.get((call, key))
         if answered is None:
             return type, key
         for name in answered.keys:
-            open_calls.pop((output.call, name), None)
+            open_calls.pop((call, name), None)
     if type == "compaction":
         # Earlier items are removed, so none of their calls can be open.
         open_calls.clear()

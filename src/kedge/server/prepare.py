@@ -216,7 +216,7 @@ def _find_response_history(service: ServerState, id: str, unstored: LaneMemory |
         )
     found = service.responses.find(id)
     if found is not None:
-        node, status = found
+        node, status, _ = found
         if status not in CHAINABLE_STATUSES:
             raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
         with suppress(LookupError):  # as above

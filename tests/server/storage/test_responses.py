@@ -253,7 +253,7 @@ def test_several_servers_can_use_a_store(
         with pytest.raises(NotFoundError):
             other.responses.retrieve(responses[0].id)
         # Between finding a response and reading its context another process may delete it.
-        monkeypatch.setattr(ResponseRepository, "find", lambda *_: (999, "completed"))
+        monkeypatch.setattr(ResponseRepository, "find", lambda *_: (999, "completed", False))
         with pytest.raises(BadRequestError, match="not found"):
             ask(one, "Hi", responses[1].id)
 

@@ -281,10 +281,10 @@ class FaultedRequest(Struct):
         if not isinstance(item, dict):
             return item
         members = cast("Body", item)
-        output = OUTPUT_TYPES.get(str(members.get("type")))
-        call_id = str(output and members.get(output.key))
+        _, key = OUTPUT_TYPES.get(str(members.get("type")), ("", ""))
+        call_id = str(members.get(key))
         name = None if call_id in replayed else self.withheld_call_ids.get(call_id)
-        return members if output is None or name is None else members | {output.key: name}
+        return members if not key or name is None else members | {key: name}
 
 
 def _select_dicts(value: object) -> list[Body]:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,13 +31,6 @@ EVENT_NUMBER = Integer(minimum=0, maximum=2**53 - 1)
 """The number of an event: at most the largest integer that every JSON parser reads exactly."""
 
 
-class StoredResponse(Struct, frozen=True):
-    """The node of a response, and the response as JSON."""
-
-    node: int
-    encoded: bytes
-
-
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/responses``, complete or as a stream.
 
@@ -55,7 +47,7 @@ async def create(request: Request) -> Any:
     if key is not None:
         repeated = await service.run(_find_repeated, service, body, key)
         if repeated is not None:
-            return await _repeat_response(service, background, repeated, body.get("stream"))
+            return await _repeat_response(request, *repeated, body.get("stream"))
     draft = await service.run(prepare.prepare_response, service, body, unstored, key)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
@@ -100,8 +92,10 @@ def _get_idempotency_key(request: Request) -> str | None:
     return value.decode("latin-1") or None  # an empty value is no key
 
 
-def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> StoredResponse | None:
-    """Return the response to an earlier request with this key, or None."""
+def _find_repeated(
+    service: ServerState, body: Any, idempotency_key: str
+) -> tuple[int, bytes] | None:
+    """Return the node of the response to an earlier request with this key, and the response as JSON, or None."""
     found = service.responses.find_repeated(idempotency_key)
     if found is None:
         return None
@@ -115,19 +109,21 @@ def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> Sto
             raise errors.IDEMPOTENCY_KEY_IN_USE()
         service.claims.fail_lost()
     elif found.status not in {"failed", "cancelled"}:
-        return StoredResponse(found.node, service.responses.read(found.node))
+        return found.node, service.responses.read(found.node)
     service.responses.drop_idempotency_key(found.node)
     return None
 
 
 async def _repeat_response(
-    service: ServerState, background: BackgroundJobs, found: StoredResponse, streamed: bool | None
+    request: Request, node: int, encoded: bytes, streamed: bool | None
 ) -> Any:
     if not streamed:
-        return http.respond_encoded(found.encoded)
-    response = decode(found.encoded)
+        return http.respond_encoded(encoded)
+    response = decode(encoded)
     if response["background"]:
-        stored = await background.open_stream(service, response["id"], found.node, -1)
+        background: BackgroundJobs = request.app.state.background
+        service = http.get_service(request)
+        stored = await background.open_stream(service, response["id"], node, -1)
         if stored is not None:
             return replay(stored)
 
@@ -141,22 +137,21 @@ async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
     http.check_include(request)
     service = http.get_service(request)
-    found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
-        return await _replay_stream(request, found)
-    return http.respond_encoded(found.encoded)
+        return await _replay_stream(service, request)
+    return http.respond_encoded(await service.run(_read_response, service, request))
 
 
-async def _replay_stream(request: Request, found: StoredResponse) -> Response:
-    if not decode(found.encoded)["background"]:
+async def _replay_stream(service: ServerState, request: Request) -> Response:
+    node, _, is_background = await service.run(_find_response, service, request)
+    if not is_background:
         raise errors.NOT_IN_BACKGROUND()
     after = -1
     parameter = request.query_params.get("starting_after")
     if parameter is not None:
         after = http.parse_integer("starting_after", parameter, EVENT_NUMBER)
-    service, id = http.get_service(request), request.path_params["id"]
     background: BackgroundJobs = request.app.state.background
-    frames = await background.open_stream(service, id, found.node, after)
+    frames = await background.open_stream(service, request.path_params["id"], node, after)
     if frames is None:
         raise errors.STREAM_NOT_AVAILABLE()
     return replay(frames)
@@ -165,17 +160,17 @@ async def _replay_stream(request: Request, found: StoredResponse) -> Response:
 @http.in_database()
 def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/responses/{id}``."""
-    found = _read_response(service, request)
-    if decode(found.encoded)["status"] in object_forms.UNFINISHED_STATUSES:
+    node, status, _ = _find_response(service, request)
+    if status in object_forms.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
-    service.responses.delete(found.node)
+    service.responses.delete(node)
     return {"id": request.path_params["id"], "object": "response", "deleted": True}
 
 
 async def cancel(request: Request) -> Response:
     """Answer ``POST /v1/responses/{id}/cancel``; cancelling twice has no further effect."""
     service = http.get_service(request)
-    await service.run(_find_node, service, request)
+    await service.run(_find_response, service, request)
     background: BackgroundJobs = request.app.state.background
     run = background.jobs.get(request.path_params["id"])
     if run is not None:
@@ -184,17 +179,15 @@ async def cancel(request: Request) -> Response:
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:
-    found = _read_response(service, request)
-    encoded, response = found.encoded, decode(found.encoded)
-    if not response["background"]:
+    node, status, is_background = _find_response(service, request)
+    if not is_background:
         raise errors.CANNOT_CANCEL_SYNCHRONOUS()
-    if response["status"] in object_forms.UNFINISHED_STATUSES:  # another server generates it
-        service.responses.cancel(found.node)
-        encoded = service.responses.read(found.node)
-        response = decode(encoded)
-    if response["status"] != "cancelled":
-        raise errors.CANNOT_CANCEL_FINISHED(status=response["status"])
-    return encoded
+    if status in object_forms.UNFINISHED_STATUSES:  # another server generates it
+        service.responses.cancel(node)
+        _, status, _ = _find_response(service, request)
+    if status != "cancelled":
+        raise errors.CANNOT_CANCEL_FINISHED(status=status)
+    return _read_response(service, request)
 
 
 @http.in_database()
@@ -202,7 +195,7 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     http.check_include(request)
     try:
-        node = service.nodes.get(_find_node(service, request))
+        node = service.nodes.get(_find_response(service, request)[0])
         items = service.nodes.load_context(node.parent).list_items() + decode(node.input)
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None
@@ -273,18 +266,18 @@ async def _compact_items(service: ServerState, body: Any, model_input: ModelInpu
     return replace(compacted, summary=summary).items
 
 
-def _find_node(service: ServerState, request: Request) -> int:
+def _find_response(service: ServerState, request: Request) -> tuple[int, str, bool]:
+    """Return the node, the status, and whether it is in the background, of the response in the path of a request."""
     id: str = request.path_params["id"]
     found = service.responses.find(id)
     if found is None:
         raise errors.RESPONSE_NOT_FOUND(id=id)
-    return found[0]
+    return found
 
 
-def _read_response(service: ServerState, request: Request) -> StoredResponse:
-    """Return the response with the id in the path of a request."""
-    node = _find_node(service, request)
+def _read_response(service: ServerState, request: Request) -> bytes:
+    """Return the response in the path of a request as JSON."""
     try:
-        return StoredResponse(node, service.responses.read(node))
+        return service.responses.read(_find_response(service, request)[0])
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None

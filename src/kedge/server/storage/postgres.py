@@ -119,14 +119,6 @@ class ClaimedResponse:
     request_json: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvents:
-    """The status of a response, and the frames of its events from a number on."""
-
-    status: str
-    frames: tuple[bytes, ...]
-
-
 class ReplicaClaims:
     """The claims of one server, and the handling of claims that other servers have lost.
 
@@ -211,8 +203,8 @@ class ReplicaClaims:
         ).fetchone()
         return row[0] if row else 0
 
-    def read_events(self, node: int, start: int) -> StoredEvents | None:
-        """Return the frames of a response from the event ``start`` on, or None if it was deleted."""
+    def read_events(self, node: int, start: int) -> tuple[str, list[bytes]] | None:
+        """Return the status of a response, and its frames from the event ``start`` on, or None if it was deleted."""
         rows = self._execute(_READ_EVENTS, (start, node)).fetchall()
         if not rows or rows[0][0] is None:
             return None
@@ -221,7 +213,7 @@ class ReplicaClaims:
             if chunk is not None:
                 split = [frame + FRAME_END for frame in chunk.split(FRAME_END)[:-1]]
                 frames += split[max(start - first, 0) :]
-        return StoredEvents(rows[0][0], tuple(frames))
+        return rows[0][0], frames
 
 
 class PostgresServerDatabase(ServerDatabase):

@@ -91,14 +91,14 @@ class ResponseRepository:
         self._clock = database.clock
         self._retention = retention
 
-    def find(self, id: str) -> tuple[int, str] | None:
-        """Return the node and the status of a response, or None."""
+    def find(self, id: str) -> tuple[int, str, bool] | None:
+        """Return the node and the status of a response, and whether it is in the background, or None."""
         parsed = self._nodes.keys.parse_id(object_forms.RESPONSE_ID, id)
         if parsed is None:
             return None
         return self._execute(
-            "SELECT id, status FROM kedge_server_nodes WHERE id = ? AND key = ? AND expires_at > ? "
-            "AND namespace = ?",
+            "SELECT id, status, background FROM kedge_server_nodes "
+            "WHERE id = ? AND key = ? AND expires_at > ? AND namespace = ?",
             (*parsed, self._clock(), self._nodes.namespace),
         ).fetchone()
 
