@@ -122,7 +122,7 @@ class Engine(AsyncResource, ABC):
         if functions:
             return _with_tools(self, functions).stream(turn, output=output, **options)
         request, inner = Request.of(output=output, **options), unwrap(self)
-        request.filters.add(*find_filters(self))
+        request.filters.add(find_filters(self))
         source = self.events if request.output is None else partial(run_until_valid, self, inner)
         return Stream(partial(source, turn, request), inner, turn, request)
 
@@ -258,9 +258,8 @@ def iter_stack(engine: Engine) -> Iterator[Engine]:
 
 def unwrap(engine: Engine) -> Engine:
     """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
-    for each in iter_stack(engine):
-        engine = each
-    return engine
+    *_, innermost = iter_stack(engine)
+    return innermost
 
 
 def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:

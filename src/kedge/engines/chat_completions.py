@@ -8,7 +8,7 @@ Some servers need more to continue an answer: the signatures of Gemini, the reas
 OpenRouter. What came from a server is sent back to it as it came, and to no other, which might reject it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge.engines.param_rules import (
@@ -26,8 +26,7 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
-from kedge.engines.transport import AnyClient
-from kedge.errors import EngineError, UnsupportedParameter
+from kedge.errors import UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
 from kedge.turns import (
@@ -311,9 +310,6 @@ class ChatCompletionsEngine(StatelessEngine):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the client that sends requests: Kedge's own, or one of the openai package.
-        scope: The provider, endpoint and account.
-        provider: The name of the provider, for errors and stored responses.
         max_tokens: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
             newer models only ``max_completion_tokens``.
         max_call_id: The maximum length of call ids (40 characters at OpenAI); longer ones are replaced.
@@ -322,30 +318,28 @@ class ChatCompletionsEngine(StatelessEngine):
             receives it from then on.
         cache_control: Whether requests have breakpoints as in Anthropic's API instead of a
             ``prompt_cache_key``, for gateways that forward them.
-        **settings: ``mode``, ``params``, ``clock``, ``prompt_cache``: whether prompt caching is used, and
-            ``cache_rules``: how the provider caches prompts.
+        **settings: See ``EngineSettings``.
     """
 
+    name = "chat"
     decoder_type = ChatDecoder
     path = "/chat/completions"
     map_tool = staticmethod(map_tool)
     can_replay_reasoning = True
+    reasoning_errors = (400, 422), ("reasoning_content",)
     text_only_results = True
 
     def __init__(
         self,
         model: str,
         *,
-        make_client: Callable[[], AnyClient],
-        scope: str,
-        provider: str = "chat",
         max_tokens: str = DEFAULT_LIMIT_PARAM,
         max_call_id: int | None = None,
         replay_reasoning: bool = False,
         cache_control: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
+        super().__init__(model, **settings)
         self._param_rules = build_param_rules(max_tokens)
         self._max_call_id = max_call_id
         self._replay_reasoning = replay_reasoning
@@ -381,6 +375,3 @@ class ChatCompletionsEngine(StatelessEngine):
             mark_chat_messages(body, plan, self._cache_rules(body["model"], body), "5m")
         elif cache.key:
             body.setdefault("prompt_cache_key", cache.key)
-
-    def _concerns_reasoning(self, error: EngineError) -> bool:
-        return error.status in (400, 422) and "reasoning_content" in error.message

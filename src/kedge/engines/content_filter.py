@@ -60,7 +60,7 @@ class ContentFilters:
     def __bool__(self) -> bool:
         return bool(self.filters)
 
-    def add(self, *filters: ContentFilter) -> None:
+    def add(self, filters: Iterable[ContentFilter]) -> None:
         """Add filters of a run that has not started yet."""
         self.filters = tuple(dict.fromkeys((*self.filters, *filters)))
 

@@ -124,14 +124,9 @@ class HttpClient:
                 error.__cause__ = self.errors.find_cause(exc)
             else:
                 if response.status < 300:
-                    return RawResponse(
-                        response.content.iter_any(),
-                        response.release,  # which closes the connection if the body has not arrived completely
-                        self.errors,
-                        self.max_response_bytes,
-                        response.headers,
-                        read_errors=self.read_errors,
-                    )
+                    # To release it closes the connection if the body has not arrived completely.
+                    source = response.content.iter_any()
+                    return RawResponse(self, source, response.release, response.headers)
                 body = await read_start(response.content.iter_any(), self.read_errors)
                 response.close()
                 text = body.decode("utf-8", "replace")

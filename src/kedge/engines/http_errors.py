@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, cast
@@ -204,22 +205,16 @@ def get_request_id(headers: Mapping[str, str]) -> str:
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds to wait: a server may send milliseconds, seconds or a date."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
+        with suppress(TypeError, ValueError):
             seconds = float(headers.get(name, "")) * unit
-        except (TypeError, ValueError):
-            continue
-        if isfinite(seconds) and seconds >= 0:
-            return seconds
-    text = headers.get("retry-after")
-    if not text:
-        return None
-    from email.utils import parsedate_to_datetime  # takes longer to import than this module
+            if isfinite(seconds) and seconds >= 0:
+                return seconds
+    if text := headers.get("retry-after"):
+        from email.utils import parsedate_to_datetime  # takes longer to import than this module
 
-    try:
-        date = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    return max(date.timestamp() - time.time(), 0.0)
+        with suppress(TypeError, ValueError):
+            return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    return None
 
 
 def find_root_cause(exc: BaseException) -> BaseException:

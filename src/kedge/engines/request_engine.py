@@ -10,13 +10,14 @@ reason, and only while the caller has seen no output, because output that a user
 and how to heal.
 """
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 
 from msgspec.structs import replace
 
@@ -25,15 +26,9 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import is_permanent_failure
 from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
-from kedge.engines.request_metrics import (
-    record_calls,
-    record_error,
-    record_healing,
-    record_mode_change,
-    record_plan,
-)
+from kedge.engines.request_metrics import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
-from kedge.engines.transport import RawResponse, ResponseReader, Transport
+from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
 from kedge.events.assembler import Assembler
@@ -50,7 +45,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.memory.judge import MemoryCheck
-from kedge.observe import count, get_logger
+from kedge.observe import count, get_logger, measure
 from kedge.planning import (
     AnchorRecord,
     CacheRules,
@@ -164,7 +159,8 @@ class Session:
         """Return the event of a mode that differs from another one, which was requested or used before."""
         if self.mode == before:
             return []
-        record_mode_change(self.mode, before, reason)
+        count("responses_mode_changed_total", reason=reason)
+        log.warning("mode %s instead of %s: %s", self.mode, before, reason)
         return [ModeChanged(self.mode, before, reason)]
 
     def drop_anchor(self, plan: RequestPlan, reason: Reason) -> None:
@@ -223,7 +219,7 @@ class Answer:
                     self.decoder,
                     reply.errors.redact,
                     is_stream=reply.is_stream,
-                    max_bytes=reply.max_bytes,
+                    max_bytes=reply.client.max_response_bytes,
                 )
             reply, reader = self._reply, self._reader
             chunk = await (reply.drain() if reader.ended else reply.next_chunk())
@@ -261,6 +257,30 @@ class Answer:
             await self._reply.aclose()
 
 
+class EngineSettings(TypedDict, total=False):
+    """The settings of every engine that sends requests to a provider.
+
+    Attributes:
+        make_client: Returns the client that sends requests: Kedge's own, or one of the package of the provider.
+        scope: The provider, endpoint and account in which response ids are valid.
+        provider: The name of the provider, for errors and stored responses.
+        mode: The default mode.
+        params: Members of every request body; those of a request override them.
+        clock: Returns the time.
+        prompt_cache: Whether the provider's prompt cache is used, and plans predict the cached tokens.
+        cache_rules: How the provider caches prompts: the minimum length, the granularity and the lifetime.
+    """
+
+    make_client: Required[Callable[[], AnyClient]]
+    scope: Required[str]
+    provider: str
+    mode: Mode
+    params: Mapping[str, Any] | None
+    clock: Callable[[], float]
+    prompt_cache: bool
+    cache_rules: CacheRules | None
+
+
 class RequestEngine(Engine):
     """The base of engines that send requests to a provider; a subclass implements one API."""
 
@@ -273,30 +293,29 @@ class RequestEngine(Engine):
     retention: float | None = None
     """The number of seconds for which the server stores a response; None for no limit."""
 
+    name = "responses"
+    mode: Mode = "chained"
+    """The default mode."""
+    prompt_cache = False
+    """Whether prompt caching is used, and plans predict the cached tokens."""
+
     def __init__(
         self,
         model: str,
-        *,
-        transport: Transport,
-        scope: str,
-        mode: Mode,
-        params: Mapping[str, Any] | None = None,
-        prompt_cache: bool = False,
-        cache_rules: CacheRules | None = None,
-        clock: Callable[[], float] = time.time,
+        open_transport: Callable[[Callable[[], AnyClient], str], Transport],
+        **settings: Unpack[EngineSettings],
     ) -> None:
-        self.name = transport.provider
         self.model = model
-        self.scope = scope
-        validate_mode(mode)
-        self.mode: Mode = mode
-        self.params = dict(params or {})
+        self.name = settings.get("provider", self.name)
+        self.scope = settings["scope"]
+        self.mode = validate_mode(settings.get("mode")) or self.mode
+        self.params = dict(settings.get("params") or {})
         check_params(self.params)
-        self.transport = transport
-        self.prompt_cache = prompt_cache
-        self.cache_rules = cache_rules or CacheRules()
+        self.transport = open_transport(settings["make_client"], self.name)
+        self.prompt_cache = settings.get("prompt_cache", self.prompt_cache)
+        self.cache_rules = settings.get("cache_rules") or CacheRules()
         self._prompts = PromptMonitor()
-        self._clock = clock
+        self._clock = settings.get("clock", time.time)
         self._last_streaming = False
 
     async def aclose(self) -> None:
@@ -427,7 +446,13 @@ class RequestEngine(Engine):
             tools, rules = session.request.tools, self._cache_rules(session.model, session.params)
             session.head = PromptHead(session.model, plan.instructions or "", tools)
             plan = self._prompts.plan(session.turn, plan, rules, session.settings, session.head)
-        record_plan(plan, time.perf_counter() - start)
+        measure("responses_anchor_detection_duration_seconds", time.perf_counter() - start)
+        if log.isEnabledFor(logging.DEBUG):
+            for each in plan.rejected:
+                log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
+            sizes, anchor_id = (plan.delta_blocks, plan.full_blocks), plan.anchor_id
+            text = "anchor %s; delta of %d among %d blocks"
+            log.debug(text, anchor_id or "none", *sizes, response_id=anchor_id)
         return plan
 
     @abstractmethod

@@ -1,13 +1,11 @@
 """Log records and metrics of an engine's requests."""
 
-import logging
 from typing import TYPE_CHECKING
 
 from kedge.errors import EngineError
 from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
 from kedge.observe import count, get_logger, measure
-from kedge.planning import RequestPlan
 from kedge.planning.plan import is_fallback_reason, name_send
 
 if TYPE_CHECKING:
@@ -47,22 +45,6 @@ _LOGGED_MEMBERS = (
     "seconds",
 )  # fmt: skip
 """The members of a record that are fields of its log record."""
-
-
-def record_plan(plan: RequestPlan, seconds: float) -> None:
-    """Record a plan."""
-    measure("responses_anchor_detection_duration_seconds", seconds)
-    if not log.isEnabledFor(logging.DEBUG):
-        return
-    for each in plan.rejected:
-        log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
-    log.debug(
-        "anchor %s; delta of %d among %d blocks",
-        plan.anchor_id or "none",
-        plan.delta_blocks,
-        plan.full_blocks,
-        response_id=plan.anchor_id,
-    )
 
 
 def count_request(record: RequestRecord, chain_depth: int) -> None:
@@ -109,12 +91,6 @@ def record_request(record: RequestRecord) -> None:
         values += (name_send(record.reason), record.sent_bytes, record.full_bytes)
     fields = {name: getattr(record, name) for name in members}
     log.info(text, *values, **fields, response_id=record.provider_response_id)
-
-
-def record_mode_change(mode: str, requested: str, reason: str) -> None:
-    """Record a request that is sent in another mode than the requested one."""
-    count("responses_mode_changed_total", reason=reason)
-    log.warning("mode %s instead of %s: %s", mode, requested, reason)
 
 
 def record_error(error: EngineError) -> None:

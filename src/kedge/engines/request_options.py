@@ -419,14 +419,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:
-    listed = [blocks] if isinstance(blocks, str | SystemBlock) else blocks
-    texts: list[str] = []
-    for each in listed:
-        if not isinstance(each, str | SystemBlock):  # pyright: ignore[reportUnnecessaryIsInstance]
-            remedy = "pass text or system blocks; append other blocks to the Turn"
-            raise UnsupportedParameter("ephemeral", remedy)
-        texts.append(each if isinstance(each, str) else each.text)
-    return "\n\n".join(texts)
+    listed: list[Any] = [blocks] if isinstance(blocks, str | SystemBlock) else [*blocks]
+    if not all(isinstance(each, str | SystemBlock) for each in listed):
+        remedy = "pass text or system blocks; append other blocks to the Turn"
+        raise UnsupportedParameter("ephemeral", remedy)
+    return "\n\n".join(each if isinstance(each, str) else each.text for each in listed)
 
 
 def split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:

@@ -6,10 +6,9 @@ context is sent again, or at least the loss is reported and the response is not 
 finished response becomes an anchor.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from kedge.engines.heal_rules import (
     is_server_error,
     lost_context,
 )
-from kedge.engines.request_engine import RequestEngine, Session
+from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
 from kedge.engines.request_metrics import record_lost_context
 from kedge.engines.request_options import (
     ENCRYPTED_REASONING,
@@ -40,7 +39,7 @@ from kedge.engines.responses_endpoints import (
     stream_response,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
-from kedge.engines.transport import AnyClient, RawResponse, Transport, encode_body
+from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
@@ -84,15 +83,9 @@ class ResponsesEngine(RequestEngine):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the client that sends requests: Kedge's own, or one of the openai package.
-        scope: The provider, endpoint and account in which response ids are valid.
-        provider: The name of the provider, for errors and stored responses.
-        mode: The default mode.
         retention: The number of seconds for which the server stores a response; None for no limit.
         max_depth: The maximum number of responses of a chain that the server uses; None for no limit.
         verify_every: Audit the stored context before every n-th chained request; 0 for never.
-        params: Members of every request body; those of a request override them.
-        clock: Returns the time.
         transport: ``http`` or ``websocket``. Over WebSocket, responses that are not stored can be
             continued while their connection is open.
         connections: The maximum number of WebSocket connections.
@@ -101,9 +94,8 @@ class ResponsesEngine(RequestEngine):
             chained on ``always`` or ``never``.
         known_server: What is known about the server from its host.
         evidence_store: Where evidence is stored; by default it is lost with the engine.
-        prompt_cache: Whether requests have a ``prompt_cache_key`` that is the same for all requests of a
-            conversation, and plans predict the cached tokens.
-        cache_rules: How the provider caches prompts: the minimum length, the granularity and the lifetime.
+        **settings: See ``EngineSettings``. With ``prompt_cache``, requests have a ``prompt_cache_key`` that is the same
+            for all requests of a conversation.
 
     Raises:
         InvalidSetting: A setting is invalid.
@@ -115,49 +107,33 @@ class ResponsesEngine(RequestEngine):
         self,
         model: str,
         *,
-        make_client: Callable[[], AnyClient],
-        scope: str,
-        provider: str = "responses",
-        mode: Mode = "chained",
         retention: float | None = DEFAULT_RETENTION,
         max_depth: int | None = None,
         verify_every: int = 0,
-        params: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.time,
         transport: Literal["http", "websocket"] = "http",
         connections: int = 4,
         lanes: int = 16,
         trust: Trust = "earned",
         known_server: KnownServer | None = None,
         evidence_store: EvidenceStore | None = None,
-        prompt_cache: bool = False,
-        cache_rules: CacheRules | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
         if transport not in ("http", "websocket"):
             raise InvalidSetting(f"transport must be http or websocket, not {transport!r}")
-        sender = Transport(make_client, provider)
+        open_transport = Transport
         if transport == "websocket":
             from kedge.engines.websocket import SocketTransport
 
-            sender = SocketTransport(make_client, provider, connections=connections, lanes=lanes)
-        super().__init__(
-            model,
-            transport=sender,
-            scope=scope,
-            mode=mode,
-            params=params,
-            prompt_cache=prompt_cache,
-            cache_rules=cache_rules,
-            clock=clock,
-        )
+            open_transport = partial(SocketTransport, connections=connections, lanes=lanes)
+        super().__init__(model, open_transport, **settings)
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
-        self.objects = ConversationObjects(self.transport, scope, lambda: self.memory.store)
+        self.objects = ConversationObjects(self.transport, self.scope, lambda: self.memory.store)
         self.memory = ServerMemory(
             trust=trust,
             transport=transport,
-            clock=clock,
+            clock=self._clock,
             store=evidence_store,
             believes_probes=verify_every > 0,
         )

@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator
 
 from anyio import sleep
 
-from kedge.engines.transport import RawResponse, Transport, make_response
+from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.events.responses import RUNNING, ResponsesDecoder
 from kedge.security.urls import quote_segment
+from kedge.text.json_text import escape_surrogates
 
 POLL_SECONDS = (0.2, 5.0)
 """The first and the longest pause between two requests for a response that has not ended."""
@@ -35,9 +36,15 @@ async def fetch_response(transport: Transport, response_id: str, *, wait: bool) 
     while True:
         found = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
         if not wait or found.get("status") not in RUNNING:
-            return make_response(json.dumps(found).encode(), transport.client.errors)
+            # Not longer than it arrived, which was within the limit.
+            text = escape_surrogates(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+            return RawResponse(transport.client, _yield_once(text.encode()), lambda: None)
         await sleep(pause)
         pause = min(pause * 1.5, longest)
+
+
+async def _yield_once(content: bytes) -> AsyncGenerator[bytes]:
+    yield content
 
 
 async def stream_response(
@@ -104,11 +111,4 @@ def continue_stream(
     async def release() -> None:
         await reply.aclose()
 
-    return RawResponse(
-        read(),
-        release,
-        reply.errors,
-        reply.max_bytes,
-        reply.headers,
-        streaming=reply.streaming,
-    )
+    return RawResponse(reply.client, read(), release, reply.headers, streaming=reply.streaming)

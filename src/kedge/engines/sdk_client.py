@@ -119,15 +119,7 @@ class SdkClient:
             await source.aclose()
             await response.aclose()
 
-        return RawResponse(
-            source,
-            release,
-            errors,
-            self.max_response_bytes,
-            response.headers,
-            read_errors=self.read_errors,
-            status=response.status_code,
-        )
+        return RawResponse(self, source, release, response.headers, status=response.status_code)
 
     @property
     def max_retries(self) -> int:

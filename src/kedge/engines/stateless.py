@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -23,10 +24,10 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_options import convert_tool, hash_call_id
-from kedge.engines.transport import AnyClient, Sdk, Transport, encode_body
-from kedge.errors import EngineError, KedgeError, RequestRefused, Unreachable, UnsupportedBlock
+from kedge.engines.transport import Sdk, Transport, encode_body
+from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
-from kedge.planning import CachePlan, Mode, RequestPlan, plan_request
+from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
 from kedge.turns import (
     AssistantBlock,
@@ -67,19 +68,13 @@ class StatelessEngine(RequestEngine):
     """Converts the definition of a tool from the Responses API."""
     can_replay_reasoning: ClassVar[bool] = False
     """Whether a server may require reasoning that it did not encrypt."""
+    reasoning_errors: ClassVar[tuple[tuple[int, ...], tuple[str, ...]]]
+    """The statuses, and the words, of errors because of reasoning in a request, or missing from it."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        make_client: Callable[[], AnyClient],
-        provider: str,
-        mode: Mode = "stateless",
-        advice: Advice | None = None,
-        **settings: Any,
-    ) -> None:
-        transport = Transport(make_client, provider, self.sdk)
-        super().__init__(model, transport=transport, mode=mode, **settings)
+    mode = "stateless"
+
+    def __init__(self, model: str, *, advice: Advice | None = None, **settings: Any) -> None:
+        super().__init__(model, partial(Transport, sdk=self.sdk), **settings)
         self._advice = advice or Advice()
         self._replay_reasoning = False
         """Whether reasoning that the provider did not encrypt is sent."""
@@ -93,10 +88,6 @@ class StatelessEngine(RequestEngine):
         self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a body with the parameters of a request; members that are ``None`` are not sent."""
-
-    def _concerns_reasoning(self, error: EngineError) -> bool:
-        """Return whether the server rejected a request because of reasoning in it, or missing from it."""
-        return False
 
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
@@ -154,14 +145,16 @@ class StatelessEngine(RequestEngine):
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error with advice, or one that can be healed by sending more or less reasoning."""
-        error = self._add_advice(error)
-        if not isinstance(error, RequestRefused):
-            return error
-        plan = session.plan
-        has_reasoning = any(isinstance(block, ReasoningBlock) for block in plan.sent)
-        is_missing = self.can_replay_reasoning and not plan.unsealed
-        if self._concerns_reasoning(error) and (is_missing or has_reasoning):
-            return HealableError("reasoning", error)
+        statuses, words = self.reasoning_errors
+        if error.status in statuses and all(word in error.message for word in words):
+            is_missing = self.can_replay_reasoning and not session.plan.unsealed
+            if is_missing or any(isinstance(block, ReasoningBlock) for block in session.plan.sent):
+                return HealableError("reasoning", error)
+        advice = self._advice.unreachable if isinstance(error, Unreachable) else ""
+        if error.status == 404:
+            advice = self._advice.no_model
+        if advice:
+            error.message = f"{error.message}; {advice}"
         return error
 
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
@@ -171,17 +164,6 @@ class StatelessEngine(RequestEngine):
         else:
             session.reasoning = False
         return ()
-
-    def _add_advice(self, error: EngineError) -> EngineError:
-        """Return the error with advice added to its message."""
-        advice = ""
-        if isinstance(error, Unreachable):
-            advice = self._advice.unreachable
-        elif error.status == 404:
-            advice = self._advice.no_model
-        if advice:
-            error.message = f"{error.message}; {advice}"
-        return error
 
 
 Message = dict[str, Any]

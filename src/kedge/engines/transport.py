@@ -159,28 +159,29 @@ class RawResponse:
     """A response whose body is not read yet; it must be closed.
 
     Attributes:
+        client: The client that sent the request.
         source: The body as it arrives, decompressed.
         release: Releases the connection.
-        errors: Builds the error of a connection that breaks.
-        max_bytes: The maximum size of the body.
         headers: The headers, whose names are case-insensitive.
         streaming: Whether a stream was requested.
-        read_errors: The errors of a connection that breaks.
         status: The HTTP status.
         tap: Called with the body and the status when the response is closed.
+        errors: Builds the error of a connection that breaks, without the key at the time of the request.
     """
 
+    client: Client
     source: AsyncIterator[bytes]
     release: Callable[[], Awaitable[object] | None]
-    errors: ErrorBuilder
-    max_bytes: int
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     streaming: bool = False
-    read_errors: tuple[type[Exception], ...] = ()
     status: int = 200
     tap: Callable[[bytes, int | None], None] | None = None
+    errors: ErrorBuilder = field(init=False)
     _received: list[bytes] = field(default_factory=list[bytes], init=False)
     _drained_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.errors = self.client.errors
 
     @property
     def request_id(self) -> str:
@@ -200,7 +201,7 @@ class RawResponse:
         """
         try:
             chunk = await anext(self.source, b"")
-        except self.read_errors as exc:
+        except self.client.read_errors as exc:
             raise self.errors.build_cut(exc) from self.errors.find_cause(exc)
         if self.tap:
             self._received.append(chunk)
@@ -219,7 +220,7 @@ class RawResponse:
         Raises:
             StreamTooLarge: It is larger than the maximum.
         """
-        body, limit = bytearray(), SizeLimit(self.max_bytes)
+        body, limit = bytearray(), SizeLimit(self.client.max_response_bytes)
         try:
             while chunk := await self.next_chunk():
                 body += limit.add(chunk)
@@ -323,15 +324,6 @@ class ResponseReader:
         if not response.get("error"):
             raise ServerFailed("the server returned a body that is not a response", retryable=True)
         return [*decoder.feed_message(response), *decoder.close()]
-
-
-def make_response(content: bytes, errors: ErrorBuilder) -> RawResponse:
-    """Return a response that was read already."""
-
-    async def source() -> AsyncIterator[bytes]:
-        yield content
-
-    return RawResponse(source(), lambda: None, errors, len(content))
 
 
 _ITEM_LISTS = frozenset({"input", "messages"})

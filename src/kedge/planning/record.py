@@ -44,15 +44,15 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     Returns:
         The tagged blocks.
     """
-    return [_tag_block(block, response_id, index) for index, block in enumerate(blocks)]
-
-
-def _tag_block(block: Block, response_id: str, position: int) -> Block:
-    index = position if block.output_index is None else block.output_index
-    source = Source(response_id or block.response_id, block.item_id, index)
-    if block.origin == ENGINE_ORIGIN and source == block.source:
-        return block
-    return replace(block, origin=ENGINE_ORIGIN, source=source)
+    tagged: list[Block] = []
+    for position, block in enumerate(blocks):
+        known = block.source or Source()
+        index = position if known.output_index is None else known.output_index
+        source = Source(response_id or known.response_id, known.item_id, index)
+        if block.origin != ENGINE_ORIGIN or source != known:
+            block = replace(block, origin=ENGINE_ORIGIN, source=source)  # noqa: PLW2901
+        tagged.append(block)
+    return tagged
 
 
 def record_response(
@@ -131,10 +131,11 @@ def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
     Returns:
         The record, or None if there is no such response, or if the Turn was changed since.
     """
-    running = [record for record in get_state(turn).anchors if record.status == "running"]
-    for record in reversed(select_matching(turn, running)):
+    for record in reversed(get_state(turn).anchors):
         is_known = scope is None or base_scope(record.scope) == base_scope(scope)
-        if is_known and record.block_count == covered_count(turn):
+        if record.status != "running" or not is_known:
+            continue
+        if record.block_count == covered_count(turn) > 0 and record.digest == prefix_digest(turn):
             return record
     return None
 

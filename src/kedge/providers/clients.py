@@ -222,7 +222,7 @@ def make_engine(
     settings["make_client"], settings["scope"] = prepare_client(
         provider, base_url, api_key, settings
     )
-    accepted = _list_settings(kind)
+    accepted, settings["provider"] = _list_settings(kind), provider
     for name in settings.keys() - accepted:
         public = ConnectSettings.__optional_keys__
         known = public & (accepted | ClientSettings.__optional_keys__ | {"api_key", "base_url"})
@@ -233,5 +233,9 @@ def make_engine(
 @cache
 def _list_settings(kind: type[Engine]) -> frozenset[str]:
     """Return the names of the settings of an engine and of the classes that it passes them to."""
+    from kedge.engines.request_engine import EngineSettings
+
     constructors = [each.__init__ for each in kind.__mro__ if "__init__" in vars(each)]
-    return frozenset(name for each in constructors for name in signature(each).parameters)
+    parameters = [each for one in constructors for each in signature(one).parameters.values()]
+    names = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return frozenset(names | EngineSettings.__annotations__.keys())

@@ -34,7 +34,6 @@ def _build_responses_engine(
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
     _add_cache_rules(base_url, settings)
-    settings["provider"] = provider
     return make_engine(ResponsesEngine, provider, model, base_url, api_key, settings)
 
 
@@ -51,7 +50,6 @@ def _build_chat_engine(
     from kedge.engines.chat_completions import ChatCompletionsEngine
 
     _add_cache_rules(base_url, settings)
-    settings["provider"] = provider
     return make_engine(ChatCompletionsEngine, provider, model, base_url, api_key, settings)
 
 

@@ -127,7 +127,10 @@ class BlockBase(ImmutableStruct, _CacheSlot, frozen=True, kw_only=True, tag_fiel
     @property
     def text(self) -> str:
         """The text of a message or of a tool result, its text parts joined; empty for other blocks."""
-        return join_text(getattr(self, "parts", ()))
+        parts: tuple[Part, ...] = getattr(self, "parts", ())
+        if len(parts) == 1 and type(part := parts[0]) is TextPart:
+            return part.text
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
 
     @property
     def response_id(self) -> str:
@@ -420,13 +423,6 @@ KnownBlock = (
 """A block of a kind that Kedge knows."""
 Block = KnownBlock | UnknownBlock
 """An element of a conversation; its ``kind`` identifies the type."""
-
-
-def join_text(parts: tuple[Part, ...]) -> str:
-    """Return the text parts, joined."""
-    if len(parts) == 1 and type(part := parts[0]) is TextPart:
-        return part.text
-    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def _check_metadata(members: Mapping[str, Any]) -> FrozenMap:

@@ -102,9 +102,11 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         Raises:
             InvalidJSON: If a member is not a JSON value.
         """
-        merged = (self | changes)._content
-        removed = {name for name, value in changes.items() if value is None}
-        return unchecked_map({name: merged[name] for name in merged if name not in removed})
+        members = {**freeze_map(self, "$")._content, **freeze_map(changes, "$")._content}
+        for name, value in changes.items():
+            if value is None:
+                del members[name]
+        return unchecked_map(members)
 
     @property
     def depth(self) -> int:
@@ -315,20 +317,20 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
 _set_content, _set_source = (vars(FrozenMap)[name].__set__ for name in ("_content", "_source"))
 
 
-def _build_map(members: dict[str, Any]) -> FrozenMap:
-    frozen = object.__new__(FrozenMap)
-    _set_content(frozen, members)
-    _set_source(frozen, None)
-    return frozen
-
-
-EMPTY = _build_map({})
+EMPTY = object.__new__(FrozenMap)
 """The only map without members, so that an identity check finds out whether a map is empty."""
+_set_content(EMPTY, {})
+_set_source(EMPTY, None)
 
 
 def unchecked_map(members: dict[str, Any]) -> FrozenMap:
     """Return a map of members that the caller has frozen and checked, and must not change."""
-    return _build_map(members) if members else EMPTY
+    if not members:
+        return EMPTY
+    frozen = object.__new__(FrozenMap)
+    _set_content(frozen, members)
+    _set_source(frozen, None)
+    return frozen
 
 
 def wrap(members: Mapping[str, Any]) -> FrozenMap:

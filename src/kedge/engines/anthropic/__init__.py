@@ -1,7 +1,7 @@
 """AnthropicEngine: the Messages API of Anthropic."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from kedge.engines.anthropic.render import render_messages
@@ -23,8 +23,8 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.transport import AnyClient, Sdk
-from kedge.errors import EngineError, UnsupportedParameter
+from kedge.engines.transport import Sdk
+from kedge.errors import UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
@@ -211,41 +211,30 @@ class AnthropicEngine(StatelessEngine):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the client that sends requests: Kedge's own, or one of the anthropic package.
-        scope: The provider, endpoint and account.
-        provider: The name of the provider, for errors and stored responses.
         sampling: Whether the client requests a version of the API that accepts ``temperature``, ``top_p``
             and ``top_k``.
-        prompt_cache: Whether up to four cache breakpoints are placed in each request.
         cache_lifetime: The lifetime of cached prompts: ``5m`` or ``1h``.
-        **settings: ``mode``, ``params`` and ``clock``.
+        **settings: See ``EngineSettings``. With ``prompt_cache``, which is the default, up to four cache breakpoints
+            are placed in each request.
     """
 
+    name = "anthropic"
+    prompt_cache = True
     decoder_type = AnthropicDecoder
     path = "/v1/messages"
     map_tool = staticmethod(map_tool)
     sdk: ClassVar[Sdk] = "anthropic"
+    reasoning_errors = (400,), ("Invalid", "thinking")
 
     def __init__(
         self,
         model: str,
         *,
-        make_client: Callable[[], AnyClient],
-        scope: str,
-        provider: str = "anthropic",
         sampling: bool = False,
-        prompt_cache: bool = True,
         cache_lifetime: CacheLifetime = "5m",
         **settings: Any,
     ) -> None:
-        super().__init__(
-            model,
-            make_client=make_client,
-            scope=scope,
-            provider=provider,
-            prompt_cache=prompt_cache,
-            **settings,
-        )
+        super().__init__(model, **settings)
         self._cache_lifetime: CacheLifetime = cache_lifetime
         self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
 
@@ -275,7 +264,3 @@ class AnthropicEngine(StatelessEngine):
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         place_breakpoints(body, plan, self._cache_rules(body["model"], body), self._cache_lifetime)
-
-    def _concerns_reasoning(self, error: EngineError) -> bool:
-        message = error.message
-        return error.status == 400 and "Invalid" in message and "thinking" in message

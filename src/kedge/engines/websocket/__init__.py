@@ -130,16 +130,8 @@ class SocketTransport(Transport):
         except BaseException:
             pool.release(connection, lane)
             raise
-        if first.is_rejection:
-            pool.release(connection, lane)
-            raise self._error_from_message(first)
-        return RawResponse(
-            self._read_messages(lane, first),
-            partial(pool.release, connection, lane),
-            self.client.errors,
-            self.client.max_response_bytes,
-            streaming=True,
-        )
+        release = partial(pool.release, connection, lane)
+        return RawResponse(self.client, self._read_messages(lane, first), release, streaming=True)
 
     async def _read_messages(self, lane: Lane, message: SocketMessage) -> AsyncGenerator[bytes]:
         """Yield the messages of a response as they arrive, up to the last, each as a server-sent event."""
@@ -160,7 +152,7 @@ class SocketTransport(Transport):
         try:
             async with timeout(self.client.timeouts.read):
                 await connection.send(lane, content)
-                return await lane.next_message()
+                first = await lane.next_message()
         except TimeoutError:
             raise self._fail(Unreachable, "the server did not answer in time") from None
         except LaneFailed as lost:
@@ -168,6 +160,9 @@ class SocketTransport(Transport):
         except (WebSocketException, OSError) as error:
             message = f"the connection ended before the request was sent ({type(error).__name__})"
             raise self._fail(Unreachable, message) from None
+        if first.is_rejection:
+            raise self._error_from_message(first)
+        return first
 
     def _fail(self, kind: type[StreamCut | Unreachable], message: str) -> EngineError:
         return kind(message, provider=self.provider, retryable=True)
