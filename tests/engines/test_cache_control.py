@@ -14,6 +14,7 @@ from kedge.engines import prompt_cache
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.chat_completions import render_messages as render_chat
 from kedge.engines.prompt_cache import (
+    LIFETIMES,
     PromptHead,
     PromptMonitor,
     anthropic_rules,
@@ -48,7 +49,7 @@ def build_body(turn: Turn, **members: Any) -> dict[str, Any]:
 
 def place(turn: Turn, body: dict[str, Any], lifetime: Any = "5m") -> dict[str, Any]:
     plan = plan_request(turn, scope="anthropic", mode="stateless", now=0)
-    place_breakpoints(body, plan, RULES, lifetime)
+    place_breakpoints(body, plan, structs.replace(RULES, lifetime=LIFETIMES[lifetime]))
     return body
 
 
@@ -134,7 +135,7 @@ def test_chat_messages_are_marked_in_their_own_form() -> None:
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
     body: dict[str, Any] = {"messages": render_chat(plan, "chat")}
     plain = render_chat(plan, "chat")
-    mark_chat_messages(body, plan, RULES, "5m")
+    mark_chat_messages(body, plan, RULES)
     marked = [n for n, m in enumerate(body["messages"]) if isinstance(m["content"], list)]
     assert marked == [0, 3, 5]
     assert body["messages"][5]["content"] == [
@@ -143,7 +144,7 @@ def test_chat_messages_are_marked_in_their_own_form() -> None:
     assert body["messages"][1] == plain[1]
     planned = plan_request(Turn([user("Hi")]), scope="chat", mode="stateless", now=0)
     small: dict[str, Any] = {"messages": render_chat(planned, "chat")}
-    mark_chat_messages(small, planned, RULES, "5m")
+    mark_chat_messages(small, planned, RULES)
     assert small["messages"] == [{"role": "user", "content": "Hi"}]
 
 

@@ -121,8 +121,8 @@ class Engine(AsyncResource, ABC):
         functions, options["tools"] = split_tools(options.get("tools", ()))
         if functions:
             return _with_tools(self, functions).stream(turn, output=output, **options)
-        request, inner = Request.of(output=output, **options), unwrap(self)
-        request.filters.add(find_filters(self))
+        request = Request.of(output=output, filters=find_filters(self), **options)
+        inner = unwrap(self)
         source = self.events if request.output is None else partial(run_until_valid, self, inner)
         return Stream(partial(source, turn, request), inner, turn, request)
 

@@ -355,11 +355,7 @@ class ChatCompletionsEngine(StatelessEngine):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
         more = map_params(params, self._param_rules)
         if "tools" not in {**body, **more}:
-            more = {
-                k: v
-                for k, v in more.items()
-                if k not in TOOL_ONLY_PARAMS or v not in TOOL_ONLY_PARAMS[k]
-            }
+            more = {k: v for k, v in more.items() if v not in TOOL_ONLY_PARAMS.get(k, ())}
         if "stream" in body:
             # With usage included, unless the caller disabled it.
             chosen = params.get("stream_options", {})
@@ -372,6 +368,6 @@ class ChatCompletionsEngine(StatelessEngine):
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:
-            mark_chat_messages(body, plan, self._cache_rules(body["model"], body), "5m")
+            mark_chat_messages(body, plan, self._cache_rules(body["model"], body))
         elif cache.key:
             body.setdefault("prompt_cache_key", cache.key)

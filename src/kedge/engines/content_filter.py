@@ -60,10 +60,6 @@ class ContentFilters:
     def __bool__(self) -> bool:
         return bool(self.filters)
 
-    def add(self, filters: Iterable[ContentFilter]) -> None:
-        """Add filters of a run that has not started yet."""
-        self.filters = tuple(dict.fromkeys((*self.filters, *filters)))
-
     def with_filter(self, added: ContentFilter) -> "ContentFilters":
         """Return filters that contain ``added``; the same object if it contains ``added`` already."""
         return self if added in self.filters else ContentFilters((*self.filters, added))

@@ -68,16 +68,13 @@ def count_prompt(outcome: Outcome, cache: CachePlan) -> TokenCounts | None:
     return TokenCounts(prompt, usage.cached_tokens, output, 0, reasoning, cache.settings)
 
 
-def place_breakpoints(
-    body: Content, plan: RequestPlan, rules: CacheRules, lifetime: CacheLifetime
-) -> None:
+def place_breakpoints(body: Content, plan: RequestPlan, rules: CacheRules) -> None:
     """Mark up to four prefixes of a request to Anthropic's API for caching.
 
     Args:
         body: The request body, which is changed.
         plan: Its plan.
         rules: The caching rules of the model.
-        lifetime: How long the prefixes shall stay cached without use.
     """
     if body.get("cache_control"):
         return  # the API places the breakpoint itself
@@ -90,21 +87,18 @@ def place_breakpoints(
     lead_size = tool_size + _measure(system)
     prefixes = _list_boundaries(messages, lead_size + plan.full_bytes)
     sections = [(system, lead_size), *prefixes, (tools, tool_size)]
-    _mark_sections(sections, [*tools, *system, *_list_blocks(messages)], rules, lifetime)
+    _mark_sections(sections, [*tools, *system, *_list_blocks(messages)], rules)
     if system and "cache_control" in system[0]:
         body["system"] = system
 
 
-def mark_chat_messages(
-    body: Content, plan: RequestPlan, rules: CacheRules, lifetime: CacheLifetime
-) -> None:
+def mark_chat_messages(body: Content, plan: RequestPlan, rules: CacheRules) -> None:
     """Mark prefixes of a request to a Chat Completions API that has Anthropic's ``cache_control``.
 
     Args:
         body: The request body, which is changed.
         plan: Its plan.
         rules: The caching rules of the model.
-        lifetime: How long the prefixes shall stay cached without use.
     """
     messages: list[Content] = body["messages"]
     plain = [(message, message["content"]) for message in messages if _is_plain_input(message)]
@@ -114,17 +108,14 @@ def mark_chat_messages(
     lead_size = _measure_tools(body.get("tools") or []) + _measure(lead)
     prefixes = _list_boundaries(messages[len(lead) :], lead_size + plan.full_bytes)
     sections = [(list(_list_blocks(lead)), lead_size), *prefixes]
-    _mark_sections(sections, list(_list_blocks(messages)), rules, lifetime)
+    _mark_sections(sections, list(_list_blocks(messages)), rules)
     for message, text in plain:
         if "cache_control" not in message["content"][0]:
             message["content"] = text
 
 
 def _mark_sections(
-    sections: Iterable[tuple[list[Content], int]],
-    blocks: Sequence[Content],
-    rules: CacheRules,
-    lifetime: CacheLifetime,
+    sections: Iterable[tuple[list[Content], int]], blocks: Sequence[Content], rules: CacheRules
 ) -> None:
     """Mark the end of each section, if the prefix up to it can be cached.
 
@@ -132,7 +123,6 @@ def _mark_sections(
         sections: Blocks, with the bytes of the prefix up to the end of them.
         blocks: All blocks of the request, in order.
         rules: The caching rules of the model.
-        lifetime: How long the prefixes shall stay cached without use.
     """
     for section, size in sections:
         if not section or size < rules.minimum * MIN_BYTES_PER_TOKEN:
@@ -140,15 +130,15 @@ def _mark_sections(
         block = section[-1]
         used = sum(1 for each in blocks if each.get("cache_control"))
         if used < MAX_BREAKPOINTS and not block.get("cache_control") and _can_be_marked(block):
-            block["cache_control"] = _choose_control(blocks, block, lifetime)
+            block["cache_control"] = _choose_control(blocks, block, rules)
 
 
-def _choose_control(blocks: Sequence[Content], block: Content, lifetime: CacheLifetime) -> Content:
+def _choose_control(blocks: Sequence[Content], block: Content, rules: CacheRules) -> Content:
     """Return a breakpoint with a lifetime that the others allow: longer lifetimes must come first."""
     position = next(index for index, each in enumerate(blocks) if each is block)
     before, after = map(_list_lifetimes, (blocks[:position], blocks[position + 1 :]))
-    chosen = "1h" if "1h" in after else "5m" if "5m" in before else lifetime
-    return {"type": "ephemeral", **({"ttl": "1h"} if chosen == "1h" else {})}
+    is_long = "1h" in after or ("5m" not in before and rules.lifetime == LIFETIMES["1h"])
+    return {"type": "ephemeral", **({"ttl": "1h"} if is_long else {})}
 
 
 def _list_boundaries(messages: Sequence[Content], size: int) -> list[tuple[list[Content], int]]:

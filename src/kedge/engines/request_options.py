@@ -260,11 +260,8 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     A call that the server generated itself is not in the input of the request with its result, which keeps its id.
     """
     items = plan.input()
-    too_long = {
-        item["call_id"]
-        for item in items
-        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH
-    }
+    call_ids = [item["call_id"] for item in items if item["type"] in CALL_ARGUMENTS]
+    too_long = [each for each in call_ids if len(each) > MAX_CALL_ID_LENGTH]
     if not too_long:
         return items
     shorter = {call_id: hash_call_id(f"kedge.call/1  {call_id}") for call_id in too_long}
@@ -369,11 +366,18 @@ class Request(msgspec.Struct, frozen=True):
             force_setattr(self, "params", wrap_copy(self.params))
 
     @classmethod
-    def of(cls, *, output: Any = None, **options: Unpack[RequestOptions]) -> "Request":
+    def of(
+        cls,
+        *,
+        output: Any = None,
+        filters: Iterable[ContentFilter] = (),
+        **options: Unpack[RequestOptions],
+    ) -> "Request":
         """Make a request from keyword options.
 
         Args:
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
+            filters: The content filters of the full stack.
             **options: See ``RequestOptions``.
 
         Raises:
@@ -400,7 +404,7 @@ class Request(msgspec.Struct, frozen=True):
             "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
         }
         schema = None if output is None else to_output_schema(output)
-        return cls(params=params, output=schema, **given)
+        return cls(params=params, output=schema, filters=ContentFilters(filters), **given)
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parameters of an engine and of this request, and the members of ``extra_body``.

@@ -462,7 +462,11 @@ class ResponsesEngine(RequestEngine):
             counted=judgment.counted,
         )
         if session.object_id:
-            finished = await self._end_object(session, finished, outcome.response_id)
+            state, response_id = get_state(finished), outcome.response_id
+            if response_id and state.previous_response_id == response_id:
+                await self.objects.release(session.object_id, response_id)
+            else:  # the object cannot be continued
+                finished = set_state(finished, replace(state, conversation_id=""))
         check.reasoning.record(
             outcome,
             requested=session.include,
@@ -470,14 +474,6 @@ class ResponsesEngine(RequestEngine):
             stored=body.get("store", True) is not False,
         )
         await self.memory.save(check)
-        return finished
-
-    async def _end_object(self, session: Session, finished: Turn, response_id: str) -> Turn:
-        """Release the conversation object of an answer, or return the Turn without it if it cannot be continued."""
-        state = get_state(finished)
-        if not response_id or state.previous_response_id != response_id:
-            return set_state(finished, replace(state, conversation_id=""))
-        await self.objects.release(session.object_id, response_id)
         return finished
 
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:

@@ -263,4 +263,4 @@ class AnthropicEngine(StatelessEngine):
         return anthropic_rules(model, self._cache_lifetime)
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
-        place_breakpoints(body, plan, self._cache_rules(body["model"], body), self._cache_lifetime)
+        place_breakpoints(body, plan, self._cache_rules(body["model"], body))
