@@ -399,7 +399,7 @@ class RequestEngine(Engine):
             The plan. If it is ``conditional``, the request first makes a probe, which may change it.
         """
         session = self._open(turn, self._plan_options(options))
-        session.plan = plan = self._make_plan(session)
+        plan = self._make_plan(session)
         session.object_id = plan.conversation_id
         with suppress(KedgeError):  # it cannot be sent
             self._assemble_body(session)
@@ -439,7 +439,7 @@ class RequestEngine(Engine):
         """Set the mode of the first request, and why it is not the requested one."""
 
     def _make_plan(self, session: Session) -> RequestPlan:
-        """Return a plan for the Turn and the options of a session, with a prediction for the prompt cache."""
+        """Set and return the plan of the next request, with a prediction for the prompt cache."""
         start = time.perf_counter()
         plan = self._build_plan(session)
         if self.prompt_cache:
@@ -453,6 +453,7 @@ class RequestEngine(Engine):
             sizes, anchor_id = (plan.delta_blocks, plan.full_blocks), plan.anchor_id
             text = "anchor %s; delta of %d among %d blocks"
             log.debug(text, anchor_id or "none", *sizes, response_id=anchor_id)
+        session.plan = plan
         return plan
 
     @abstractmethod
@@ -461,7 +462,7 @@ class RequestEngine(Engine):
 
     async def _prepare(self, session: Session) -> None:
         """Set the plan of the next request."""
-        session.plan = self._make_plan(session)
+        self._make_plan(session)
 
     @abstractmethod
     def _assemble_body(self, session: Session) -> None:

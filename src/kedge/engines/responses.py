@@ -261,7 +261,7 @@ class ResponsesEngine(RequestEngine):
         session.shown, session.held = session.running is not None, None
         session.failure, session.owned, session.is_at_end = None, "", True
         if session.running is not None:  # a second answer would be paid for, too
-            session.plan = self._make_plan(session)
+            self._make_plan(session)
             check.way = "direct"
             return
         plan = await self._plan_with_probe(session)
@@ -271,7 +271,8 @@ class ResponsesEngine(RequestEngine):
         is_shown = claim == "owned" and check.way == "direct" and session.streaming
         if is_shown and await self.objects.is_changed(plan, self._clock()):
             claim = "taken"
-        session.plan = self._make_plan(session) if claim == "taken" else plan
+        if claim == "taken":
+            self._make_plan(session)
         if self.verify_every and session.plan.anchor:
             await self._audit_periodically(session, session.plan.anchor)
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,

@@ -126,7 +126,7 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
     conditional: bool = False
     body_bytes: int = 0
 
-    @property
+    @cached_property
     def anchor_id(self) -> str:
         """The response that the request continues, itself or in a conversation object; empty for a full send."""
         return self.anchor.response_id if self.anchor else ""
@@ -164,12 +164,12 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
             return self.delta_bytes, self.full_bytes
         return self.body_bytes, measure_full_body(self, self.body_bytes)
 
-    @property
+    @cached_property
     def is_full(self) -> bool:
         """Whether all blocks are sent."""
         return self.anchor is None
 
-    @property
+    @cached_property
     def reason(self) -> str:
         """Why all blocks are sent: that of a fallback, ``new``, or the mode; empty if there is an anchor."""
         if self.anchor is not None:

@@ -23,7 +23,7 @@ from kedge.planning.anchors import (
     set_state,
     unavailable_reason,
 )
-from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
+from kedge.planning.digests import get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
 from kedge.planning.render import ENGINE_ORIGIN, base_scope, conversation_scope, derived_digests
 from kedge.turns import Block, Source, Turn
@@ -132,10 +132,10 @@ def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
         The record, or None if there is no such response, or if the Turn was changed since.
     """
     for record in reversed(get_state(turn).anchors):
-        is_known = scope is None or base_scope(record.scope) == base_scope(scope)
-        if record.status != "running" or not is_known:
+        if record.status != "running" or not record.block_count:
             continue
-        if record.block_count == covered_count(turn) > 0 and record.digest == prefix_digest(turn):
+        is_known = scope is None or base_scope(record.scope) == base_scope(scope)
+        if is_known and record.digest == prefix_digest(turn):
             return record
     return None
 
