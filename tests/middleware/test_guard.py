@@ -19,6 +19,7 @@ from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallComple
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
     CARD_NUMBER,
+    BaseMiddleware,
     GuardRule,
     block,
     guard,
@@ -26,7 +27,6 @@ from kedge.middleware import (
     tools,
     with_middleware,
 )
-from kedge.middleware.guard import apply_rules
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -58,6 +58,15 @@ from kedge.turns.json_codec import dumps
 from middleware.scripted_engine import ScriptedEngine
 
 HELD_BACK = (ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted)
+
+
+def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
+    """Return the Turn that a guard with these rules passes on."""
+    guarded = guard(*rules)(ScriptedEngine())
+    assert isinstance(guarded, BaseMiddleware)
+    changed = guarded.enter(turn)
+    assert isinstance(changed, Turn)
+    return changed
 
 
 async def test_redaction_changes_what_is_sent_and_stored() -> None:

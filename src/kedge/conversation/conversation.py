@@ -48,7 +48,7 @@ from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, describe_t
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan
-from kedge.planning.anchors import validate_seconds
+from kedge.planning.anchors import check_choice, validate_seconds
 from kedge.providers import connect
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import share_store
@@ -152,9 +152,7 @@ class Conversation(LazyConversation):
     ) -> None:
         names = {"store", "id", *NewConversationSettings.__optional_keys__}
         check_stack(stack, names, "a conversation", SETTING_ADVICE)
-        if concurrent not in get_args(Concurrency):
-            choices = ", ".join(get_args(Concurrency))
-            raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")
+        check_choice("concurrent", concurrent, get_args(Concurrency))
         _check_id(id, ttl, has_store=store is not None)
         new = new_row(
             title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id or ""

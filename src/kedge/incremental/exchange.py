@@ -40,6 +40,7 @@ from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory, Way
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
+from kedge.store.proxied_requests import COUNTED_TOKENS
 from kedge.turns import Block
 
 log = get_logger("kedge.incremental")
@@ -414,11 +415,8 @@ class Exchange:
             full_bytes=len(self.original),
             reason=self.reason,
             healed=self.healed,
-            input_tokens=usage.input_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
-            reasoning_tokens=usage.reasoning_tokens if usage else None,
             seconds=ended - self._started,
+            **{name: getattr(usage, name, None) for name in COUNTED_TOKENS},
             **flags,
         )
         received = self.observer.body_start if self.observer else bytearray()

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kedge.errors import InvalidSetting, KedgeError
+from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
 from kedge.memory import tokens
@@ -37,6 +37,7 @@ from kedge.memory.evidence import (
 )
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.planning.anchors import check_choice
 from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import Block
 
@@ -300,9 +301,7 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
     _reissued: BoundedDict[str, float] = msgspec.field(default_factory=_make_cache)
 
     def __post_init__(self) -> None:
-        if self.trust not in TRUST_LEVELS:
-            names = ", ".join(TRUST_LEVELS)
-            raise InvalidSetting(f"trust must be one of {names}, not {self.trust!r}")
+        check_choice("trust", self.trust, TRUST_LEVELS)
         self._is_configured = self.store is not None
 
     def check(

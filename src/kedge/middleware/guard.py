@@ -22,10 +22,10 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from msgspec import structs
 
@@ -44,6 +44,7 @@ from kedge.events import (
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.events.types import build_delta
 from kedge.middleware.base import BaseMiddleware
+from kedge.planning.anchors import check_choice
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -73,7 +74,6 @@ _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRY
 """Members of an item that hold no text, or text that only the provider can read."""
 _MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 """The form of a member's name in the items of providers; any other name may be content, such as an address."""
-_DIRECTIONS = ("in", "out", "both")
 _REDACTED = "[redacted]"
 _CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """Events of a stream without content, which are not held back."""
@@ -104,11 +104,7 @@ class GuardRule:
     def __post_init__(self) -> None:
         if not callable(self.edit):
             raise InvalidSetting("edit of a guard rule must be a function of a text")
-        if self.direction not in _DIRECTIONS:
-            raise InvalidSetting(
-                f"direction of a guard rule must be one of {', '.join(_DIRECTIONS)}, "
-                f"not {self.direction!r}"
-            )
+        check_choice("direction of a guard rule", self.direction, get_args(Direction))
 
 
 CARD_NUMBER = r"(?<!\d)(?:\d[ \u00a0\u2010\u2011\u2013-]?){12,18}\d(?!\d)"
@@ -133,7 +129,15 @@ def redact(
     Raises:
         InvalidSetting: The pattern, the replacement or the direction is invalid.
     """
-    compiled = _compile(pattern, replacement)
+    try:
+        compiled = re.compile(pattern)
+        if not callable(replacement):
+            compiled.sub(replacement, "")  # which parses it
+    except (re.error, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise InvalidSetting(
+            f"a guard rule needs a valid regular expression and replacement: {error}; "
+            "re.escape(text) makes a pattern of plain text"
+        ) from error
     return GuardRule(
         name or compiled.pattern, lambda text: compiled.sub(replacement, text), direction
     )
@@ -153,23 +157,7 @@ def block(pattern: str, *, name: str = "", direction: Direction = "both") -> Gua
     Raises:
         InvalidSetting: The pattern or the direction is invalid.
     """
-    compiled = _compile(pattern)
-    return GuardRule(
-        name or compiled.pattern, lambda text: compiled.sub("", text), direction, block=True
-    )
-
-
-def _compile(pattern: str, replacement: str = "") -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-        if not callable(replacement):
-            compiled.sub(replacement, "")  # which parses it
-    except (re.error, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise InvalidSetting(
-            f"a guard rule needs a valid regular expression and replacement: {error}; "
-            "re.escape(text) makes a pattern of plain text"
-        ) from error
-    return compiled
+    return replace(redact(pattern, "", name=name, direction=direction), block=True)
 
 
 def guard(*rules: GuardRule) -> Middleware:
@@ -215,8 +203,21 @@ class _RuleFilter:
         return bool(self.rules["output"])
 
     def filter_block(self, block: Block, phase: Phase) -> Block:
-        """Apply the rules of a phase to one block."""
-        return _guard_block(block, self.rules[phase])
+        """Apply the rules of a phase to one block.
+
+        Raises:
+            Blocked: A rule that blocks matches, or a rule fails.
+        """
+        for rule in self.rules[phase]:
+            try:
+                changed = _edit_block(block, partial(_edit_text, edit=rule.edit))
+            except Exception as error:
+                failure = f"the rule itself failed ({type(error).__name__})"
+                raise Blocked(rule.name, f"a {block.kind} block: {failure}") from error
+            if changed is not block and rule.block:
+                raise Blocked(rule.name, f"a {block.kind} block")
+            block = changed
+        return block
 
     def edit_text(self, text: str) -> str:
         """Remove from a text what any rule matches; all of it if a rule fails."""
@@ -240,7 +241,7 @@ class _GuardMiddleware(BaseMiddleware):
 
     def enter(self, turn: Turn) -> Turn:
         """Apply the rules for input."""
-        return apply_rules(turn, self.rules.rules["input"])
+        return turn.with_blocks(self.rules.filter_block(each, "input") for each in turn.blocks)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events; with rules for output, text only when it is complete."""
@@ -303,15 +304,6 @@ class _OutputGuard:
         return self.filters.apply_to_turn(turn, ("output",), self.rules)
 
 
-def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
-    """Return the Turn with the rules applied to every text in it.
-
-    Raises:
-        Blocked: A rule that blocks matches.
-    """
-    return turn.with_blocks(_guard_block(each, rules) for each in turn.blocks) if rules else turn
-
-
 def _replay_block(each: Block) -> Iterator[Event]:
     """Yield events for those that were held back, each with the complete text."""
     position = (each.item_id, -1 if each.output_index is None else each.output_index)
@@ -336,21 +328,6 @@ def _get_logprobs(part: TextPart | RefusalPart) -> tuple[FrozenMap, ...]:
     listed = part.extra.get("logprobs")
     objects = cast("tuple[object, ...]", listed) if isinstance(listed, tuple) else ()
     return tuple(each for each in objects if isinstance(each, FrozenMap))
-
-
-def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
-    for rule in rules:
-        edit = partial(_edit_text, edit=rule.edit)
-        try:
-            changed = cast("B", _edit_block(each, edit))  # a block stays what it is
-        except Exception as error:
-            failure = f"the rule itself failed ({type(error).__name__})"
-            raise Blocked(rule.name, f"a {each.kind} block: {failure}") from error
-        if changed is not each:
-            if rule.block:
-                raise Blocked(rule.name, f"a {each.kind} block")
-            each = changed
-    return each
 
 
 def _edit_text(text: str, edit: TextEdit) -> str:

@@ -131,12 +131,12 @@ class _ToolsMiddleware(BaseMiddleware):
             if rounds >= self.max_rounds:
                 turn = self._reject_calls(turn, ours)
             elif calls:
-                async with aclosing(self._run_calls(turn, ours, toolbox, request)) as events:
+                results: dict[str, ToolResultBlock] = {}
+                async with aclosing(self._run_calls(ours, toolbox, request, results)) as events:
                     async for event in events:
-                        if isinstance(event, TurnFinished):
-                            turn = event.turn
-                        else:
-                            yield event
+                        yield event
+                turn = request.filters.apply_to_turn(turn)
+                turn = turn.append(*(results[call.id] for call in ours))
             # The caller has to answer its own calls before the model continues.
             if not ours or len(ours) < len(calls):
                 break
@@ -145,21 +145,19 @@ class _ToolsMiddleware(BaseMiddleware):
 
     async def _run_calls(
         self,
-        turn: Turn,
         calls: Sequence[ToolCallBlock],
         toolbox: Toolbox,
         request: Request,
+        results: dict[str, ToolResultBlock],
     ) -> Events:
-        """Run calls concurrently and yield each result as it arrives; the last event has the Turn.
+        """Run calls concurrently, and add each result to ``results`` and yield it as it arrives.
 
-        A tool receives the unfiltered arguments. All output of this method (events, results, the Turn with the
-        calls) is filtered, because it is sent to the model and stored before a guard outside of this
-        middleware receives it.
+        A tool receives the unfiltered arguments. All output (events, results, the Turn with the calls) is filtered,
+        because it is sent to the model and stored before a guard outside of this middleware receives it.
         """
         filters = request.filters
         for call in calls:
             yield ToolStarted(filters.apply(call))
-        results: dict[str, ToolResultBlock] = {}
         finished = iter_runs(
             toolbox,
             calls,
@@ -173,8 +171,6 @@ class _ToolsMiddleware(BaseMiddleware):
             async for run in runs:
                 results[run.call.id] = run.result
                 yield ToolFinished(filters.apply(run.call), run.result, run.seconds, run.outcome)
-        turn = filters.apply_to_turn(turn)
-        yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
         """Return the Turn with a result for calls after the last round."""

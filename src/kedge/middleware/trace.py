@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Events, Middleware, Request, unwrap
@@ -175,7 +176,8 @@ class _RunSpans:
             case ToolFinished():
                 self._end_tool(event)
             case TurnFinished(turn):
-                self._record_conversation(turn)
+                present = _drop_empty({"gen_ai.conversation.id": find_conversation_id(turn)})
+                self.run.set_attributes(present)
             case _:
                 pass
 
@@ -190,8 +192,10 @@ class _RunSpans:
                 self._record_output(_find_failure_reason(error), error.partial)
         else:
             self.requests.stop()
-        is_left = not isinstance(error, EngineError) and self._is_running()
-        self._close_request("" if is_left else kind)
+            # The answer of a run that was left may be generated in the background.
+            is_left = self.request_span and self.requests.current.status == "running"
+            self._close_request("" if is_left else kind)
+        self._close_request(kind)
         _mark_error(self.run, kind)
 
     def end(self) -> None:
@@ -202,9 +206,6 @@ class _RunSpans:
             span.end()
         self.tool_spans.clear()
         self.run.end()
-
-    def _is_running(self) -> bool:
-        return self.request_span is not None and self.requests.current.status == "running"
 
     def _start_request(self, plan: RequestPlan, operation: str) -> None:
         from opentelemetry.trace import SpanKind
@@ -262,10 +263,7 @@ class _RunSpans:
         self.request_span = None
 
     def _start_tool(self, event: ToolStarted) -> None:
-        from time import time_ns
-
-        call = event.call
-        start = time_ns()
+        call, start = event.call, time_ns()
         span = self._start_span(
             f"execute_tool {call.name}",
             {
@@ -302,10 +300,6 @@ class _RunSpans:
             with suppress(Blocked):  # the guard itself stops the run
                 allowed.append(self.request.filters.apply(block))
         return to_messages(allowed)
-
-    def _record_conversation(self, turn: Turn) -> None:
-        if conversation := find_conversation_id(turn):
-            self.run.set_attribute("gen_ai.conversation.id", conversation)
 
     def _start_span(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
         from opentelemetry.trace import set_span_in_context

@@ -11,7 +11,7 @@ one full send.
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -90,6 +90,12 @@ def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> 
             f"{name} must not be above its maximum: {value} is more than {maximum}"
         )
     return value
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise ``InvalidSetting`` if a setting has none of these values."""
+    if value not in choices:
+        raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 class TokenCounts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -273,8 +279,8 @@ STATE_KEY = "kedge.state"
 
 def validate_mode(mode: Mode | None) -> Mode | None:
     """Return a mode that exists, or None; raise InvalidSetting for any other value."""
-    if mode is not None and mode not in MODES:
-        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode is not None:
+        check_choice("mode", mode, MODES)
     return mode
 
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 log = get_logger("kedge.proxy")
 
 
+COUNTED_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+"""The tokens of a request that are recorded, by their names in `Usage`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChainedRequest:
     """The record of one `POST /responses` request on the wire: what was sent and why, and what came back.

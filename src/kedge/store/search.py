@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, get_args
 from msgspec import Struct
 
 from kedge.database.transactions import Database, Tx, join_filters
-from kedge.errors import InvalidSetting, StoreReadOnly
+from kedge.errors import StoreReadOnly
+from kedge.planning.anchors import check_choice
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (
@@ -81,9 +82,7 @@ class SearchOptions(Struct, frozen=True):
     order: "SearchOrder" = "newest"
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(SearchOrder):
-            choices = ", ".join(get_args(SearchOrder))
-            raise InvalidSetting(f"order must be one of {choices}, not {self.order!r}")
+        check_choice("order", self.order, get_args(SearchOrder))
         validate_page(self.limit, self.offset)
 
 
