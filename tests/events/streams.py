@@ -65,3 +65,29 @@ def choose_cuts(stream: bytes) -> list[int]:
     if scale_examples(1) > 1:
         return list(positions)
     return [at for at in positions if at % 23 == 0 or b"\n" in stream[max(at - 2, 0) : at + 2]]
+
+
+_OPAQUE_GROUPS = {
+    "content_part": "added",
+    "output_text.annotation": "added",
+    "reasoning_summary_part": "added",
+    "file_search_call": "in_progress searching completed",
+    "web_search_call": "in_progress searching completed",
+    "code_interpreter_call": "in_progress interpreting completed",
+    "code_interpreter_call_code": "delta done",
+    "image_generation_call": "in_progress generating partial_image completed",
+    "mcp_call": "in_progress completed failed",
+    "mcp_call_arguments": "delta done",
+    "mcp_list_tools": "in_progress completed failed",
+    "shell_call_command": "added delta done",
+    "shell_call_output_content": "delta done",
+    "apply_patch_call_operation_diff": "delta done",
+    "compaction": "compacting",
+    "audio": "delta done",
+    "audio.transcript": "delta done",
+    "steer": "accepted pending failed",
+}
+PASSED_ON = {
+    f"response.{group}.{name}" for group, names in _OPAQUE_GROUPS.items() for name in names.split()
+} | {"keepalive"}
+"""The known events of the Responses API that are passed on without being interpreted."""

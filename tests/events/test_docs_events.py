@@ -7,8 +7,8 @@ from typing import get_args
 
 import kedge.events
 import kedge.events.run
+from events.streams import PASSED_ON
 from kedge.events import Event
-from kedge.events.responses import OPAQUE_TYPES
 from kedge.events.types import AnomalyKind, OutcomeStatus, ResponseFacts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
@@ -41,6 +41,6 @@ def test_every_event_that_is_passed_on_is_documented() -> None:
     """The page names the known types of events that are not interpreted, and no others."""
     section = PAGE.partition("### Events that are passed on")[2].partition("\n## ")[0]
     patterns = re.findall(r"`((?:response\.|keepalive)[\w.*]*)`", section)
-    known = OPAQUE_TYPES | {"response.queued", "response.in_progress", "response.content_part.done"}
+    known = PASSED_ON | {"response.queued", "response.in_progress", "response.content_part.done"}
     assert [kind for kind in known if not any(fnmatch(kind, each) for each in patterns)] == []
     assert [each for each in patterns if not any(fnmatch(kind, each) for kind in known)] == []

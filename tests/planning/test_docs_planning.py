@@ -4,7 +4,8 @@ import re
 import tracemalloc
 from pathlib import Path
 
-from kedge.planning import MODES, REASONS
+from kedge.planning import REASONS
+from kedge.planning.anchors import MODES
 from kedge.planning.digests import get_prefix_index
 from kedge.turns import Turn, user
 

@@ -14,12 +14,10 @@ from kedge.planning import (
     AnchorRecord,
     ConversationState,
     drop_anchors,
-    dump_record,
     get_state,
-    load_record,
     set_state,
 )
-from kedge.planning.anchors import STATE_KEY, anchor_sort_key
+from kedge.planning.anchors import STATE_KEY, anchor_sort_key, dump_record, load_record
 from kedge.turns import Turn, dumps, loads, user
 from planning.recorded_turns import records
 from strategies import json_values, texts

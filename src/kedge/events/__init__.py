@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kedge.events.assembler import DAMAGED_STREAM, Assembler
+from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
 from kedge.events.items import CallSummary, ItemTable, ToolCall
 from kedge.events.request_record import RequestRecord
@@ -22,9 +22,7 @@ from kedge.events.run import (
     TurnEdited,
     TurnFinished,
 )
-from kedge.events.sse import SSEDecoder, SSEMessage
 from kedge.events.types import (
-    PARTIAL,
     AnomalyNoted,
     Event,
     ItemCompleted,
@@ -64,8 +62,6 @@ else:
     )
 
 __all__ = [
-    "DAMAGED_STREAM",
-    "PARTIAL",
     "AnomalyNoted",
     "AnswerFinished",
     "AnthropicDecoder",
@@ -95,8 +91,6 @@ __all__ = [
     "ResponseIncomplete",
     "ResponseStarted",
     "ResponsesDecoder",
-    "SSEDecoder",
-    "SSEMessage",
     "ServerForgot",
     "StreamDecoder",
     "StreamEvent",

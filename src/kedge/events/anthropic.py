@@ -184,7 +184,7 @@ class AnthropicDecoder(StreamDecoder):
         if self.ended:
             return
         kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
-        self._read_event(kind, message, known=("ping",))
+        self._read_event(kind, message)
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         clean = repair_surrogates(message)

@@ -148,7 +148,8 @@ class ChatDecoder(StreamDecoder):
         elif "choices" in message or "usage" in message:
             self._read_chunk(message)
         else:
-            self._emit_opaque(event or fields.get_text(message, "object"), message)
+            kind = event or fields.get_text(message, "object")
+            self._found.append(OpaqueEvent(kind, message))
 
     def _read_chunk(self, chunk: JsonObject) -> None:
         self._update_facts(chunk)

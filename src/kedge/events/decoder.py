@@ -7,7 +7,7 @@ decoding continues. The assembler then does not report a damaged stream as compl
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -50,8 +50,6 @@ class StreamDecoder(ABC):
     Attributes:
         calls: The output items of the response, and its tool calls.
         ended: Whether the terminal event of the response was decoded.
-        malformed: How many events could not be parsed.
-        unknown: How many events of unknown types were passed on.
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]]
@@ -64,7 +62,6 @@ class StreamDecoder(ABC):
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
         self.calls = ItemTable()
         self.ended = self._started = self._closed = False
-        self.malformed = self.unknown = 0
         self._joiner = SurrogateJoiner()
         self._logprobs: tuple[Mapping[str, Any], ...] = ()
         """Log probabilities of tokens whose text follows: a token may be a part of a character."""
@@ -211,11 +208,11 @@ class StreamDecoder(ABC):
             content = self._repair_message(content, event)
         self._decode_message(content, event)
 
-    def _read_event(self, kind: str, message: JsonObject, *, known: Container[str] = ()) -> None:
+    def _read_event(self, kind: str, message: JsonObject) -> None:
         """Read an event with the method for its type; pass it on if there is none."""
         reader = self.EVENT_READERS.get(kind)
         if reader is None:
-            self._emit_opaque(kind, message, known=kind in known)
+            self._found.append(OpaqueEvent(kind, message))
             return
         read, *arguments = reader
         try:
@@ -223,14 +220,7 @@ class StreamDecoder(ABC):
         except MalformedEvent as problem:
             self._report_malformed(kind, message, str(problem))
 
-    def _emit_opaque(self, kind: str, message: JsonObject, *, known: bool = False) -> None:
-        if not known:
-            self.unknown += 1
-            log.debug("event of unknown type passed on: %s", describe_malformed(kind, message, "-"))
-        self._found.append(OpaqueEvent(kind, message))
-
     def _report_malformed(self, kind: str, message: object, problem: str) -> None:
-        self.malformed += 1
         self._report_anomaly("malformed", describe_malformed(kind, message, problem))
 
     def _report_anomaly(self, kind: AnomalyKind, detail: str) -> None:

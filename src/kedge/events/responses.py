@@ -1,7 +1,7 @@
 """Decode streams of the Responses API, from SSE bytes or WebSocket messages.
 
-``EVENT_READERS`` maps each event type to the method that reads it; ``OPAQUE_TYPES`` are known types that are
-passed on without being interpreted. Sequence numbers reveal duplicate events and gaps.
+``EVENT_READERS`` maps each event type to the method that reads it; events of other types are passed on without being
+interpreted. Sequence numbers reveal duplicate events and gaps.
 """
 
 import logging
@@ -56,30 +56,6 @@ class StreamedPart:
     is_complete: bool = False
 
 
-_OPAQUE_GROUPS = {
-    "content_part": "added",
-    "output_text.annotation": "added",
-    "reasoning_summary_part": "added",
-    "file_search_call": "in_progress searching completed",
-    "web_search_call": "in_progress searching completed",
-    "code_interpreter_call": "in_progress interpreting completed",
-    "code_interpreter_call_code": "delta done",
-    "image_generation_call": "in_progress generating partial_image completed",
-    "mcp_call": "in_progress completed failed",
-    "mcp_call_arguments": "delta done",
-    "mcp_list_tools": "in_progress completed failed",
-    "shell_call_command": "added delta done",
-    "shell_call_output_content": "delta done",
-    "apply_patch_call_operation_diff": "delta done",
-    "compaction": "compacting",
-    "audio": "delta done",
-    "audio.transcript": "delta done",
-    "steer": "accepted pending failed",
-}
-OPAQUE_TYPES = {
-    f"response.{group}.{name}" for group, names in _OPAQUE_GROUPS.items() for name in names.split()
-} | {"keepalive"}
-
 _STATUS_ENDINGS: dict[str, FinalStatus] = {
     "completed": "completed",
     "": "completed",  # some servers send no status
@@ -118,7 +94,6 @@ class ResponsesDecoder(StreamDecoder):
 
     def __init__(self, *, stream_id: str = "", **bounds: int) -> None:
         super().__init__(**bounds)
-        self.duplicates = self.gaps = self.late = 0
         self.response_id = ""
         self._stream_id = stream_id
         self._sequence = SequenceChecker()
@@ -163,7 +138,7 @@ class ResponsesDecoder(StreamDecoder):
                 self._report_order(status, number)
             if status == "duplicate":
                 return
-        self._read_event(kind, message, known=OPAQUE_TYPES)
+        self._read_event(kind, message)
 
     def _expects_json(self, event: str) -> bool:
         return not event or event == "error" or event.startswith("response.")
@@ -180,14 +155,11 @@ class ResponsesDecoder(StreamDecoder):
         """Report an event that arrived twice, late, or after missing ones."""
         match status:
             case "duplicate":
-                self.duplicates += 1
                 log.debug("event %d was received twice; the second is ignored", number)
             case "gap":
-                self.gaps += 1
                 detail = f"events are missing before sequence number {number}"
                 self._report_anomaly("gap", detail)
             case "late":
-                self.late += 1
                 self._report_anomaly("late", f"event {number} arrived late")
             case "fresh":
                 log.warning(

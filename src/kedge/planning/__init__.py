@@ -2,7 +2,6 @@
 
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
-    MODES,
     REASONS,
     AnchorRecord,
     ConversationState,
@@ -12,9 +11,7 @@ from kedge.planning.anchors import (
     Status,
     TokenCounts,
     drop_anchors,
-    dump_record,
     get_state,
-    load_record,
     set_state,
 )
 from kedge.planning.cache_plan import CachePlan, CacheRules
@@ -34,7 +31,6 @@ from kedge.planning.render import build_input_from_blocks, get_instructions, ren
 
 __all__ = [
     "DEFAULT_RETENTION",
-    "MODES",
     "REASONS",
     "AnchorRecord",
     "CachePlan",
@@ -53,14 +49,12 @@ __all__ = [
     "canonical",
     "covered_count",
     "drop_anchors",
-    "dump_record",
     "find_best_anchor",
     "find_problems",
     "find_running",
     "get_instructions",
     "get_state",
     "is_valid_anchor",
-    "load_record",
     "plan_request",
     "prefix_digest",
     "record_response",
