@@ -12,7 +12,6 @@ from kedge.turns import (
     AssistantBlock,
     UserBlock,
     assistant,
-    image,
     tool_call,
     tool_result,
     user,
@@ -89,30 +88,6 @@ def test_chat_completions_messages_become_blocks() -> None:
         assistant("It rains."),
     ]
     assert imported.processed_length == 4
-
-
-def test_one_message_may_become_several_blocks() -> None:
-    """Text, function calls and custom calls of one message become separate blocks."""
-    message = {
-        "role": "assistant",
-        "content": "Let me see.",
-        "tool_calls": [
-            {"id": "call_1", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
-            {"id": "call_2", "function": {"name": "f", "arguments": "{}"}},
-        ],
-    }
-    picture = {
-        "role": "user",
-        "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}],
-    }
-    imported = import_messages(make_version_1(message, picture, processed=1))
-    assert list(imported.blocks) == [
-        assistant("Let me see."),
-        tool_call("shell", "ls", call_id="call_1", custom=True),
-        tool_call("f", "{}", call_id="call_2"),
-        user([image("https://x/y.png")]),
-    ]
-    assert imported.processed_length == 3
 
 
 @for_each(

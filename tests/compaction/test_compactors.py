@@ -104,17 +104,6 @@ def test_the_newest_exchange_remains_at_any_length() -> None:
         assert result.notes == ("the newest exchange alone exceeds the limit; it remains complete",)
 
 
-def test_token_limit_cuts_to_its_target() -> None:
-    """The history is cut to the target, which is three quarters of the limit by default."""
-    compactor = TokenLimitCompactor(200)
-    assert compactor.target_tokens == 150
-    request = CompactionRequest(make_exchanges(20))
-    result = run_immediately(run_compactor(compactor, request))
-    assert request.count(result.blocks) <= 150
-    assert result.tokens_before == request.count(request.blocks)
-    assert result.tokens_after == request.count(result.blocks)
-
-
 def test_server_usage_overrides_the_counter() -> None:
     """The server's token count is used if present, because it includes tools and instructions."""
     blocks, usage = (

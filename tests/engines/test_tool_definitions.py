@@ -13,7 +13,6 @@ from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting
 from kedge.memory.tokens import hash_settings
 from kedge.tools import Toolbox, tool
-from kedge.turns import FrozenMap
 
 COMPACT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -48,30 +47,6 @@ def test_the_body_and_its_hash_do_not_change(tools: list[Any], settings: dict[st
         assert hash_settings(body) == hash_settings(relevant)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Request(tools=(make_definition(),)),
-        lambda: Request.of(tools=[make_definition()]),
-    ],
-)
-def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
-    """A definition in a request is read-only at every depth."""
-    [definition] = make().tools
-    assert type(definition) is type(definition["parameters"]) is FrozenMap
-    assert definition["parameters"]["required"] == ("a",)
-    assert definition == make_definition()
-    assert json.loads(encode_body({"tools": [definition]})) == {"tools": [make_definition()]}
-
-
-def test_nothing_in_the_params_can_be_changed() -> None:
-    """The parameters of a request are read-only at every depth."""
-    request = Request(params={"reasoning": {"effort": "low"}, "include": ["a"]})
-    assert type(request.params) is type(request.params["reasoning"]) is FrozenMap
-    assert request.params["include"] == ("a",)
-    assert request.params == {"reasoning": {"effort": "low"}, "include": ["a"]}
-
-
 def test_later_changes_of_the_caller_have_no_effect() -> None:
     """A request copies definitions and parameters."""
     definition, params = make_definition(), {"reasoning": {"effort": "low"}}
@@ -101,13 +76,6 @@ def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
     assert json.loads(encode_body({"tools": [converted, {"type": "x"}]})) == {
         "tools": [map_tool(add.definition()), {"type": "x"}]
     }
-
-
-def test_definitions_of_a_toolbox_are_copies() -> None:
-    """Changes of a returned definition do not change the toolbox."""
-    toolbox = Toolbox(add)
-    toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] = "string"
-    assert toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] == "integer"
 
 
 def test_a_definition_that_contains_itself_is_rejected() -> None:
