@@ -1,4 +1,4 @@
-"""Encoding and decoding of state bytes, and detection of damage."""
+"""State bytes: encoding, encryption, detection of damage, inspection, and the import of version 1."""
 
 import gc
 import hashlib
@@ -8,24 +8,35 @@ import random
 import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from chat.conftest import OpenChat
 from chat.state_mutations import mutate
 from for_each import for_each
+from kedge.chat import Chat
 from kedge.chat.state import (
     DISCARD_REASONS,
+    ENCRYPTED_PREFIX,
     ChatState,
     DiscardedState,
+    FernetCipher,
     RecentStates,
     StateMemory,
+    StateReport,
     as_bytes,
+    build_report,
     decode_state,
     encode_state,
     has_valid_checksum,
+    import_messages,
+    is_encrypted,
+    new_key,
     state_from_turn,
 )
+from kedge.errors import InvalidSetting
 from kedge.planning import (
     AnchorRecord,
     ConversationState,
@@ -38,10 +49,12 @@ from kedge.planning import (
     set_state,
 )
 from kedge.turns import (
+    AssistantBlock,
     Block,
     Source,
     SystemBlock,
     Turn,
+    UserBlock,
     assistant,
     dump_block,
     dumps,
@@ -53,6 +66,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from middleware.scripted_engine import ScriptedEngine
 from strategies import blocks, json_objects
 
 MUTATION_COUNT = int(os.environ.get("KEDGE_MUTATIONS", "400"))
@@ -446,3 +460,221 @@ def test_infinite_expiry_is_no_expiry() -> None:
     decoded = decode_state(encode_state(ChatState("openai", memory=memory)), "openai")
     assert isinstance(decoded, ChatState)
     assert get_state(decoded.turn()).anchors[0].expires_at is None
+
+
+def make_version_1(*messages: Any, processed: int = 0) -> dict[str, Any]:
+    """Return a state of version 1."""
+    return {
+        "version": 1,
+        "provider": "openai",
+        "processed_length": processed,
+        "messages": list(messages),
+    }
+
+
+def test_messages_become_blocks() -> None:
+    """Messages are converted to blocks, without responses or anchors."""
+    messages = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
+    imported = import_messages(make_version_1(*messages, processed=2))
+    first, second = imported.blocks
+    assert isinstance(first, UserBlock)
+    assert isinstance(second, AssistantBlock)
+    assert (first.text, second.text) == ("Ada", "Hello")
+    assert imported.is_imported
+    assert imported == ChatState("openai", (first, second), 2)
+
+
+@pytest.mark.parametrize(("processed", "left"), [(0, 0), (1, 0), (2, 0), (3, 1)])
+def test_leading_system_messages_are_omitted_and_not_counted(processed: int, left: int) -> None:
+    """Leading system messages are not part of an imported state; later ones are."""
+    rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
+    message = {"role": "user", "content": "Ada"}
+    imported = import_messages(make_version_1(rules, rules, message, more, processed=processed))
+    assert len(imported.blocks) == 2
+    assert imported.processed_length == left
+
+
+@for_each("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
+def test_invalid_messages_are_rejected(messages: object) -> None:
+    """Messages of an invalid form raise an error, which discards the state."""
+    with pytest.raises(ValueError, match="messages are objects"):
+        import_messages({**make_version_1(), "messages": messages})
+
+
+CHAT_COMPLETIONS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Weather in Oslo?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city":"Oslo"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "assistant", "content": "It rains."},
+]
+
+
+def test_chat_completions_messages_become_blocks() -> None:
+    """Tool calls and results are converted too, and the processed length counts blocks."""
+    imported = import_messages(make_version_1(*CHAT_COMPLETIONS, processed=5))
+    assert list(imported.blocks) == [
+        user("Weather in Oslo?"),
+        tool_call("weather", '{"city":"Oslo"}', call_id="call_1"),
+        tool_result("call_1", "rain"),
+        assistant("It rains."),
+    ]
+    assert imported.processed_length == 4
+
+
+@for_each(
+    "message",
+    [
+        {"role": "user", "content": 5},
+        {"role": "narrator", "content": "Once upon a time"},
+        {"role": "user", "content": [{"type": "tool_result", "content": "rain"}]},
+        {"role": "assistant", "tool_calls": [{"id": "call_1"}]},
+        {"role": "assistant", "tool_calls": 5},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant"},
+        {"type": "function_call", "name": 5},
+    ],
+)
+async def test_unconvertible_state_is_discarded(message: Any) -> None:
+    """The state is reported as malformed, a call with it starts fresh, and its result can be continued."""
+    state = json.dumps({**make_version_1(message), "provider": "scripted"})
+    chat = Chat(ScriptedEngine([assistant("Hello")], [assistant("Hello again")]))
+    assert chat.inspect_state(state).reason == "malformed"
+    answer = await chat.chat_with_state(state, "Hello")
+    assert answer.discarded is not None
+    assert answer.discarded.reason == "malformed"
+    assert len(answer.turn) == 2
+    assert (await chat.chat_with_state(answer.state, "Hello")).discarded is None
+
+
+SECRET = b'{"version": 2, "blocks": ["my name is Ada Lovelace"]}'
+
+
+def test_encrypted_state_is_decrypted_with_the_same_key() -> None:
+    """Decryption returns the original bytes, and the encrypted ones contain no plain text."""
+    sealer = FernetCipher(new_key())
+    encrypted = sealer.encrypt(SECRET)
+    assert sealer.decrypt(encrypted) == SECRET
+    assert b"Ada Lovelace" not in encrypted
+    assert encrypted.isascii()
+
+
+def test_encrypted_state_is_recognized_by_its_prefix() -> None:
+    """Encrypted bytes are recognized by their prefix, and plain ones are not."""
+    assert is_encrypted(FernetCipher(new_key()).encrypt(SECRET))
+    assert is_encrypted(ENCRYPTED_PREFIX)
+    assert not is_encrypted(SECRET)
+    assert not is_encrypted(b"")
+
+
+def test_another_key_decrypts_nothing() -> None:
+    """Decryption with another key returns ``None`` and raises nothing."""
+    assert FernetCipher(new_key()).decrypt(FernetCipher(new_key()).encrypt(SECRET)) is None
+
+
+def test_changed_bytes_are_not_decrypted() -> None:
+    """Encrypted bytes that were changed or truncated are not decrypted."""
+    sealer = FernetCipher(new_key())
+    encrypted = sealer.encrypt(SECRET)
+    for position in (len(ENCRYPTED_PREFIX) + 2, len(encrypted) // 2, len(encrypted) - 4):
+        flipped = b"A" if encrypted[position : position + 1] != b"A" else b"B"
+        assert sealer.decrypt(encrypted[:position] + flipped + encrypted[position + 1 :]) is None
+    assert sealer.decrypt(encrypted[:-8]) is None
+    assert sealer.decrypt(SECRET) is None
+
+
+def test_key_rotation() -> None:
+    """The first key encrypts, and every key decrypts."""
+    old, new = new_key(), new_key()
+    both = FernetCipher([new, old])
+    assert both.decrypt(FernetCipher(old).encrypt(SECRET)) == SECRET
+    assert FernetCipher(new).decrypt(both.encrypt(SECRET)) == SECRET
+    assert FernetCipher(old).decrypt(both.encrypt(SECRET)) is None
+
+
+def test_key_may_be_text_or_bytes() -> None:
+    """A key is accepted as text or bytes."""
+    key = new_key()
+    assert FernetCipher(key.encode()).decrypt(FernetCipher(key).encrypt(SECRET)) == SECRET
+
+
+@pytest.mark.parametrize("keys", ["hunter2", b"hunter2", ["hunter2"], [""]])
+def test_invalid_key_is_rejected_without_quoting_it(keys: str | bytes | list[str]) -> None:
+    """The error explains how to create a key, and neither it nor its cause contains the given one."""
+    with pytest.raises(InvalidSetting, match="new_key") as exc_info:
+        FernetCipher(keys)
+    assert "hunter2" not in str(exc_info.value)
+    assert exc_info.value.__cause__ is None
+
+
+def test_empty_state_is_a_fresh_conversation() -> None:
+    """An empty state is usable and reported as a fresh conversation."""
+    report = build_report(b"", "openai", None)
+    assert report == StateReport(usable=True, size=0)
+    assert str(report) == "no state: a fresh conversation"
+
+
+async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None:
+    """A report has the size, version, provider, block counts by kind, and pending blocks."""
+    chat = open_chat()
+    answer = await chat.chat_with_state(b"", user("My name is Ada Lovelace."))
+    state = chat.write_state(answer.state, answer.turn.append(user("One more thing")))
+    report = build_report(state, None, None)
+    assert (report.usable, report.reason, report.problem) == (True, None, "")
+    assert (report.size, report.version, report.encrypted) == (len(state), 3, False)
+    assert (report.blocks, report.processed_length, report.pending) == (3, 2, 1)
+    assert (report.responses, dict(report.kinds)) == (1, {"user": 2, "assistant": 1})
+    assert str(report).splitlines() == [
+        f"{len(state)} bytes, version 3, provider {report.provider}",
+        "blocks: 3 (2 user, 1 assistant), pending: 1",
+        "responses to chain on: 1",
+    ]
+    assert "Ada" not in str(report)
+
+
+def test_discarded_state_is_reported_with_its_reason() -> None:
+    """An unusable state is reported with a reason code and a sentence."""
+    form = {"version": 99, "provider": "openai"}
+    for data, message in (
+        (b"\xff\xfe", "version unknown"),
+        (b"[]", "version unknown"),
+        (json.dumps(form).encode(), "version 99, provider openai"),
+        (json.dumps({**form, "version": True, "provider": 5}).encode(), "version unknown"),
+        (json.dumps({**form, "provider": "p" * 200}).encode(), f"provider {'p' * 80}\n"),
+    ):
+        report = build_report(data, "openai", None)
+        assert not report.usable
+        assert report.reason
+        assert message in str(report)
+        assert f"would be discarded: {report.problem}" in str(report)
+        assert (report.blocks, report.pending) == (0, 0)
+
+
+async def test_state_of_another_provider_is_not_usable(open_chat: OpenChat) -> None:
+    """A valid state is usable for its own or any provider, and not for another one."""
+    state = (await open_chat().chat_with_state(b"", user("Hello"))).state
+    assert build_report(state, None, None).usable
+    report = build_report(state, "somebody else", None)
+    assert not report.usable
+    assert report.provider == build_report(state, None, None).provider
+
+
+async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> None:
+    """Without the key, the report says only that the state is encrypted."""
+    key = new_key()
+    state = (await open_chat(state_key=key).chat_with_state(b"", user("Hello"))).state
+    inside, outside = build_report(state, None, FernetCipher(key)), build_report(state, None, None)
+    assert (inside.usable, inside.encrypted, inside.blocks) == (True, True, 2)
+    assert (outside.usable, outside.encrypted, outside.blocks) == (False, True, 0)
+    assert str(inside).startswith(f"{len(state)} bytes, encrypted, version 3")

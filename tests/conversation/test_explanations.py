@@ -1,22 +1,24 @@
-"""What a conversation says about a request after it was opened again is what the first process says."""
+"""What a conversation plans and says about a request is the same after it was opened again."""
 
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 
 from conversation.conftest import Connect
-from kedge import Chat, Conversation, user
+from kedge import Chat, Conversation, connect, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
 from kedge.compaction.compactors import CompactionMethod
+from kedge.conversation.lookup import find_recorded_model
 from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
-from kedge.planning import RequestPlan, get_state
+from kedge.planning import Mode, RequestPlan, get_state
 from kedge.planning.digests import is_compaction
-from kedge.store import Store
+from kedge.store import Store, open_store
 from kedge.store.tree import find_marks, read_tree
-from kedge.testing import TestServer
+from kedge.testing import TestServer, serve
 
 Change = Callable[[Conversation], Awaitable[object]]
 
@@ -216,3 +218,34 @@ async def test_a_compaction_of_the_server_is_sent_after_a_restart(
     assert [each.list_omitted() for each in plans] == [(), ()]
     assert plans[0].delta == plans[1].delta
     assert (await opened.send("What is my name?")).text == "Your name is Ada."
+
+
+async def test_a_plan_finds_the_responses_of_the_store() -> None:
+    """A copy of a conversation is chained on the response of the other, and its plans say so."""
+    with serve() as server:
+        engine = connect(f"responses:{server.base_url}#practice")
+        async with engine, open_store("sqlite://:memory:") as store:
+            first = await Conversation.create(engine, store=store)
+            await first.send("Hello")
+            copied = [
+                replace(block, id="", metadata={}, source=None) for block in first.turn.blocks
+            ]
+            second = await Conversation.create(engine, store=store, blocks=copied)
+            assert second.plan("And?").conditional
+            plan = await second.probe_and_plan("And?")
+            assert not plan.conditional
+            reply = await second.send("And?")
+            assert reply.plan
+            assert plan.previous_response_id == reply.plan.previous_response_id != ""
+
+
+@pytest.mark.parametrize("mode", ["chained", "conversation", "stateless"])
+async def test_the_model_is_found_in_the_newest_response(
+    store: Store, kedge_server: TestServer, mode: Mode
+) -> None:
+    """A conversation of a server has the same model string in every mode, also in a conversation object."""
+    model = f"responses:{kedge_server.base_url}#practice"
+    async with Conversation(model, store=store, mode=mode) as conversation:
+        await conversation.send("My name is Ada.")
+        newest = (await store.responses(conversation.row))[-1]
+        assert find_recorded_model(conversation.row, newest) == model

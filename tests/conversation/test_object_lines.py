@@ -1,14 +1,17 @@
-"""Test that no line of history continues a conversation object that another line uses, however it was made."""
+"""Test that no line of history continues a conversation object of another one, and the claims in a store."""
 
 import sys
 from pathlib import Path
 
 import anyio
+import pytest
 
 from engines.conftest import open_engine
-from engines.runs import send_lines
+from engines.runs import last_context, last_text, send_lines
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
+from kedge.errors import RequestRefused
+from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store, open_store
@@ -172,3 +175,79 @@ async def run_processes(store_url: str, *, is_shared: bool) -> None:
         assert len({get_object(turn) for turn in turns}) == 2
         for turn in turns:
             check_answer(server, turn)
+
+
+def become_another_process(engine: ResponsesEngine) -> None:
+    """Continue as a process that knows only what is in the store."""
+    engine.objects.claims = ObjectClaims()
+
+
+def count_lists(server: TestServer) -> int:
+    """Return how often the items of an object were listed."""
+    return sum(each.path.endswith("/items") for each in server.requests)
+
+
+async def test_a_process_with_the_same_store_continues_the_object(store: Store) -> None:
+    """The claim in the store shows that no other line continues the object, so the answer is not held back."""
+    with serve() as server:
+        async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
+            await engine.attach_evidence(store)
+            turn = await send_lines(engine, "One")
+            become_another_process(engine)
+            lists = count_lists(server)
+            async with engine.stream(turn.append(user("What did I say first?"))) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+                assert count_lists(server) == lists
+                await stream.finish()
+    assert get_state(stream.turn).conversation_id == get_state(turn).conversation_id
+    assert "One" in last_text(stream.turn)
+
+
+async def test_of_two_processes_one_continues_the_object(
+    store: Store, engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A process that finds the object claimed in the store sends everything to a new one, also after a crash."""
+    await engine.attach_evidence(store)
+    turn = await send_lines(engine, "One")
+    async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        become_another_process(engine)
+        other = await engine.run(turn.append(user("What did I say last?")))
+    assert get_state(other).conversation_id != get_state(turn).conversation_id
+    assert normalize_items(last_context(server)) == expected_context(other)
+
+
+async def test_a_rejected_request_does_not_end_the_object_in_the_store(
+    store: Store, engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The process whose request was rejected claims the object again."""
+    await engine.attach_evidence(store)
+    turn = await send_lines(engine, "One")
+    server.faults.set("status=400", times=1)
+    with pytest.raises(RequestRefused):
+        await engine.run(turn.append(user("Two")))
+    again = await engine.run(turn.append(user("Two")))
+    assert get_state(again).conversation_id == get_state(turn).conversation_id
+
+
+async def test_one_of_many_claims_succeeds(store: Store) -> None:
+    """Exactly one of several processes gets an object that ends with a known response."""
+    assert await store.claim_object("s", "conv", "", owner="a") == "unknown"
+    await store.release_object("s", "conv", "R1", owner="a")
+    found: list[str] = []
+
+    async def claim(owner: str) -> None:
+        found.append(await store.claim_object("s", "conv", "R1", owner=owner))
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(claim, f"process {number}")
+    assert sorted(found) == ["owned", *["taken"] * 4]
+    await store.release_object("s", "conv", "R9", owner="a process without the claim")
+    assert await store.claim_object("s", "conv", "R9", owner="b") == "taken"
+    other = store.use_namespace("other")
+    assert await other.claim_object("s", "conv", "R1", owner="b") == "unknown"

@@ -1,12 +1,22 @@
-"""Test the HTTP transport: retries of the client, timeouts, and the errors for failures."""
+"""Test the HTTP client and transport: headers, proxies, retries, timeouts, errors, and the size of responses."""
 
 import asyncio
+import gzip
+import json
+import socket
+import threading
+import zlib
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
+import aiohttp
 import pytest
+from openai import AsyncOpenAI
 from starlette.requests import Request
 from starlette.responses import Response
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import (
     TURN,
@@ -14,21 +24,42 @@ from engines.fake_server import (
     catch_error,
     connect_to,
     json_response,
+    make_handler,
     serve_bytes,
     serve_handler,
     sse_response,
 )
 from for_each import for_each
-from kedge.engines.http_errors import MAX_MESSAGE_LENGTH
+from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, transport
+from kedge.engines.http_client import (
+    MAX_RETRY_AFTER,
+    HttpClient,
+    Timeouts,
+    find_proxy,
+)
+from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
+from kedge.engines.sdk_client import SdkClient
+from kedge.engines.transport import (
+    LIMIT_VARIABLE,
+    MAX_ERROR_BYTES,
+    PIECE_BYTES,
+    SizeLimit,
+    make_inflater,
+    resolve_limit,
+)
 from kedge.errors import (
+    CannotConnect,
     EngineError,
+    InvalidSetting,
     NotAuthorized,
     RateLimited,
     RequestRefused,
     ServerFailed,
     StreamCut,
+    StreamTooLarge,
     Unreachable,
 )
+from kedge.events import ResponseStarted
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -219,3 +250,296 @@ async def test_redirect_is_not_followed(api: str, status: int) -> None:
         error = await catch_error(RequestRefused, moved, match, api=api, api_key="sk-secret")
     assert elsewhere.paths == []
     assert (error.status, error.retryable) == (status, False)
+
+
+@for_each(
+    ("status", "headers", "expected"),
+    [
+        (400, {}, 1),
+        (503, {"retry-after-ms": "1"}, 2),
+        (409, {"retry-after-ms": "1"}, 2),
+        (422, {"retry-after-ms": "1"}, 1),
+        (422, {"retry-after-ms": "1", "x-should-retry": "true"}, 2),
+        (503, {"retry-after-ms": "1", "x-should-retry": "false"}, 1),
+        (503, {"retry-after": str(MAX_RETRY_AFTER + 1)}, 1),
+    ],
+)
+async def test_server_decides_about_retries(
+    status: int, headers: dict[str, str], expected: int
+) -> None:
+    """A temporary error is repeated, unless the server says otherwise or requests a long delay."""
+    server = RecordingServer(Response("busy", status, headers))
+    await catch_error(EngineError, server.handle, max_retries=1)
+    assert len(server.bodies) == expected
+
+
+@pytest.mark.parametrize("length", [3 * MAX_ERROR_BYTES, 10])
+async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
+    """A long body is read in part, and one that breaks off as far as it arrived."""
+    body = b"x" * min(length, 2 * MAX_ERROR_BYTES)
+    head = f"HTTP/1.1 400 Bad\r\nContent-Length: {length + 1}\r\n\r\n".encode()
+    assert (await catch_error(RequestRefused, head + body, r"x{10}")).status == 400
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "ftp://host/v1", "http://host/v1?a=b", "http://a\\b/v1"]
+)
+def test_invalid_address_is_reported_at_once(url: str) -> None:
+    """An address that is not a base URL is rejected before anything is sent."""
+    with pytest.raises(CannotConnect, match="the address is invalid: it must"):
+        connect(f"responses:{url}#m")
+
+
+async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers of settings replace those of the environment, in any case; None removes one."""
+    received: dict[str, str] = {}
+
+    async def refuse(request: Request) -> Response:
+        assert len(request.headers.getlist("user-agent")) == 1
+        received.update(request.headers)
+        return json_response({"error": {"message": "no"}}, 400)
+
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: red\nX-Gone: yes\nnonsense")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    headers = {"x-team": "blue", "X-Gone": None, "user-agent": "mine/1"}
+    with serve_handler(refuse) as url:
+        settings = {"base_url": url, "api_key": "sk-1", "default_headers": headers}
+        async with connect("openai:gpt-5.1", **settings) as engine:
+            with pytest.raises(RequestRefused):
+                await engine.run(TURN)
+    assert received["authorization"] == "Bearer sk-1"
+    assert received["openai-organization"] == "org-1"
+    assert received["x-team"] == "blue"
+    assert received["user-agent"] == "mine/1"
+    assert "x-gone" not in received
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://api.openai.com/v1", "http://proxy:3128"),
+        ("http://localhost:8484/v1", None),
+        ("https://models.internal:8443/v1", None),
+    ],
+)
+def test_proxies_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, url: str, expected: str | None
+) -> None:
+    """``HTTPS_PROXY`` and ``NO_PROXY`` have their usual meaning."""
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "localhost,.internal")
+    assert find_proxy(url) == expected
+
+
+async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request goes to the proxy that the environment names, which answers for the host."""
+    item = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
+    body = json.dumps({"id": "resp_1", "status": "completed", "output": [item]}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with serve_bytes(head % len(body) + body) as url:
+        monkeypatch.setenv("HTTP_PROXY", url.removesuffix("/v1"))
+        monkeypatch.setenv("NO_PROXY", "")
+        async with connect("responses:http://model.invalid/v1#m", max_retries=0) as engine:
+            turn = await engine.run(TURN)
+    assert [block.kind for block in turn.blocks] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_broken_connection_is_retried(retries: int) -> None:
+    """A connection that breaks before an answer is retried as often as ``max_retries`` allows."""
+    accepted: list[None] = []
+
+    def close_each() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed: the test has ended
+                return
+            accepted.append(None)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=close_each, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        async with connect(f"responses:{url}#m", max_retries=retries) as engine:
+            with pytest.raises(Unreachable):
+                await engine.run(TURN)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(300)
+    assert len(accepted) == retries + 1
+
+
+def test_timeouts_are_read_in_every_form() -> None:
+    """A timeout is a number of seconds, None for no limit, or an object of httpx."""
+    from httpx2 import Timeout
+
+    assert Timeouts.of(3) == Timeouts(3, 3)
+    assert Timeouts.of(None) == Timeouts(None, None)
+    assert Timeouts.of(Timeout(30, connect=2)) == Timeouts(2, 30)
+
+
+async def test_engine_that_is_closed_during_an_answer_reports_a_broken_connection() -> None:
+    """Closing an engine in another task ends its streams with an error of the engine."""
+    event = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    data = b"data: %s\n\n" % json.dumps(event).encode()
+    with serve_bytes(head + b"%x\r\n%s\r\n" % (len(data), data), keep_open=True) as url:
+        engine = connect(f"responses:{url}#m")
+        async with engine.stream(TURN) as stream:
+            async for each in stream:
+                if isinstance(each, ResponseStarted):
+                    break
+            await engine.aclose()
+            with pytest.raises(StreamCut, match="the connection broke"):
+                await stream.finish()
+
+
+async def test_closed_client_cannot_reach_its_server() -> None:
+    """A request that is repeated after its engine was closed fails with an error of the engine."""
+    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {})
+    await client.close()
+    with pytest.raises(Unreachable):
+        await client.send("GET", "/models", headers={})
+
+
+async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that times out is reported as such, although its root cause is a cancellation."""
+
+    async def time_out(*_: object, **__: object) -> None:
+        raise aiohttp.ConnectionTimeoutError("timeout") from asyncio.CancelledError()
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", time_out)
+    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {}, max_retries=0)
+    with pytest.raises(Unreachable, match="did not answer in time"):
+        await client.send("GET", "/models", headers={})
+    await client.close()
+
+
+LIMIT = 1_000_000
+EVENT = b'data: {"type":"response.in_progress","padding":"%b"}\n\n' % (b"x" * 100_000)
+
+
+def compress(body: bytes, encoding: str) -> bytes:
+    """Return the body in a content encoding."""
+    return {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[encoding](body)
+
+
+def open_engine(kind: str, url: str, max_bytes: int) -> Engine:
+    """Return an engine with Kedge's own client, or with one of a package."""
+    if kind == "anthropic":
+        address = url.removesuffix("/v1")
+        return connect("anthropic:m", base_url=address, api_key="k", max_response_bytes=max_bytes)
+    if kind in ("responses", "chat"):
+        return connect(f"{kind}:{url}#m", max_response_bytes=max_bytes)
+    if kind == "sdk anthropic":
+        from anthropic import AsyncAnthropic
+
+        client: Any = AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
+        make_client: Any = lambda: SdkClient(client, "anthropic", "anthropic", max_bytes)  # noqa: E731
+        return AnthropicEngine("m", make_client=make_client, scope="test")
+    client = AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
+    make_client = lambda: SdkClient(client, "openai", "openai", max_bytes)  # noqa: E731
+    return ResponsesEngine("m", make_client=make_client, scope="test")
+
+
+KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
+
+
+@for_each("kind", KINDS)
+@for_each("encoding", ["gzip", "deflate", "identity"])
+@for_each("streaming", [False, True])
+async def test_a_response_is_limited(kind: str, encoding: str, streaming: bool) -> None:
+    """A body or a stream that is larger after decompression is an error, which names the setting."""
+    body = EVENT * 50 if streaming else json.dumps({"id": "resp_1", "x": "x" * 5_000_000}).encode()
+    content_type = "text/event-stream" if streaming else "application/json"
+    headers = {"content-encoding": encoding, "content-type": content_type}
+    handler = make_handler(lambda: Response(compress(body, encoding), headers=headers))
+    with serve_handler(handler) as url:
+        async with open_engine(kind, url, LIMIT) as engine:
+            with pytest.raises(StreamTooLarge, match="max_response_bytes") as exc_info:
+                await engine.run(TURN, streaming=streaming)
+    assert (exc_info.value.limit, exc_info.value.retryable) == (LIMIT, False)
+    assert exc_info.value.turn is TURN
+
+
+@pytest.mark.parametrize("kind", ["sdk openai", "sdk anthropic"])
+async def test_the_body_of_an_error_is_read_in_part(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of a package, which reads errors completely, gets only the start of a large one."""
+    monkeypatch.setattr(transport, "MAX_ERROR_BYTES", 100)
+    body = gzip.compress(b"x" * MAX_ERROR_BYTES)
+    handler = make_handler(lambda: Response(body, 400, {"content-encoding": "gzip"}))
+    with serve_handler(handler) as url:
+        async with open_engine(kind, url, LIMIT) as engine:
+            with pytest.raises(RequestRefused, match=r"x{100}") as exc_info:
+                await engine.run(TURN)
+    assert "x" * 101 not in str(exc_info.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_body_of_an_error_is_decompressed(kind: str) -> None:
+    """The message in a compressed error is reported."""
+    body = gzip.compress(b'{"error":{"message":"no such model"}}')
+    handler = make_handler(lambda: Response(body, 400, {"content-encoding": "gzip"}))
+    with serve_handler(handler) as url:
+        async with open_engine(kind, url, LIMIT) as engine:
+            with pytest.raises(RequestRefused, match="no such model"):
+                await engine.run(TURN)
+
+
+async def test_messages_of_a_websocket_are_limited() -> None:
+    """A response of many messages is limited as a stream is."""
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        created = {"type": "response.created", "response": {"id": "resp_1"}}
+        await connection.send(json.dumps(created))
+        while True:
+            await connection.send(json.dumps({"type": "response.in_progress", "x": "x" * 100_000}))
+
+    async with serve_socket(answer, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        settings: Any = {"transport": "websocket", "max_retries": 0}
+        async with connect(model, max_response_bytes=LIMIT, **settings) as engine:
+            with pytest.raises(StreamTooLarge, match="max_response_bytes"):
+                await engine.run(TURN)
+
+
+def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given limit takes precedence, and an invalid one is an error."""
+    monkeypatch.setenv(LIMIT_VARIABLE, " 5000 ")
+    assert (resolve_limit(), resolve_limit(7)) == (5000, 7)
+    for text in ("0", "-1", "many", "1.5"):
+        monkeypatch.setenv(LIMIT_VARIABLE, text)
+        with pytest.raises(InvalidSetting, match=LIMIT_VARIABLE):
+            resolve_limit()
+    with pytest.raises(InvalidSetting, match="max_response_bytes"):
+        connect("responses:http://127.0.0.1:1/v1#m", max_response_bytes=0)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+def test_bodies_are_decompressed_in_pieces(encoding: str) -> None:
+    """A small chunk does not become a large piece, and all pieces together are the body."""
+    body = b"x" * (3 * PIECE_BYTES + 1)
+    compressed = compress(body, encoding)
+    inflate = make_inflater(encoding)
+    assert inflate is not None
+    halves = compressed[: len(compressed) // 2], compressed[len(compressed) // 2 :]
+    pieces = [piece for half in halves for piece in inflate(half)]
+    assert b"".join(pieces) == body
+    assert encoding == "identity" or max(map(len, pieces)) <= PIECE_BYTES
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    """Only a byte more than the limit is an error."""
+    limit = SizeLimit(10)
+    limit.add(b"x" * 10)
+    with pytest.raises(StreamTooLarge):
+        limit.add(b"x")

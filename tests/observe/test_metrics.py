@@ -1,11 +1,20 @@
-"""Declaration and counting of metrics within the process."""
+"""Declaration and counting of metrics, and their exposition format, checked with parsers of Prometheus."""
 
+import re
 import threading
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse
+from prometheus_client.registry import CollectorRegistry
 
+from for_each import for_each
 from kedge.observe import METRICS, count, measure, reset, snapshot
+from kedge.observe.metrics import MAX_SERIES, OTHER, Metric
+from kedge.observe.prometheus import TableCollector, render
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +80,131 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     for metric in METRICS.values():
         (row,) = [line for line in rows if f"`{metric.name}`" in line]
         assert all(f"`{label}`" in row for label in metric.labels), metric.name
+
+
+def scrape_values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return the values of a scrape by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse(render()[0].decode())
+        for sample in family.samples
+    }
+
+
+def test_every_metric_is_exposed() -> None:
+    """Every metric is exposed with its type and help text before anything was counted."""
+    families = {family.name: family for family in parse(render()[0].decode())}
+    for metric in METRICS.values():
+        family = families[metric.name.removesuffix("_total")]
+        assert family.type == metric.kind
+        assert family.documentation == metric.help
+
+
+ABBREVIATED_UNITS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
+SCALED_UNITS = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "bits"}
+TYPES = {"counter", "gauge", "histogram", "summary", "untyped"}
+
+
+def list_problems(metric: Metric) -> list[str]:
+    """Return the rules of ``promtool check metrics`` that a metric violates."""
+    words = set(metric.name.split("_"))
+    suffix = "_" + metric.name.rpartition("_")[2]
+    rules = {
+        "no help text": not metric.help,
+        "not in snake case": re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", metric.name) is None,
+        "abbreviated unit": bool(words & ABBREVIATED_UNITS),
+        "no base unit": bool(words & SCALED_UNITS),
+        "type in the name": bool(words & TYPES),
+        "counters end in _total, others do not": (suffix == "_total") != (metric.kind == "counter"),
+        "reserved suffix": metric.kind != "histogram" and suffix in ("_bucket", "_count", "_sum"),
+        "reserved label": bool({"le", "quantile"} & set(metric.labels)),
+        "label not in snake case": any(not re.fullmatch("[a-z_]+", name) for name in metric.labels),
+    }
+    return [rule for rule, is_violated in rules.items() if is_violated]
+
+
+@for_each("metric", METRICS.values())
+def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
+    """Names, labels and help texts follow all rules that ``promtool check metrics`` reports."""
+    assert list_problems(metric) == []
+
+
+@for_each(
+    "metric",
+    [
+        Metric("planning_duration_ms", "Time", buckets=(1,)),
+        Metric("planning_minutes", "Time", buckets=(1,)),
+        Metric("requests:rate", "Requests"),
+        Metric("open_requests_count", "Requests"),
+        Metric("requests_counter_total", "Requests"),
+        Metric("requests_total", "Requests", buckets=(1,)),
+        Metric("requests_total", ""),
+        Metric("requests_total", "Requests", ("le",)),
+    ],
+)
+def test_a_violation_of_the_conventions_is_found(metric: Metric) -> None:
+    """The check of the conventions finds a metric that promtool reports."""
+    assert list_problems(metric) != []
+
+
+def test_metrics_without_labels_start_at_zero() -> None:
+    """Metrics without labels are zero from the first scrape, so that rates can be computed."""
+    samples = scrape_values()
+    assert samples["responses_chained_requests_total", ()] == 0
+    assert samples["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
+
+
+def test_counts_are_exposed_with_their_labels() -> None:
+    """Counters, gauges and histograms with cumulative buckets are exposed."""
+    count("responses_fallback_total", reason="changed")
+    count("responses_fallback_total", 2, reason="expired")
+    measure("responses_chained_mode_enabled", 1)
+    for blocks in (1, 3, 4000):
+        measure("responses_delta_blocks_count", blocks)
+    samples = scrape_values()
+    assert samples["responses_fallback_total", (("reason", "expired"),)] == 2
+    assert samples["responses_chained_mode_enabled", ()] == 1
+    buckets = {
+        labels[0][1]: value
+        for (name, labels), value in samples.items()
+        if name == "responses_delta_blocks_count_bucket"
+    }
+    assert (buckets["0"], buckets["1"], buckets["2"]) == (0, 1, 1)
+    assert (buckets["3"], buckets["1000"], buckets["+Inf"]) == (2, 2, 3)
+    assert samples["responses_delta_blocks_count_count", ()] == 3
+    assert samples["responses_delta_blocks_count_sum", ()] == 4004
+
+
+def test_openmetrics_is_returned_on_request() -> None:
+    """The `Accept` header selects the format, and both formats can be parsed."""
+    plain, plain_type = render()
+    opened, opened_type = render("application/openmetrics-text;version=1.0.0")
+    assert plain_type.startswith("text/plain")
+    assert opened_type.startswith("application/openmetrics-text")
+    assert list(parse(plain.decode()))
+    assert list(parse_openmetrics(opened.decode()))
+
+
+def test_labels_are_bounded_in_length_and_number() -> None:
+    """A label value that is long, unusual or beyond the maximum number of series becomes ``other``."""
+    for code in ("rate_limit", "Please call Ada on 555-1234", "x" * 49, 'a"b\n', ""):
+        count("responses_rejected_total", code=code)
+    for number in range(2 * MAX_SERIES):
+        count("responses_rejected_total", code=f"e{number}")
+    text = render()[0].decode()
+    assert "Ada" not in text
+    codes = {
+        labels[0][1] for (name, labels) in scrape_values() if name == "responses_rejected_total"
+    }
+    assert "rate_limit" in codes
+    assert OTHER in codes
+    assert len(codes) <= MAX_SERIES + 1
+    rejected = scrape_values()["responses_rejected_total", (("code", OTHER),)]
+    assert rejected == 4 + 2 * MAX_SERIES - (len(codes) - 2)
+
+
+def test_metrics_can_be_added_to_another_registry() -> None:
+    """A program with its own registry can register Kedge's metrics in it."""
+    registry = CollectorRegistry()
+    registry.register(TableCollector())
+    assert registry.get_sample_value("responses_forgotten_total") == 0
