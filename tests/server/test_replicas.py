@@ -431,24 +431,6 @@ def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) 
     assert read == []
 
 
-def test_database_failure_is_reported(replicas: tuple[Replica, Replica]) -> None:
-    """A database failure is a retryable error on every route and in a run."""
-    one, _ = replicas
-    response = one.create("hello")
-
-    def refuse(_: float) -> None:
-        raise psycopg.OperationalError("no answer")
-
-    def break_pool(service: Any) -> None:
-        service._database.pool._pool.acquire = refuse
-
-    one.server.call(break_pool)
-    answer = one.http.get(f"/responses/{response['id']}")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "database_unavailable"
-    assert one.create("hello")["error"]["code"] == "database_unavailable"
-
-
 @pytest.mark.parametrize("db", ["sqlite", "postgresql"])
 def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
     """A response with an idempotency key is generated once; a repeated stream has complete items."""

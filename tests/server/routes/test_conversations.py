@@ -35,11 +35,6 @@ def test_a_conversation_is_created_read_updated_and_deleted(client: OpenAI) -> N
         client.conversations.retrieve(conversation.id)
 
 
-def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
-    """A request without a body creates an empty conversation."""
-    assert http.post("/v1/conversations").json()["metadata"] == {}
-
-
 def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: TestServer) -> None:
     """Input and output are added after completion, and the next response sees them."""
     conversation = client.conversations.create(items=[user_message("zero")])
@@ -173,9 +168,10 @@ def test_items_are_paginated(client: OpenAI) -> None:
 def test_invalid_page_parameters_are_rejected(
     http: httpx2.Client, query: str, param: str, code: str
 ) -> None:
-    """The error for an invalid page contains the parameter and a code."""
-    conversation = http.post("/v1/conversations").json()["id"]
-    answer = http.get(f"/v1/conversations/{conversation}/items?{query}")
+    """The error for an invalid page contains the parameter and a code; a conversation needs no body."""
+    conversation = http.post("/v1/conversations").json()
+    assert conversation["metadata"] == {}
+    answer = http.get(f"/v1/conversations/{conversation['id']}/items?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert answer.json()["error"]["code"] == code
