@@ -72,24 +72,17 @@ class BlockCounter:
 
     def count_blocks(self, blocks: Iterable[Block]) -> int:
         """Return the tokens of blocks."""
-        blocks = tuple(blocks)
-        # One lookup per block, in one pass, because nearly all of them are cached.
-        counts: list[int | None] = list(map(self._counts.get, map(get_cached_digest, blocks)))
-        for index, tokens in enumerate(counts):
-            if tokens is None:
-                counts[index] = self.count_block(blocks[index])
-        return sum(cast("list[int]", counts))
+        return sum(map(self.count_block, blocks))
 
     def count_block(self, block: Block) -> int:
         """Return the tokens of one block."""
         leaf = get_cached_digest(block)
-        if not leaf:  # never planned, or reasoning, which has no digest
-            return self._counter.count_items([_render_item(block)])
-        known = self._counts.get(leaf)
+        known = self._counts.get(leaf) if leaf else None
         if known is None:
             known = self._counter.count_items([_render_item(block)])
-            with self._lock:
-                self._counts[leaf] = known
+            if leaf:  # unless it was never planned, or is reasoning, which has no digest
+                with self._lock:
+                    self._counts[leaf] = known
         return known
 
 

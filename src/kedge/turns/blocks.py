@@ -304,12 +304,9 @@ class ToolCallBlock(BlockBase, frozen=True, tag="tool_call"):
 
     def _check(self) -> None:
         name, arguments, call_id = self.name, self.arguments, self.call_id
-        if type(name) is not str or not name.isascii():
-            force_setattr(self, "name", check_text(name, "name"))
-        if type(arguments) is not str or not arguments.isascii():
-            force_setattr(self, "arguments", check_text(arguments, "arguments"))
-        if type(call_id) is not str or not call_id.isascii():
-            force_setattr(self, "call_id", check_text(call_id, "call_id"))
+        is_text = type(name) is type(arguments) is type(call_id) is str
+        if not (is_text and name.isascii() and arguments.isascii() and call_id.isascii()):
+            check_texts(self, "name", "arguments", "call_id")
         if self.custom is not True and self.custom is not False:
             raise InvalidJSON("custom", f"expected a bool, got {type(self.custom).__name__}")
         if not call_id:

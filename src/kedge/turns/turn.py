@@ -5,7 +5,7 @@ conversation of n blocks by k costs O(k).
 
 Blocks shared along a Turn's lineage: a Turn and its continuations share one list, of which each Turn has the first
 ``length`` blocks, so ``append`` copies nothing. Only one continuation can extend the list: the first one removes
-the only element of ``unclaimed``, which is atomic and therefore needs no lock, and every other one copies its part of
+the only member of ``unclaimed``, which is atomic and therefore needs no lock, and every other one copies its part of
 the list. So does one that makes the list twice as long as it was at first, because an old Turn, such as a template of
 many conversations, would otherwise retain everything that was appended to it. Elements of the list are never
 changed, and ``blocks`` is a tuple that is created when it is read.
@@ -51,6 +51,7 @@ TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 _BLOCK_TYPES = frozenset[type[Any]](Block.__args__)
 _set_field = object.__setattr__
 _get_id: Callable[[Block], str] = attrgetter("id")
+_CLAIM = 0
 _MIN_LIMIT = 16
 """The maximum number of blocks in the shared list of a short Turn."""
 
@@ -78,14 +79,14 @@ class _Memo(msgspec.Struct):
         lineage: The data shared with the continuations of the Turn.
         length: The number of blocks of the shared list that belong to the Turn.
         ids: At least the ids of these blocks.
-        unclaimed: One element until a continuation extends the shared list.
+        unclaimed: One member until a continuation extends the shared list.
         blocks: The blocks as a tuple, once that was read.
     """
 
     lineage: _Lineage
     length: int
     ids: set[str]
-    unclaimed: list[None]
+    unclaimed: dict[int, bool]
     blocks: tuple[Block, ...] | None = None
 
 
@@ -206,9 +207,9 @@ class Turn(Immutable):
         if lead == memo.length:
             lead += count_leading(blocks)
         lineage = memo.lineage
-        if length <= lineage.limit and _claim(memo):
+        if length <= lineage.limit and memo.unclaimed.pop(_CLAIM, False):
             lineage.blocks.extend(blocks)
-            grown = _Memo(lineage, length, ids, [None])
+            grown = _Memo(lineage, length, ids, {_CLAIM: True})
         else:
             together = [*lineage.blocks[: memo.length], *blocks]
             grown = _build_memo(together, ids, get_cached_index(self))
@@ -515,16 +516,7 @@ def _collect_unique_ids(blocks: Sequence[Block]) -> set[str]:
 
 def _build_memo(blocks: list[Block], ids: set[str], entry: tuple[object, int] = (None, 0)) -> _Memo:
     lineage = _Lineage(blocks, max(2 * len(blocks), _MIN_LIMIT), entry)
-    return _Memo(lineage, len(blocks), ids, [None])
-
-
-def _claim(memo: _Memo) -> bool:
-    """Return whether the caller may extend the shared list; only the first caller may."""
-    try:
-        memo.unclaimed.pop()
-    except IndexError:
-        return False
-    return True
+    return _Memo(lineage, len(blocks), ids, {_CLAIM: True})
 
 
 def _build_turn(memo: _Memo, lead: int, name: str, data: FrozenMap, extra: FrozenMap) -> Turn:
