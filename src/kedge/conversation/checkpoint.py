@@ -84,10 +84,6 @@ class Checkpoint(msgspec.Struct):
         if head is not None and (await self.store.conversation(self.row)).head != node.id:
             await self.store.move_head(self.row, node, head=head)
 
-    def matches(self, turn: Turn) -> bool:
-        """Return whether the Turn is exactly the stored one."""
-        return has_same_blocks(self.turn, turn)
-
 
 def has_same_blocks(one: Turn, other: Turn) -> bool:
     """Return whether both Turns consist of the identical blocks."""

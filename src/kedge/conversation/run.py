@@ -255,7 +255,7 @@ class ConversationRun:
         kind: NodeKind = "results" if self.question_saved else "asked"
         key = "" if self.question_saved else self.task.key
         self.question_saved = True
-        if not self.checkpoint.matches(turn):
+        if not has_same_blocks(self.checkpoint.turn, turn):
             accounts = self.recorder.drain_telemetry()
             await self.checkpoint.save(turn, kind, accounts=accounts, asked_for=key)
 
@@ -319,7 +319,7 @@ class ConversationRun:
             await self._save_answer(head)
         else:
             await self._save_answer()
-            if self.checkpoint.matches(turn):
+            if has_same_blocks(self.checkpoint.turn, turn):
                 row, node = self.checkpoint.row, self.checkpoint.node
                 await self._persist(lambda: self.store.move_head(row, node, head=head), turn)
             else:

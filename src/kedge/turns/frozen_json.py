@@ -217,11 +217,17 @@ def json_equal(one: Any, other: Any) -> bool:
         return type(one) is type(other) and repr(one) == repr(other)
     if isinstance(one, str | int | NoneType):
         return bool(one == other)
-    if isinstance(one, Mapping):
-        return _mappings_equal(cast("Mapping[str, Any]", one), other)
-    if isinstance(one, list | tuple):
-        return _sequences_equal(cast("tuple[Any, ...]", one), other)
-    return _has_json_form(one) and json_equal(_to_json(one), other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        members, others = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
+        return members.keys() == others.keys() and all(
+            json_equal(member, others[name]) for name, member in members.items()
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        elements, rest = cast("tuple[Any, ...]", one), cast("tuple[Any, ...]", other)
+        return len(elements) == len(rest) and all(map(json_equal, elements, rest))
+    if _has_json_form(cast("object", one)):
+        return json_equal(_to_json(one), other)
+    return _has_json_form(other) and json_equal(one, _to_json(other))
 
 
 def check_text(text: object, path: str) -> str:
@@ -398,23 +404,6 @@ def _has_json_form(value: object) -> bool:
 
 def _to_json(value: Any) -> Any:
     return freeze(value.to_json())
-
-
-def _mappings_equal(one: Mapping[str, Any], other: Any) -> bool:
-    other = _to_json(other) if _has_json_form(other) else other
-    if not isinstance(other, Mapping):
-        return False
-    members = cast("Mapping[str, Any]", other)
-    return len(one) == len(members) and all(
-        name in members and json_equal(member, members[name]) for name, member in one.items()
-    )
-
-
-def _sequences_equal(one: list[Any] | tuple[Any, ...], other: Any) -> bool:
-    if not isinstance(other, list | tuple):
-        return False
-    elements = cast("tuple[Any, ...]", other)
-    return len(one) == len(elements) and all(map(json_equal, one, elements))
 
 
 def _json_hash(value: Any) -> int:
