@@ -762,11 +762,7 @@ class Conversation(LazyConversation):
         return await self._build_task(self.head if at is None else at, add, key, resumed=False)
 
     async def _run_once(
-        self,
-        key: str,
-        blocks: Sequence[Block],
-        build_task: TaskBuilder,
-        options: dict[str, Any],
+        self, key: str, blocks: Sequence[Block], build_task: TaskBuilder, options: dict[str, Any]
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
         request = ClaimRequest(self.store, await self.require_row(), key, new_id("run"), self.lease)
@@ -781,10 +777,7 @@ class Conversation(LazyConversation):
             point = await self._find_claimed_turn(claim.question) if claim.question else None
             return await (self._resume_at(point, key, schema) if point else build_task())
 
-        async with (
-            request.maintain(),
-            aclosing(self._run(build_claimed_task, options)) as events,
-        ):
+        async with request.maintain(), aclosing(self._run(build_claimed_task, options)) as events:
             async for event in events:
                 yield event
 

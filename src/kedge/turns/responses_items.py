@@ -313,20 +313,15 @@ def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
 
 def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
     """Convert reasoning of any form to a reasoning block, so that it is never sent as another item."""
+    encrypted: Any = item.get("encrypted_content")
     read: dict[str, Any] = {
         "summary": _read_plain_texts(item.get("summary"), "summary_text"),
         "content": _read_plain_texts(item.get("content"), "reasoning_text"),
-        "encrypted_content": item.get("encrypted_content"),
+        "encrypted_content": encrypted if isinstance(encrypted, str) else None,
     }
-    if not isinstance(read["encrypted_content"], str):
-        del read["encrypted_content"]
-    known = {name: value for name, value in read.items() if value is not None}
-    return ReasoningBlock(
-        known.get("summary", ()),
-        known.get("content", ()),
-        known.get("encrypted_content", ""),
-        **_add_unread_fields(item, identity, *known),
-    )
+    rest = _add_unread_fields(item, identity, *(name for name in read if read[name] is not None))
+    summary, texts, content = read.values()
+    return ReasoningBlock(summary or (), texts or (), content or "", **rest)
 
 
 def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:

@@ -93,11 +93,7 @@ def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> N
 
 
 async def _run_step(
-    role: Role,
-    number: int,
-    step: Step,
-    values: Mapping[str, Any],
-    schema: OutputSchema[Any] | None,
+    role: Role, number: int, step: Step, values: Mapping[str, Any], schema: OutputSchema[Any] | None
 ) -> StepResult:
     """Run one step; an answer that does not match is requested again."""
     question = fill_template(step.prompt, values, f"the step {step.name}")
