@@ -19,6 +19,7 @@ from kedge.errors import (
     InvalidTurn,
     KedgeError,
     OutputInvalid,
+    UnknownSetting,
     Unreachable,
 )
 from kedge.events import TextDelta
@@ -515,3 +516,12 @@ async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> N
     missing.close()
     assert reply.turn.text == reply.text
     assert Turn([user("Hello")]).text == ""
+
+
+def test_an_unknown_setting_is_rejected() -> None:
+    """A misspelled setting of the stack raises an error with the most similar name."""
+    misspelled: Any = {"sytem": "Be brief."}
+    with pytest.raises(
+        UnknownSetting, match="a Chat has no setting 'sytem'; did you mean 'system'"
+    ):
+        Chat("practice", **misspelled)

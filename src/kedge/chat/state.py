@@ -95,6 +95,7 @@ class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 _NO_MEMORY = StateMemory()
+_NO_MEMORY.unpack()  # msgspec crashes if two threads analyze one type at the same time
 
 
 class _Derived:
