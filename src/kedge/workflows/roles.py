@@ -8,10 +8,10 @@ per workflow, because several workflows may use a caller's conversation one afte
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
@@ -85,8 +85,7 @@ def role_conversation_id(workflow: str, role: str) -> str:
     return f"{workflow}.{role}"
 
 
-@dataclass(slots=True)
-class Role:
+class Role(msgspec.Struct):
     """A role of a workflow with its conversation.
 
     ``notes`` is the workflow's record in the conversation's data: spec, verdicts, status.
@@ -97,7 +96,7 @@ class Role:
     conversation: Conversation
     notes: dict[str, Any]
     on_event: WorkflowCallback
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
 
     def report_start(self, total: int) -> None:
         """Report that the workflow has started, or is resumed if it has sent a question before."""
@@ -198,7 +197,7 @@ class Role:
             decide: A function that requests a decision.
         """
         if number > len(self.notes.get(name, ())):
-            decision = msgspec.structs.asdict(await decide())
+            decision = asdict(await decide())
 
             def add(notes: dict[str, Any]) -> dict[str, Any]:
                 known: list[Any] = notes.get(name, [])
@@ -238,8 +237,7 @@ class ModelJudge(msgspec.Struct, frozen=True):
     rubric: str
 
 
-@dataclass(slots=True)
-class WorkflowRun:
+class WorkflowRun(msgspec.Struct):
     """A running workflow, which opens its roles; ``async with`` closes the engines that are connected here.
 
     Attributes:
@@ -255,7 +253,7 @@ class WorkflowRun:
     spec: Mapping[str, Any]
     on_event: WorkflowCallback
     settings: Mapping[str, Any]
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    stack: AsyncExitStack = msgspec.field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
         self.workflow = self.workflow or new_workflow_id()
