@@ -124,7 +124,7 @@ async def test_deleted_conversation_is_deleted_here_in_the_same_transaction(
             user = store.use_namespace("alice")
             _, kept = await converse(user, "a stays")
             with monkeypatch.context() as patch:
-                patch.setattr("kedge.store.delete.find_empty_conversations", fail)
+                patch.setattr("kedge.database.responses.find_empty_conversations", fail)
                 with pytest.raises(OSError, match="cut off"):
                     await store.delete(row)
             assert find_missing_responses([*kept, *deleted]) == set()

@@ -150,25 +150,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
     where = build_condition(tx, selection)
     costs = find_costs(tx, where, models, "r.provider, r.model", prices)
     latencies = measure_model_latencies(tx, selection, days)
-    return Analytics(
-        selection=selection,
-        requests=count_requests(tx, selection, groups, count_conversations(tx, selection, days)),
-        chains=measure_chains(tx, selection, days),
-        branching=measure_branching(tx, selection),
-        tokens=sum_tokens(groups),
-        cost=combine_costs(cost for found in costs.values() for cost in found),
-        latency=latencies.get(("", ""), Latency()),
-        models=_collect_models(models, costs, latencies),
-        cache=sum_cache_use(groups),
-    )
-
-
-def _collect_models(
-    models: Mapping[Model, Sequence[ResponseGroup]],
-    costs: Mapping[Model, Sequence[Cost]],
-    latencies: Mapping[Model, Latency],
-) -> tuple[ModelStats, ...]:
-    found = [
+    stats = [
         ModelStats(
             *model,
             **sum_outcomes(own),
@@ -177,7 +159,17 @@ def _collect_models(
         )
         for model, own in models.items()
     ]
-    return tuple(sorted(found, key=lambda each: (-each.requests, each.provider, each.model)))
+    return Analytics(
+        selection=selection,
+        requests=count_requests(tx, selection, groups, count_conversations(tx, selection, days)),
+        chains=measure_chains(tx, selection, days),
+        branching=measure_branching(tx, selection),
+        tokens=sum_tokens(groups),
+        cost=combine_costs(cost for found in costs.values() for cost in found),
+        latency=latencies.get(("", ""), Latency()),
+        models=tuple(sorted(stats, key=lambda each: (-each.requests, each.provider, each.model))),
+        cache=sum_cache_use(groups),
+    )
 
 
 def _collect_buckets(

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 from kedge.database.transactions import (
@@ -109,7 +110,7 @@ class SQLiteDatabase(Database):
         self._local = threading.local()
         self._write_lock = threading.Lock()
         self._inline_lock = threading.Lock()
-        self._inline: sqlite3.Connection | None = None
+        self._inline = SimpleNamespace()
         self._is_closed = False
         self._journal_is_pending = False
 
@@ -142,10 +143,8 @@ class SQLiteDatabase(Database):
         if self._is_closed:
             raise closed_error()
         self.first_use.ensure()
-        with self._translate_errors():
-            if self._inline is None:
-                self._inline = self._connect(inline=True)
-            return run_on(self._inline)
+        with self._use_connection(inline=True) as connection:
+            return run_on(connection)
 
     def run_read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread, also before the schema is current."""
@@ -168,18 +167,28 @@ class SQLiteDatabase(Database):
             self._journal_is_pending = not empty_journal(connection)
 
     @contextmanager
-    def _use_connection(self) -> Generator[sqlite3.Connection]:
-        """Provide the connection of this thread; then empty the journal if a reader prevented it after a deletion."""
-        with self._translate_errors():
-            connection = getattr(self._local, "connection", None)
+    def _use_connection(self, *, inline: bool = False) -> Generator[sqlite3.Connection]:
+        """Provide the connection of this thread, or the one for the calling thread, and convert errors.
+
+        Then the journal is emptied if a reader prevented it after a deletion.
+        """
+        holder = self._inline if inline else self._local
+        try:
+            connection = getattr(holder, "connection", None)
             if connection is None:
-                connection = self._local.connection = self._connect()
+                connection = holder.connection = self._connect(inline=inline)
             yield connection
-            if self._journal_is_pending:
+            if self._journal_is_pending and not inline:
                 connection.execute("PRAGMA busy_timeout = 0")
                 with suppress(sqlite3.OperationalError):  # the next operation tries again
                     self._journal_is_pending = not empty_journal(connection)
                 connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
+        except UnicodeEncodeError as error:
+            raise InvalidSetting("a value contains a lone surrogate; remove it") from error
+        except sqlite3.Error as error:
+            other = (StoreError, f"SQLite reports: {error}")
+            kind, message = _ERRORS.get(_primary_code(error), other)
+            raise kind(f"{self.path}: {message}") from error
 
     def close(self) -> None:
         """Stop the threads, then close their connections."""
@@ -188,17 +197,6 @@ class SQLiteDatabase(Database):
         with self._inline_lock:
             self._is_closed = True
             self._close_connections()
-
-    @contextmanager
-    def _translate_errors(self) -> Generator[None]:
-        try:
-            yield
-        except UnicodeEncodeError as error:
-            raise InvalidSetting("a value contains a lone surrogate; remove it") from error
-        except sqlite3.Error as error:
-            other = (StoreError, f"SQLite reports: {error}")
-            kind, message = _ERRORS.get(_primary_code(error), other)
-            raise kind(f"{self.path}: {message}") from error
 
     def _connect(self, *, inline: bool = False) -> sqlite3.Connection:
         def connect() -> sqlite3.Connection:

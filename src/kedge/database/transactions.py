@@ -76,8 +76,10 @@ class Tx(ABC):
 
     def rows_among(self, sql: str, keys: Sequence[Any], *values: Any) -> list[Row]:
         """Return the rows of a query in which ``{}`` is a list of keys, followed by other values."""
-        chunks = [(sql.format(marks(chunk)), chunk) for chunk in split_chunks(keys)]
-        return [row for query, chunk in chunks for row in self.rows(query, (*chunk, *values))]
+        found: list[Row] = []
+        for chunk in split_chunks(keys):
+            found += self.rows(sql.format(marks(chunk)), (*chunk, *values))
+        return found
 
     def delete_rows(self, table: str, column: str, keys: Sequence[Any]) -> None:
         """Delete the rows of a table that have one of these keys in a column."""

@@ -98,26 +98,18 @@ def is_model_item(item: Item) -> bool:
 
 def extract_text(content: object) -> str:
     """Return the plain text of a content: a string, one part, or a list of parts."""
-    match content:
-        case str():
-            return content
-        case list() | tuple():
-            texts = map(extract_text, cast("Sequence[object]", content))
-            return " ".join(filter(None, texts))
-        case dict():
-            part = cast("dict[str, Any]", content)
-        case _:
-            return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        texts = map(extract_text, cast("Sequence[object]", content))
+        return " ".join(filter(None, texts))
+    part = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     for key in ("text", "refusal"):
         if isinstance(part.get(key), str):
             return part[key]
-    match part.get("type"):
-        case "input_image":
-            return "[image]"
-        case "input_file":
-            return f"[file {part.get('filename') or part.get('file_id') or ''}".rstrip() + "]"
-        case _:
-            return ""
+    if part.get("type") == "input_file":
+        return f"[file {part.get('filename') or part.get('file_id') or ''}".rstrip() + "]"
+    return "[image]" if part.get("type") == "input_image" else ""
 
 
 def message_texts(items: Sequence[Item], *roles: str) -> list[str]:

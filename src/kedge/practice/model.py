@@ -42,15 +42,12 @@ def format_result(utterance: Utterance, result: TextResult) -> str:
         case "json_schema" | "json_object" if utterance.wants_invalid:
             return f"Not JSON: {result.text}"
         case "json_schema":
-            return tool_rules.encode_json(
-                _fill_schema(utterance, result, text_format.get("schema"))
-            )
+            value = _fill_schema(utterance, result, text_format.get("schema"))
         case "json_object":
-            return tool_rules.encode_json(
-                {"answer": result.text if result.value is None else result.value}
-            )
+            value = {"answer": result.text if result.value is None else result.value}
         case _:
             return result.text
+    return tool_rules.encode_json(value)
 
 
 def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> Any:
@@ -153,11 +150,11 @@ def respond(utterance: Utterance) -> tuple[TextResult | tuple[OutputPart, ...], 
 
 
 def _echo_message(utterance: Utterance) -> TextResult:
+    visible = _describe_visible(utterance.request)
     if not utterance.message:
-        return TextResult(f"You have said nothing. {_describe_visible(utterance.request)}")
-    return TextResult(
-        f"You said: {context.quote_text(utterance.message, MAX_QUOTE_LENGTH)} ({_describe_visible(utterance.request)})"
-    )
+        return TextResult(f"You have said nothing. {visible}")
+    quoted = context.quote_text(utterance.message, MAX_QUOTE_LENGTH)
+    return TextResult(f"You said: {quoted} ({visible})")
 
 
 def _describe_visible(request: PracticeRequest) -> str:

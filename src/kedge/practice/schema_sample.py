@@ -213,9 +213,8 @@ class _Sampler(Struct):
         types = list_types(rules)
         branches = rules.get("anyOf") or rules.get("oneOf")
         if branches or len(types) > 1:
-            branch = self._choose_branch(
-                branches or [{"type": kind} for kind in types], name, depth, given
-            )
+            branches = branches or [{"type": kind} for kind in types]
+            branch = self._choose_branch(branches, name, depth, given)
             rest = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf")}
             return self.sample(self._merge(rest, branch), name, depth + 1, given)
         if (value := self._find_value(rules, given, take=True)) is not NO_VALUE:

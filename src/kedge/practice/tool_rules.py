@@ -73,14 +73,9 @@ def offered_tools(request: PracticeRequest) -> dict[str, Item]:
 def _allowed_names(choice: str | Mapping[str, Any]) -> set[str] | None:
     if isinstance(choice, str):
         return None
-    match choice.get("type"):
-        case "function" | "custom":
-            return {str(choice.get("name"))}
-        case "allowed_tools":
-            tools = cast("Sequence[Item]", choice.get("tools", ()))
-            return {str(tool.get("name")) for tool in tools}
-        case _:
-            return None
+    lists = {"function": [choice], "custom": [choice], "allowed_tools": choice.get("tools", ())}
+    tools = cast("Sequence[Item] | None", lists.get(str(choice.get("type"))))
+    return None if tools is None else {str(tool.get("name")) for tool in tools}
 
 
 def must_call(request: PracticeRequest) -> bool:

@@ -131,18 +131,13 @@ def _make_client(
     errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
 ) -> "HttpClient":
     # To import aiohttp takes time, which a program that sends no request should not need.
-    from kedge.engines.http_client import (
-        DEFAULT_MAX_RETRIES,
-        DEFAULT_TIMEOUTS,
-        HttpClient,
-        Timeouts,
-    )
+    from kedge.engines import http_client
 
-    return HttpClient(
+    return http_client.HttpClient(
         errors,
         _merge_headers({"User-Agent": f"kedge/{kedge.__version__}"}, headers),
-        timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
-        max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
+        timeouts=http_client.Timeouts.of(settings.get("timeout", http_client.DEFAULT_TIMEOUTS)),
+        max_retries=settings.get("max_retries", http_client.DEFAULT_MAX_RETRIES),
         max_response_bytes=settings.get("max_response_bytes"),
     )
 

@@ -19,14 +19,13 @@ from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
     require_default_namespace,
-    validate_data,
     validate_page,
     validate_tags,
     validate_text,
 )
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
-from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 _COLUMNS = (
     "c.id, c.title, c.number, c.archived, c.head, c.mode, c.retention, c.data, "
@@ -301,7 +300,7 @@ def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
         "tags": validate_tags,
         "archived": bool,
         "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
-        "data": validate_data,
+        "data": lambda data: freeze_map(data, "data"),
     }
     return {name: checks[name](value) for name, value in members.items() if value is not None}
 

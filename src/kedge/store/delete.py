@@ -10,13 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.database.responses import delete_conversation as delete_practice_conversation
-from kedge.database.responses import (
-    delete_responses,
-    find_empty_conversations,
-    lock_deletions,
-    use_practice_tables,
-)
+from kedge.database import responses as practice_responses
 from kedge.database.transactions import Database, Tx, Values, split_chunks
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search
@@ -127,12 +121,13 @@ def delete_practice_responses(tx: Tx) -> None:
     """
 
     def execute(sql: str, values: Values = ()) -> Any:
-        return tx.query(use_practice_tables(sql), values)
+        return tx.query(practice_responses.use_practice_tables(sql), values)
 
-    lock_deletions(execute, tx.dialect)
-    delete_responses(execute, [node for (node,) in execute(_SELECT_UNUSED_RESPONSES).fetchall()])
-    for row in find_empty_conversations(execute):
-        delete_practice_conversation(execute, *row)
+    practice_responses.lock_deletions(execute, tx.dialect)
+    unused = [node for (node,) in execute(_SELECT_UNUSED_RESPONSES).fetchall()]
+    practice_responses.delete_responses(execute, unused)
+    for row in practice_responses.find_empty_conversations(execute):
+        practice_responses.delete_conversation(execute, *row)
 
 
 def _assign_nodes(

@@ -35,7 +35,6 @@ from kedge.store.records import (
     StoredExchange,
     ToolRow,
     new_row,
-    validate_data,
     validate_text,
 )
 from kedge.store.responses import RESPONSE_COLUMNS, TABLES, insert_record, select_responses
@@ -43,7 +42,7 @@ from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
-from kedge.turns.frozen_json import thaw
+from kedge.turns.frozen_json import freeze_map, thaw
 from kedge.turns.json_codec import encode_block, upgrade_block
 
 FORMAT, VERSION = "kedge.conversation", 2
@@ -277,7 +276,10 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_N
     for line in nodes[1:]:
         created.append(_import_node(tx, line, row, created, blocks))
     for line, node in zip(nodes, created, strict=True):
-        _import_telemetry(tx, line, row, node)
+        for table in TABLES:
+            for each in getattr(line, table):
+                _check_time(each.created_at)
+                insert_record(tx, table, row.number, node.id, each)
     _finish_import(tx, header, row, created)
     for damage in check_tree(tx, row.tree):
         raise ValueError(f"{damage}; it was changed after it was exported")
@@ -307,8 +309,8 @@ def _import_node(
 
 def _check_memory(form: Json) -> Json:
     """Check the state of a node: its ids are texts, and its data is an object."""
-    memory = thaw(validate_data(form))
-    validate_data(memory.get("data", {}))
+    memory = thaw(freeze_map(form, "data"))
+    freeze_map(memory.get("data", {}), "data")
     for name in ("conversation_id", "previous_response_id"):
         if type(memory.get(name, "")) is not str:
             raise ValueError(f"{name} is not a text")
@@ -339,13 +341,6 @@ def _upgrade_node(form: Json) -> Json:
     if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in response.values()):
         raise ValueError("a response has a number above 64 bits")
     return form
-
-
-def _import_telemetry(tx: Tx, line: _NodeLine, row: ConversationRow, node: Node) -> None:
-    for table in TABLES:
-        for each in getattr(line, table):
-            _check_time(each.created_at)
-            insert_record(tx, table, row.number, node.id, each)
 
 
 def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:

@@ -59,7 +59,7 @@ WITH RECURSIVE path (branch, stop) AS (
 )
 """
 _SELECT_BLOCKS = f"""{_PATH_CTE}
-SELECT l.place, {{}} FROM path CROSS JOIN links l CROSS JOIN blocks b
+SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place >= ? AND l.place < ?
 """
 _SELECT_SEGMENTS = f"{_PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
@@ -231,9 +231,10 @@ def load_last_blocks(
 
 def load_bodies(tx: Tx, node: Node, start: int, stop: int, max_length: int = 0) -> list[str]:
     """Return the encoded blocks at some positions of the path to a node, or the beginning of each."""
-    column = f"SUBSTR(b.body, 1, {max_length})" if max_length else "b.body"
-    rows = tx.rows(_SELECT_BLOCKS.format(column), (node.id, start, stop))
-    return [body for _, body in sorted(rows)]
+    query = _SELECT_BLOCKS
+    if max_length:
+        query = query.replace("b.body", f"SUBSTR(b.body, 1, {max_length})")
+    return [body for _, body in sorted(tx.rows(query, (node.id, start, stop)))]
 
 
 def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:

@@ -452,7 +452,8 @@ def insert_node(
     lock_tree_shared(tx, parent.tree)
     _lock_parent(tx, conversation, parent)
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
-    continues = branch and (not tx.is_retry or _is_branch_tip(tx, branch, kept))
+    query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
+    continues = branch and not (tx.is_retry and tx.rows(query, (branch, kept)))
     node_id = tx.insert(_INSERT_NODE, values)
     if not continues:
         branch = node_id
@@ -520,12 +521,6 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
     if found:
         raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
     raise missing_node(parent.id)
-
-
-def _is_branch_tip(tx: Tx, branch: int, length: int) -> bool:
-    """Return whether no node has continued the branch after this length."""
-    query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
-    return not tx.rows(query, (branch, length))
 
 
 def hash_node(node: Node) -> bytes:

@@ -71,11 +71,6 @@ def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
     return tags
 
 
-def validate_data(data: Mapping[str, Any]) -> FrozenMap:
-    """Check that data is JSON, and return a copy."""
-    return freeze_map(data, "data")
-
-
 NodeKind = Literal[
     "root", "asked", "answered", "results", "failed", "added", "edited", "compacted", "merged"
 ]
@@ -142,7 +137,7 @@ def new_row(
         validate_tags(tags),
         mode=validate_mode(mode),
         retention=validate_seconds(retention, "retention"),
-        data=validate_data(data),
+        data=freeze_map(data, "data"),
         ttl=validate_seconds(ttl, "ttl"),
     )
 

@@ -213,10 +213,9 @@ def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
 def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the most recently changed evidence with its keys."""
     rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
-    start = len(_qualify(tx, ""))
-    found = [(name[start:], form) for name, form in rows if name == _qualify(tx, name[start:])]
-    evidence = [(name, decode(form)) for name, form in found if "\n" not in name]
-    return evidence[:limit]
+    prefix = _qualify(tx, "")
+    found = [(name.removeprefix(prefix), form) for name, form in rows if name.startswith(prefix)]
+    return [(name, decode(form)) for name, form in found if "\n" not in name][:limit]
 
 
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any]) -> None:

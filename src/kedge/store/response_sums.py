@@ -105,6 +105,7 @@ def lock_position(tx: Tx) -> int:
 
 def _add_batch(tx: Tx) -> bool:
     """Add the next responses to the sums; return whether there may be more."""
+    tx.lock("SET LOCAL lock_timeout = 200")
     position = lock_position(tx)
     tx.lock("LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE")
     nodes = tx.rows(
@@ -122,12 +123,7 @@ async def add_pending(database: Database) -> None:
     Raises:
         StoreBusy: Another transaction is adding nodes, or changes the sums, for a long time.
     """
-
-    def work(tx: Tx) -> bool:
-        tx.lock("SET LOCAL lock_timeout = 200")
-        return _add_batch(tx)
-
-    while await database.write(work):
+    while await database.write(_add_batch):
         pass
 
 

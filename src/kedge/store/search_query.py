@@ -118,11 +118,6 @@ class Atom(Struct, frozen=True):
             terms += (_pairs(token) or [token]) if match[1] else [token]
         return cls(f"{start}{' '.join(tokens)}{end}", tuple(terms), is_prefix)
 
-    @property
-    def is_word(self) -> bool:
-        """Whether the index alone decides if a text has it."""
-        return len(self.terms) == 1
-
 
 class Alternative(Struct, frozen=True):
     """Atoms that a text must have, and atoms that it must not have."""
@@ -171,9 +166,9 @@ class Query(Struct, frozen=True):
 
     @property
     def needs_text(self) -> bool:
-        """Whether the text is needed, besides the index, to decide if it matches."""
+        """Whether the text is needed, besides the index, which alone decides if a text has a word."""
         return any(
-            each.excluded or not all(atom.is_word for atom in each.required)
+            each.excluded or any(len(atom.terms) > 1 for atom in each.required)
             for each in self.alternatives
         )
 

@@ -109,7 +109,8 @@ def _bind(store: "Store", work: Callable[[Tx], T]) -> Callable[[Tx], T]:
     """Return the work of a transaction with the settings of a store."""
 
     def run(tx: Tx) -> T:
-        tx.clock, tx.body_bytes, tx.scopes = store.clock, store.stored_body_bytes, store.scope_names
+        tx.clock, tx.scopes = store.clock, store.scope_names
+        tx.body_bytes = store.body_bytes if store.keep_bodies else 0
         return work(tx)
 
     return run
@@ -150,11 +151,6 @@ class Store(AsyncResource):
         self._unsummed = 0
         self._queues: WeakValueDictionary[str, SharedLock] = WeakValueDictionary()
         self._queue_lock = threading.Lock()
-
-    @property
-    def stored_body_bytes(self) -> int:
-        """The number of bytes that are stored of each body."""
-        return self.body_bytes if self.keep_bodies else 0
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Open the database, if no other use has opened it."""

@@ -63,13 +63,11 @@ def _shorten(text: str) -> str:
 _FIRST_TEXT = re.compile(r'"type":"text","text":"((?:[^"\\]|\\.)*)')
 
 
-def preview_bodies(bodies: Sequence[str], kinds: tuple[type[Block], ...]) -> list[str | None]:
-    """Return the preview of each block of these kinds, from the beginning of its stored form."""
-    return [_preview_body(body, kinds) for body in bodies]
+def preview_body(body: str, *kinds: type[Block]) -> str | None:
+    """Return the beginning of the text of a block of one of these kinds, on one line.
 
-
-def _preview_body(body: str, kinds: tuple[type[Block], ...]) -> str | None:
-    """Return the beginning of a block's text, on one line; of a long block only its beginning was read."""
+    Only the beginning of the stored form of a long block was read.
+    """
     if not any(body.startswith(f'{{"kind":"{kind.kind}"') for kind in kinds):
         return None
     if len(body) < PREVIEW_CHARS:

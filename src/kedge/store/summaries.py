@@ -21,7 +21,7 @@ from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validat
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_node_exchanges
 from kedge.store.store import read
-from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_bodies
+from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_body
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]
@@ -310,4 +310,5 @@ def _compute_relied_until(row: ConversationRow, responses: Sequence[_Response]) 
 
 
 def _first_preview(bodies: Sequence[str], kind: type[Block]) -> str:
-    return next((text for text in preview_bodies(bodies, (kind,)) if text is not None), "")
+    texts = (preview_body(body, kind) for body in bodies)
+    return next((text for text in texts if text is not None), "")

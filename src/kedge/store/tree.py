@@ -25,7 +25,7 @@ from kedge.store.nodes import select_last_bodies, select_question_previews, sele
 from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import read
-from kedge.store.stored_blocks import decode_blocks, preview_bodies
+from kedge.store.stored_blocks import decode_blocks, preview_body
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 Mark = Literal[
@@ -336,12 +336,14 @@ def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
     responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
     bodies = select_question_previews(tx, conversation.tree)
-    texts = preview_bodies(list(bodies.values()), (UserBlock, AssistantBlock))
     return StoredTree(
         conversation,
         tuple(select_tree(tx, conversation.tree)),
         {row.node: row for row in responses},
-        {node: text or "" for node, text in zip(bodies, texts, strict=True)},
+        {
+            node: preview_body(body, UserBlock, AssistantBlock) or ""
+            for node, body in bodies.items()
+        },
     )
 
 
