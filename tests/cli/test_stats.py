@@ -6,7 +6,8 @@ import pytest
 
 from cli.sample_store import run_command, run_json
 from kedge import run_sync
-from kedge.cli.stats import render_sparkline
+from kedge.analytics import Analytics, Branching, Chains, Cost, Latency, Requests, Selection, Tokens
+from kedge.cli.stats import print_stats, render_sparkline
 from kedge.conversation import Conversation
 from kedge.store import open_store
 from kedge.testing import TestServer
@@ -58,6 +59,14 @@ def test_text_output_has_charts(filled: None) -> None:
         "█",
     ):
         assert expected in output
+
+
+def test_latency_without_answers_is_described_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """If all requests failed, there is no median and no percentile to show."""
+    requests = Requests(total=2, failed=2, conversations=1)
+    figures = (Chains(), Branching(), Tokens(), Cost(), Latency(), ())
+    print_stats(Analytics(Selection(), requests, *figures), ())
+    assert "latency       no answers\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,21 @@ def test_unknown_settings_are_named(model: str) -> None:
         connect(model, **settings)
 
 
+@pytest.mark.parametrize("model", ["openai:gpt-5.1", "azure:d", "anthropic:claude-opus-4-8"])
+def test_unknown_settings_are_named_before_a_missing_key(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key and an address, a misspelled setting is named first: to set the key does not help."""
+    for variable in ("OPENAI_API_KEY", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_ENDPOINT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    settings: dict[str, Any] = {"tmeout": 3}
+    with pytest.raises(UnknownSetting, match="no setting 'tmeout'; did you mean 'timeout'"):
+        connect(model, **settings)
+    with pytest.raises(CannotConnect, match="no key for"):
+        connect(model, timeout=3, base_url="https://host/v1")
+
+
 def test_settings_are_those_of_the_engines() -> None:
     """`ConnectSettings` names the settings of all engines, except those that providers set."""
     engines = (ResponsesEngine, ChatCompletionsEngine, AnthropicEngine)

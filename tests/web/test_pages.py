@@ -181,6 +181,17 @@ def test_dashboard_has_figures(page: PageServer) -> None:
         assert html.count("<figure") == 10
 
 
+def test_dashboard_without_streamed_answers_has_no_percentile(empty_page: PageServer) -> None:
+    """A figure that no request has is described by words, not by a sentence about a dash."""
+    name = empty_page.create_conversation("Before")
+    text = page_text(empty_page.client.get("/dashboard").text)
+    assert "First token – no streamed answer" in text
+    assert "within" not in text
+    body = {"text": "Second", "stream": True}
+    assert empty_page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
+    assert "median; 95 % within" in page_text(empty_page.client.get("/dashboard").text)
+
+
 def test_dashboard_stream_sends_new_figures(empty_page: PageServer) -> None:
     """Updated charts are sent as server-sent events, and the server does not wait for their clients."""
     empty_page.create_conversation("Before")

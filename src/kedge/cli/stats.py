@@ -81,7 +81,7 @@ def _list_figures(stats: Analytics) -> list[tuple[str, str]]:
     saved = f"{format_cost(cache.saved)} saved"
     points, forks = pluralize(branching.points, "point"), pluralize(branching.forks, "fork")
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
-    slowest = f"95 % {format_duration(latency.p95)}"
+    times = f"median {format_duration(latency.median)}, 95 % {format_duration(latency.p95)}"
     return [
         ("requests", f"{requests.total} in {conversations} ({statuses})"),
         ("answered", _format_share(requests.success_rate)),
@@ -95,7 +95,7 @@ def _list_figures(stats: Analytics) -> list[tuple[str, str]]:
         ("tokens", f"{cached}, {stats.tokens.output} out"),
         ("cache", f"{cache.cached} cached of {cache.predicted} predicted, {saved}"),
         ("cost", _format_cost(stats.cost)),
-        ("latency", f"median {format_duration(latency.median)}, {slowest}"),
+        ("latency", "no answers" if latency.median is None else times),
     ]
 
 

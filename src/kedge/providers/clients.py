@@ -214,15 +214,24 @@ def make_engine(
     Raises:
         UnknownSetting: The engine has no setting with one of these names.
     """
+    check_names(kind, model, settings)
     settings["make_client"], settings["scope"] = prepare_client(
         provider, base_url, api_key, settings
     )
-    accepted, settings["provider"] = _list_settings(kind), provider
-    for name in settings.keys() - accepted:
-        public = ConnectSettings.__optional_keys__
-        known = public & (accepted | ClientSettings.__optional_keys__ | {"api_key", "base_url"})
-        raise UnknownSetting(name, known, f"the engine of {model!r}")
+    settings["provider"] = provider
     return cast("Callable[..., Engine]", kind)(model, **settings)
+
+
+def check_names(kind: type[Engine], model: str, settings: Mapping[str, Any]) -> None:
+    """Check that an engine or its client has settings with these names.
+
+    Raises:
+        UnknownSetting: One of them is unknown.
+    """
+    accepted = _list_settings(kind) | ClientSettings.__optional_keys__
+    for name in settings.keys() - accepted:
+        known = ConnectSettings.__optional_keys__ & (accepted | {"api_key", "base_url"})
+        raise UnknownSetting(name, known, f"the engine of {model!r}")
 
 
 @cache

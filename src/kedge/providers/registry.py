@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kedge import engines
 from kedge.engines import Engine
 from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
-from kedge.providers.clients import PRACTICE_SCOPE, make_engine
+from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine
 from kedge.security.encryption import can_encrypt
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
@@ -83,6 +84,7 @@ class HostedProvider(Struct, frozen=True):
     """The path that is appended to the address of the environment variable."""
     generic: str = "responses"
     """The provider of other servers with the same API, if there is one."""
+    kind: str = "ResponsesEngine"
     build: Callable[..., Engine] = _build_responses_engine
     settings: tuple[tuple[str, Any], ...] = (("lanes", 16), ("prompt_cache", True))
     """The settings of its engines, unless others are given."""
@@ -91,14 +93,14 @@ class HostedProvider(Struct, frozen=True):
         """Return an engine for a model of this provider."""
         self._check_model(model)
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
+        base_url = settings.pop("base_url", None)
+        check_names(getattr(engines, self.kind), model, settings)
         if not api_key:
             raise CannotConnect(
                 f"no key for {self.name}:{model}: set {self.key_variable} in the environment, or pass api_key="
             )
-        base_url = settings.pop("base_url", None) or self._resolve_url()
-        return self.build(
-            self.name, model, base_url, api_key, **{**dict(self.settings), **settings}
-        )
+        address = base_url or self._resolve_url()
+        return self.build(self.name, model, address, api_key, **{**dict(self.settings), **settings})
 
     def _check_model(self, model: str) -> None:
         """Reject a model string without a model, or with an address: the hosted service would receive the requests."""
@@ -236,6 +238,7 @@ _HOSTED_PROVIDERS = (
         "anthropic",
         key_variable="ANTHROPIC_API_KEY",
         example="claude-opus-4-8",
+        kind="AnthropicEngine",
         build=_build_anthropic_engine,
         settings=(),
         base_url="https://api.anthropic.com",
