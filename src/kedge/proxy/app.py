@@ -10,10 +10,11 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import httpx2
 from anyio import CancelScope, Event, create_task_group
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,6 +23,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.http11 import Response as HandshakeResponse
 
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
@@ -51,26 +55,12 @@ from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.proxied_requests import RequestRecorder
 
-if TYPE_CHECKING:
-    import httpx2
-    from websockets.asyncio.client import ClientConnection
-    from websockets.http11 import Response as HandshakeResponse
-
 log = get_logger("kedge.proxy")
 
 PLAN_HEADER = b"x-kedge-plan"
 HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
 )
 """Headers that belong to one connection and are not forwarded."""
 REQUEST_ONLY = frozenset({b"host", TOKEN_HEADER.encode()})
@@ -90,6 +80,8 @@ CONNECT_SECONDS = 30.0
 WAIT_SECONDS = 3_600.0
 """The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
 TIMEOUTS = {"connect": CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WAIT_SECONDS)}
+SEND_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
+"""What the client raises if a request cannot be sent."""
 MAX_CACHED_URLS = 256
 MAX_IDLE_CONNECTIONS = 100
 """The number of idle connections to the upstream that are retained for later requests."""
@@ -104,7 +96,7 @@ def create_proxy_app(
     token: str = "",
     any_host: bool = False,
     requires_token: bool = False,
-    client: "httpx2.AsyncClient | None" = None,
+    client: httpx2.AsyncClient | None = None,
 ) -> Starlette:
     """Build the ASGI app of a proxy.
 
@@ -149,11 +141,14 @@ def create_proxy_app(
                 recorder.stop()
         await proxy.aclose()
 
+    async def report_health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
     forwarding = Route("/v1/{path:path}", proxy.forward)
     forwarding.methods = None  # every method, also those that HTTP does not define
     app = Starlette(
         routes=[
-            Route("/healthz", _report_health),
+            Route("/healthz", report_health),
             Route("/metrics", metrics),
             Route("/report", proxy.report),
             forwarding,
@@ -167,10 +162,6 @@ def create_proxy_app(
     return app
 
 
-async def _report_health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
 class _Proxy:
     """A proxy of one upstream."""
 
@@ -179,29 +170,24 @@ class _Proxy:
         upstream: BaseUrl,
         index: AnchorIndex | None,
         trust: Trust,
-        client: "httpx2.AsyncClient | None",
+        client: httpx2.AsyncClient | None,
         recorder: RequestRecorder | None,
         policy: AccessPolicy,
     ) -> None:
-        import httpx2
-
         self._upstream = upstream
         self._login = [(b"authorization", upstream.authorization.encode())]
         self._replaced = {b"authorization"} if upstream.authorization else frozenset[bytes]()
         self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(self._parse_checked)
         self._recorder = recorder
         self._policy = policy
-        self._errors = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
         self._build_request = client.build_request if client else _build_request
         self._client = chain(client or _create_client(), index=index, trust=trust)
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _parse_checked(self, text: str) -> "httpx2.URL":
+    def _parse_checked(self, text: str) -> httpx2.URL:
         """Parse the URL of a request, and compare the server in it with the upstream."""
-        import httpx2
-
         url, base = httpx2.URL(text), httpx2.URL(str(self._upstream))
         if (url.scheme, url.netloc, url.userinfo) != (base.scheme, base.netloc, base.userinfo):
             raise ValueError("it names another server")
@@ -224,7 +210,7 @@ class _Proxy:
         """Forward a request and pass its response on as it arrives."""
         try:
             url = self._parse_url(_build_url(self._upstream, request.scope))
-        except self._errors as error:
+        except SEND_ERRORS as error:
             return build_error(400, f"the URL cannot be forwarded: {error}")
         caller: AccessToken | None = request.scope.get(CALLER_KEY)
         has_limit = is_limited(caller)
@@ -234,7 +220,10 @@ class _Proxy:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         is_new = request.method == "POST"
-        estimate = _estimate(request, body) if has_limit and is_new else Estimate(0, 0)
+        estimate = Estimate(0, 0)
+        if has_limit and is_new:  # of a body that is only passed on, its size is known at best
+            known = body if isinstance(body, bytes) else b""
+            estimate = estimate_tokens(known, int(request.headers.get("content-length") or 0))
         reserved = await self._policy.reserve(caller, estimate.total) if is_new else None
         if isinstance(reserved, Rejection):
             return build_rejection(reserved, request.scope)
@@ -301,8 +290,8 @@ class _Proxy:
         return kept
 
     async def _send(
-        self, request: Request, outgoing: "httpx2.Request", body_read: Event
-    ) -> "httpx2.Response | Response":
+        self, request: Request, outgoing: httpx2.Request, body_read: Event
+    ) -> httpx2.Response | Response:
         """Send a request, and abandon it if the client disconnects before there is a response."""
         # Plain tasks of asyncio: a task group for each request costs as much as reading its headers.
         sender, is_gone = cast("asyncio.Task[Any]", asyncio.current_task()), False
@@ -322,7 +311,7 @@ class _Proxy:
                 return incoming
             await incoming.aclose()
             return build_error(502, f"the upstream sent the invalid status {incoming.status_code}")
-        except self._errors as error:
+        except SEND_ERRORS as error:
             reason = str(error) or type(error).__name__
             log.warning("the upstream could not be reached: %s", reason)
             return build_error(502, f"the upstream could not be reached: {reason}")
@@ -353,20 +342,15 @@ class _Proxy:
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket to the upstream."""
-        from websockets.exceptions import InvalidStatus, WebSocketException
-
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in self._select_headers(socket.headers.raw, HANDSHAKE)
-            if not name.startswith(b"sec-websocket-")
-        ]
+        selected = self._select_headers(socket.headers.raw, HANDSHAKE)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in selected]
         try:
             url = str(self._parse_url(_build_url(self._upstream, socket.scope)))
-        except self._errors:
+        except SEND_ERRORS:
             await socket.close(1008)
             return
         try:
-            upstream = await _get_connect()(
+            upstream = await _Connect(
                 url.replace("http", "ws", 1),
                 additional_headers=headers,
                 user_agent_header=None,
@@ -388,10 +372,8 @@ class _Proxy:
         await socket.accept(upstream.subprotocol, accepted)
         await self._relay(socket, upstream)
 
-    async def _relay(self, socket: WebSocket, upstream: "ClientConnection") -> None:
+    async def _relay(self, socket: WebSocket, upstream: ClientConnection) -> None:
         """Pass messages on in both directions until either side closes its connection."""
-        from websockets.exceptions import ConnectionClosed
-
         meter = SocketMeter(self._policy, socket.scope.get(CALLER_KEY))
         code, reason = 1000, ""
 
@@ -407,8 +389,7 @@ class _Proxy:
                     text = message.get("text")
                     data = text if text is not None else message["bytes"]
                     if rejection := await meter.check(data):
-                        response = build_rejection(rejection, socket.scope)
-                        await socket.send_text(_format_socket_error(response))
+                        await socket.send_text(_format_socket_error(rejection, socket.scope))
                         continue
                     await upstream.send(data)
             except ConnectionClosed:  # the loop below passes on the close code
@@ -450,14 +431,12 @@ def _build_url(base: BaseUrl, scope: Scope) -> str:
     return base.join(raw.removeprefix("/v1"), scope["query_string"].decode("latin-1"))
 
 
-def _create_client() -> "httpx2.AsyncClient":
+def _create_client() -> httpx2.AsyncClient:
     """Create the HTTP client for the upstream.
 
     All clients of the proxy share it. So it stores no cookies, which would be sent with the requests of
     other clients, and has no default headers: a client that did not request compression gets none.
     """
-    import httpx2
-
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     # A stream occupies its connection for minutes, and the clients determine the number of streams.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
@@ -467,24 +446,18 @@ def _create_client() -> "httpx2.AsyncClient":
 
 
 def _build_request(
-    method: str, url: "httpx2.URL", *, extensions: dict[str, Any], **options: Any
-) -> "httpx2.Request":
+    method: str, url: httpx2.URL, *, extensions: dict[str, Any], **options: Any
+) -> httpx2.Request:
     """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
-    import httpx2
-
     return httpx2.Request(method, url, extensions={**extensions, "timeout": TIMEOUTS}, **options)
 
 
-@cache
-def _get_connect() -> Any:
-    """Return a `connect` class that does not follow redirects, so that it connects to the upstream only."""
-    from websockets.asyncio.client import connect
+class _Connect(connect):
+    """A connection that does not follow redirects, so that it is to the upstream only."""
 
-    class Connect(connect):
-        def process_redirect(self, exc: Exception) -> Exception:
-            return exc
-
-    return Connect
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Return the error of a redirect, which is raised."""
+        return exc
 
 
 class _PassedOn(StreamingResponse):
@@ -495,7 +468,7 @@ class _PassedOn(StreamingResponse):
 
     def __init__(
         self,
-        incoming: "httpx2.Response",
+        incoming: httpx2.Response,
         complete: bytes | None,
         usage: UsageReader | None,
         on_end: Callable[[], Awaitable[None]],
@@ -512,8 +485,6 @@ class _PassedOn(StreamingResponse):
             yield chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from httpx2 import HTTPError
-
         try:
             body = self._complete
             if body is None:
@@ -524,7 +495,7 @@ class _PassedOn(StreamingResponse):
                 start = {"status": self.status_code, "headers": self.raw_headers}
                 await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": body})
-        except HTTPError as error:  # the server closes the connection, as the upstream did
+        except httpx2.HTTPError as error:  # the server closes the connection, as the upstream did
             log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
         finally:
             await self._incoming.aclose()
@@ -561,12 +532,6 @@ async def _read_body(
     return bytes(read)
 
 
-def _estimate(request: Request, body: bytes | AsyncIterator[bytes] | None) -> Estimate:
-    """Estimate the tokens of a request; of a body that is only passed on, its size is known at best."""
-    length = int(request.headers.get("content-length") or 0)
-    return estimate_tokens(body if isinstance(body, bytes) else b"", length)
-
-
 async def _stream_body(
     chunks: AsyncIterator[bytes], body_read: Event, read: bytes = b""
 ) -> AsyncIterator[bytes]:
@@ -586,19 +551,16 @@ def _filter_headers(
     for key, value in lowered:
         if key == b"connection":
             dropped |= {name.strip().lower() for name in value.split(b",")}
-    return [pair for pair in lowered if pair[0] not in dropped]
+    kept = (pair for pair in lowered if pair[0] not in dropped)
+    return [pair for pair in kept if not pair[0].startswith(b"sec-websocket-")]
 
 
-def _list_headers(response: "HandshakeResponse") -> list[tuple[bytes, bytes]]:
+def _list_headers(response: HandshakeResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers of the upstream's handshake response that are passed on."""
-    headers = [
-        (name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()
-    ]
-    return [
-        (name, value)
-        for name, value in _filter_headers(headers, HANDSHAKE_ANSWER)
-        if not name.startswith(b"sec-websocket-")
-    ]
+    headers = (
+        (key.encode(), value.encode("latin-1")) for key, value in response.headers.raw_items()
+    )
+    return _filter_headers(headers, HANDSHAKE_ANSWER)
 
 
 def _format_plan(exchange: Exchange) -> str:
@@ -608,15 +570,8 @@ def _format_plan(exchange: Exchange) -> str:
     return f"{name}; {sizes}{f'; reason={reason}' if reason else ''}"
 
 
-def _format_socket_error(rejection: Response) -> str:
+def _format_socket_error(rejection: Rejection, scope: Scope) -> str:
     """Return a rejection as a WebSocket message, in the form of OpenAI's API."""
-    error = json.loads(bytes(rejection.body))["error"]
-    headers = {
-        name: value for name, value in rejection.headers.items() if not name.startswith("content-")
-    }
-    event = {
-        "type": "error",
-        "status": rejection.status_code,
-        "error": {**error, "headers": headers},
-    }
-    return json.dumps(event)
+    error = json.loads(bytes(build_rejection(rejection, scope).body))["error"]
+    event = {"type": "error", "status": rejection.status}
+    return json.dumps({**event, "error": {**error, "headers": dict(rejection.headers)}})
