@@ -28,7 +28,8 @@ _UNSPACED = (
     r"\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 )
 # Vowel signs of Indic scripts are not letters to Python, but are parts of words.
-_WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+"""A word, or a run of text in a script without spaces as its first group."""
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
 
@@ -151,7 +152,7 @@ class Query(Struct, frozen=True):
             elif plain == "NOT":
                 is_negated = True
             elif plain != "AND":
-                words = list(_WORD.finditer(fold_text(plain or phrase or "")))
+                words = list(WORD.finditer(fold_text(plain or phrase or "")))
                 is_prefix = bool(plain) and plain.endswith("*")
                 if words and (match["minus"] or is_negated):
                     found[-1][1].append(Atom.build(words, is_prefix=is_prefix))
@@ -192,7 +193,7 @@ class Query(Struct, frozen=True):
 
     def find(self, folded: str) -> int:
         """Return the position of the first match in a folded text."""
-        words = list(_WORD.finditer(folded))
+        words = list(WORD.finditer(folded))
         tokens = to_token_text(folded)
         ends = list(accumulate(len(_get_token(word)) + 1 for word in words))
         atoms = (atom for each in self.alternatives for atom in each.required)
@@ -217,7 +218,7 @@ class Query(Struct, frozen=True):
 
 def to_token_text(folded: str) -> str:
     """Return the words of a folded text, with a space before and after each."""
-    return f" {' '.join(map(_get_token, _WORD.finditer(folded)))} "
+    return f" {' '.join(map(_get_token, WORD.finditer(folded)))} "
 
 
 def _get_token(match: re.Match[str]) -> str:
@@ -232,7 +233,7 @@ def index_terms(folded: str) -> list[str]:
     """Return the distinct terms under which a folded text is indexed."""
     terms: dict[str, None] = {}
     size = 0
-    for match in _WORD.finditer(folded):
+    for match in WORD.finditer(folded):
         run = match[1]
         for term in (*run, *_pairs(run)) if run else (match.group()[:MAX_WORD],):
             if term not in terms:

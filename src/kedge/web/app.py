@@ -20,7 +20,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.engines import Engine
-from kedge.errors import KedgeError, NotInStore
 from kedge.providers import connect
 from kedge.server.app import create_app
 from kedge.server.http import format_allowed_methods
@@ -32,7 +31,7 @@ from kedge.store import AccessToken, open_store
 from kedge.text.display import capitalize
 from kedge.web import api, pages
 from kedge.web.models import ModelSelector
-from kedge.web.openapi import EncodedSlashMiddleware, RequestError, map_error
+from kedge.web.openapi import REPORTED_ERRORS, EncodedSlashMiddleware, map_error
 from kedge.web.page_templates import render_page
 from kedge.web.runs import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.security import (
@@ -63,14 +62,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
         case HTTPException(status_code=status):
             code, message = "not_found", "not found; /api/openapi.json lists the routes"
             title, text = "Not found", "There is no such page."
-        case RequestError(status=status, code=code, message=message):
-            title, text = "Request too large", f"{message}."
-        case KedgeError():
-            status, code, message = map_error(error)
-            title = "Not found" if isinstance(error, NotInStore) else "Request failed"
-            text = f"{capitalize(message)}."
         case _:
-            raise error
+            status, code, message = map_error(error)
+            titles = {404: "Not found", 413: "Request too large"}
+            title, text = titles.get(status, "Request failed"), f"{capitalize(message)}."
     if request.url.path.startswith("/api/"):
         response = error_response(status, code, message)
     else:
@@ -102,7 +97,7 @@ def create_page(
             Middleware(RequestMiddleware, PageFrontEnd(auth)),
             Middleware(EncodedSlashMiddleware),
         ],
-        exception_handlers=dict.fromkeys((HTTPException, KedgeError, RequestError), _on_error),
+        exception_handlers=dict.fromkeys((HTTPException, *REPORTED_ERRORS), _on_error),
     )
     app.router.redirect_slashes = False
     app.state.services = services or UserServices(service)

@@ -31,7 +31,7 @@ from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
 from kedge.store import Store
-from kedge.web.security import SESSION_COOKIE, error_response, is_json
+from kedge.web.security import SESSION_COOKIE, is_json
 from kedge.web.service import ConversationService, get_service
 from kedge.web.shapes import ErrorResponse
 
@@ -144,21 +144,14 @@ class Operation:
     async def endpoint(self, request: Request) -> Response:
         """Validate a request, run the handler and build the response."""
         if self.body and not is_json(request.headers):
-            return error_response(415, "not_json", "send the body as application/json")
-        try:
-            inputs: dict[str, BaseModel] = {}
-            if self.query:
-                inputs["query"] = self.query.model_validate(dict(request.query_params))
-            if self.body:
-                content = await read_body(request, self.max_bytes)
-                inputs["body"] = self.body.model_validate_json(content)
-            answer = await self.handler(ApiCall(get_service(request), request), **inputs)
-        except RequestError as error:
-            return error_response(error.status, error.code, error.message)
-        except ValidationError as error:
-            return error_response(422, "invalid", _validation_message(error))
-        except KedgeError as error:
-            return error_response(*map_error(error))
+            raise RequestError(415, "not_json", "send the body as application/json")
+        inputs: dict[str, BaseModel] = {}
+        if self.query:
+            inputs["query"] = self.query.model_validate(dict(request.query_params))
+        if self.body:
+            content = await read_body(request, self.max_bytes)
+            inputs["body"] = self.body.model_validate_json(content)
+        answer = await self.handler(ApiCall(get_service(request), request), **inputs)
         if isinstance(answer, Response):
             return answer
         return EscapedJSONResponse(answer.model_dump(mode="json"), self.status)
@@ -169,15 +162,22 @@ class RequestError(Exception):
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
+        self.status, self.code = status, code
 
 
-def map_error(error: KedgeError) -> tuple[int, str, str]:
+REPORTED_ERRORS = (KedgeError, RequestError, ValidationError)
+"""Errors that are reported to the client."""
+
+
+def map_error(error: Exception) -> tuple[int, str, str]:
     """Return the status, code and message of an error."""
-    for kind, status, code in _STATUSES:
-        if isinstance(error, kind):
-            return status, code, str(error)
-    return 400, "refused", str(error)
+    if isinstance(error, RequestError):
+        return error.status, error.code, str(error)
+    if isinstance(error, ValidationError):
+        return 422, "invalid", _validation_message(error)
+    found = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
+    status, code = next(found, (400, "refused"))
+    return status, code, str(error)
 
 
 _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (

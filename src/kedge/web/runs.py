@@ -27,7 +27,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import StoreError
+from kedge.errors import KedgeError, StoreError
 from kedge.observe import get_logger
 from kedge.practice.context import extract_text, last_user_text
 from kedge.server.access import CALLER_KEY
@@ -42,7 +42,6 @@ from kedge.web.transcript import summarize_text
 
 if TYPE_CHECKING:
     from kedge.conversation import Reply
-    from kedge.errors import KedgeError
 
 
 EventDict = dict[str, Any]
@@ -74,7 +73,7 @@ class TurnRun:
     status: RunStatus = "running"
     started_at: float = field(default_factory=time.time)
     reply: "Reply | None" = None
-    error: "KedgeError | None" = None
+    error: KedgeError | None = None
     task: "asyncio.Task[None] | None" = None
     log: FollowedLog[EventDict] = field(default_factory=FollowedLog[EventDict])
 
@@ -110,6 +109,10 @@ class TurnRun:
         await self.wait()
 
 
+Work = Callable[[TurnRun], Awaitable[EventDict]]
+FindUrl = Callable[[TurnRun], Awaitable[str]]
+
+
 class RunRegistry:
     """The runs of a server: all running ones, and the last finished ones."""
 
@@ -117,10 +120,16 @@ class RunRegistry:
         self._running: dict[str, TurnRun] = {}
         self._finished: deque[TurnRun] = deque(maxlen=MAX_FINISHED)
 
-    def start(self, run: TurnRun, work: Callable[[TurnRun], Awaitable[None]]) -> TurnRun:
-        """Start a run; ``work`` publishes its events and finishes it."""
+    def start(self, run: TurnRun, work: Work, find_url: FindUrl) -> TurnRun:
+        """Start a run.
+
+        Args:
+            run: The run.
+            work: Publishes its events, and returns the members of the last one.
+            find_url: Returns the URL of what it stored, if it failed or was stopped; empty if it stored nothing.
+        """
         self._running[run.id] = run
-        run.task = asyncio.create_task(self._drive(run, work))
+        run.task = asyncio.create_task(self._drive(run, work, find_url))
         return run
 
     def list(self, conversation: str) -> list[TurnRun]:
@@ -138,10 +147,16 @@ class RunRegistry:
             if conversation in (None, run.conversation):
                 await run.stop()
 
-    async def _drive(self, run: TurnRun, work: Callable[[TurnRun], Awaitable[None]]) -> None:
+    async def _drive(self, run: TurnRun, work: Work, find_url: FindUrl) -> None:
+        """Run the work; the last event is ``done``, ``cancelled`` or ``error``."""
         try:
-            with suppress(asyncio.CancelledError):  # by ``stop``; the work has published the end
-                await work(run)
+            run.finish("done", {"type": "done", **await work(run)})
+        except asyncio.CancelledError:  # by ``stop``
+            run.finish("cancelled", {"type": "cancelled", "url": await find_url(run)})
+        except KedgeError as error:
+            run.error = error
+            event = {"code": type(error).__name__, "message": str(error)}
+            run.finish("failed", {"type": "error", **event, "url": await find_url(run)})
         except Exception as error:  # noqa: BLE001 - a task has no caller; followers need an end
             log_failure("internal error of a run", error)
             message = "internal error; the log has the details"
@@ -149,7 +164,7 @@ class RunRegistry:
         finally:
             del self._running[run.id]
             self._finished.append(run)
-            if run.status == "running":  # cancelled before it started
+            if run.status == "running":  # stopped again meanwhile
                 run.finish("cancelled", {"type": "cancelled", "url": ""})
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from kedge.store.summaries import ListFilter, ListOrder
+
 Text = Annotated[str, StringConstraints(max_length=400_000)]
 Name = Annotated[str, StringConstraints(max_length=400)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
@@ -45,8 +47,8 @@ class ListQuery(QueryParams):
     """Filter, order and page of a list of conversations."""
 
     q: Name = Field("", description="Text to search for.")
-    show: Literal["active", "forked", "failed", "archived", "all"] = "active"
-    order: Literal["newest", "oldest", "responses", "tokens", "cost", "title"] = "newest"
+    show: ListFilter = "active"
+    order: ListOrder = "newest"
     tag: Name | None = None
     model: Name | None = Field(None, description="A model that answered in the conversation.")
     limit: Annotated[int, Field(ge=1, le=200)] = 50

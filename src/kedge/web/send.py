@@ -7,7 +7,6 @@ A workflow runs as a task of the server, with models of the server. Its judge is
 because a judge that is a function would run code chosen by a client.
 """
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from starlette.responses import Response
 
 from kedge.conversation import ConversationStream
 from kedge.engines import Middleware
-from kedge.errors import InvalidSetting, InvalidWorkflow, KedgeError, NotInStore, StoreError
+from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -52,6 +51,7 @@ from kedge.turns import (
     system,
     user,
 )
+from kedge.turns.attachments import split_data_url
 from kedge.web.openapi import RequestError
 from kedge.web.runs import TurnRun
 from kedge.web.schemas import (
@@ -235,28 +235,19 @@ def _start_run(
     newest = max((node.id for node in opened.tree.nodes), default=0)
     at = opened.node if at is None else at
     run = TurnRun(opened.conversation.id, at, text, question, newest)
-    return service.runs.start(run, partial(_run_turn, service, open_stream))
+    send, find_url = partial(_run_turn, open_stream), partial(_find_unfinished, service)
+    return service.runs.start(run, send, find_url)
 
 
-async def _run_turn(service: ConversationService, open_stream: OpenStream, run: TurnRun) -> None:
-    """Send a message and publish the events; the last one is ``done``, ``cancelled`` or ``error``."""
-    try:
-        async with open_stream() as stream:
-            async for event in stream:
-                if encoded := _encode_event(event):
-                    run.publish(encoded)
-        run.reply = reply = stream.reply
-        turn = shape_reply(reply).model_dump(mode="json")
-        run.finish("done", {"type": "done", "url": _node_url(run, reply.node), "turn": turn})
-    except asyncio.CancelledError:
-        url = await _find_unfinished(service, run)
-        run.finish("cancelled", {"type": "cancelled", "url": url})
-        raise
-    except KedgeError as error:
-        run.error = error
-        url = await _find_unfinished(service, run)
-        code, message = type(error).__name__, str(error)
-        run.finish("failed", {"type": "error", "code": code, "message": message, "url": url})
+async def _run_turn(open_stream: OpenStream, run: TurnRun) -> dict[str, Any]:
+    """Send a message and publish the events; return the members of the last one."""
+    async with open_stream() as stream:
+        async for event in stream:
+            if encoded := _encode_event(event):
+                run.publish(encoded)
+    run.reply = reply = stream.reply
+    turn = shape_reply(reply).model_dump(mode="json")
+    return {"url": _node_url(run, reply.node), "turn": turn}
 
 
 async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
@@ -358,9 +349,8 @@ def format_disposition(filename: str) -> str:
 
 def _parse_data_url(url: str) -> tuple[str, bytes]:
     """Return the media type and the content of a data URL."""
-    head, _, content = url.partition(",")
-    media_type, _, encoding = head.removeprefix("data:").partition(";")
-    if not head.startswith("data:") or encoding.rpartition(";")[2] != "base64":
+    media_type, content = split_data_url(url)
+    if not (media_type or content):
         raise InvalidSetting("an attachment must be a data URL with base64 content")
     try:
         return media_type.lower(), base64.b64decode(content, validate=True)
@@ -384,21 +374,17 @@ async def start_workflow(service: ConversationService, body: NewWorkflow) -> Tur
         service.models.check_name(model)
     run = TurnRun(new_workflow_id(), 0, body.question)
 
-    async def work(run: TurnRun) -> None:
-        def on_event(event: object) -> None:
-            run.publish({"type": "progress", "event": type(event).__name__})
+    def on_event(event: object) -> None:
+        run.publish({"type": "progress", "event": type(event).__name__})
 
-        try:
-            await _build_workflow(service, body, run.conversation, on_event)
-            run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
-        except asyncio.CancelledError:
-            run.finish("cancelled", {"type": "cancelled", "url": f"/workflows/{run.conversation}"})
-            raise
-        except KedgeError as error:
-            run.error = error
-            run.finish("failed", {"type": "error", "message": str(error), "url": ""})
+    async def find_url(run: TurnRun) -> str:
+        return f"/workflows/{run.conversation}"
 
-    service.runs.start(run, work)
+    async def work(run: TurnRun) -> dict[str, Any]:
+        await _build_workflow(service, body, run.conversation, on_event)
+        return {"url": await find_url(run)}
+
+    service.runs.start(run, work, find_url)
     async for _ in run.follow():  # the first event: its conversations are stored by then
         break
     if run.error is not None:

@@ -9,7 +9,7 @@ in color, and colors are defined in the style sheet. All lines of a chain are tw
 No chart library is used, because the page must be readable without JavaScript.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
 from typing import Literal
@@ -125,8 +125,8 @@ def draw_lanes(layout: Layout) -> Markup:
     """Draw the lanes of a layout as an SVG element."""
     width = 2 * MARGIN + LANE_WIDTH * max(layout.lanes - 1, 0)
     height = ROW_HEIGHT * len(layout.rows)
-    lines = _edge_paths(edge for edge in layout.edges if not edge.on_path)
-    path = _edge_paths(edge for edge in layout.edges if edge.on_path)
+    lines = "".join(_edge_path(edge) for edge in layout.edges if not edge.on_path)
+    path = "".join(_edge_path(edge) for edge in layout.edges if edge.on_path)
     shapes = "".join(_draw_row(index, row) for index, row in enumerate(layout.rows))
     return Markup(  # noqa: S704 - it contains only numbers and constants
         f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -137,11 +137,8 @@ def draw_lanes(layout: Layout) -> Markup:
 
 def draw_mark(mark: Mark) -> Markup:
     """Draw one mark for the legend."""
-    shape = _draw_row(0, LayoutRow(0, (GraphNode(0, marks=frozenset({mark})),)))
-    return Markup(  # noqa: S704 - the same
-        f'<svg class="lanes" width="{2 * MARGIN}" height="{ROW_HEIGHT}" viewBox="0 0 {2 * MARGIN} {ROW_HEIGHT}" '
-        f'aria-hidden="true" focusable="false">{shape}</svg>'
-    )
+    node = GraphNode(0, marks=frozenset({mark}))
+    return draw_lanes(Layout((LayoutRow(0, (node,)),), lanes=1))
 
 
 def _x(lane: int) -> int:
@@ -150,10 +147,6 @@ def _x(lane: int) -> int:
 
 def _y(index: int) -> int:
     return ROW_HEIGHT * index + ROW_HEIGHT // 2
-
-
-def _edge_paths(edges: Iterable[LayoutEdge]) -> str:
-    return "".join(_edge_path(edge) for edge in edges)
 
 
 def _edge_path(edge: LayoutEdge) -> str:

@@ -6,7 +6,6 @@ which ends with a response.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from markupsafe import Markup, escape
 from kedge.security.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
-from kedge.store.search_query import fold_text
+from kedge.store.search_query import WORD, Query, fold_text
 from kedge.text.json_text import encode_indented
 from kedge.tools import OUTCOME_KEY
 from kedge.turns import (
@@ -328,20 +327,15 @@ def summarize_text(text: str) -> str:
     return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"
 
 
-_WORD = re.compile(r"\w+")
-_QUERY_WORD = re.compile(r"(?P<not>(?:-|\bNOT\s+)?)\"?(?P<word>\w+)(?P<prefix>\*?)")
 _MARK = Markup("<mark>{}</mark>")
 
 
 def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     """Return the start and the end of each word of a text that matches a search."""
-    terms = [
-        (fold_text(found["word"]), bool(found["prefix"]))
-        for found in _QUERY_WORD.finditer(query)
-        if not found["not"] and found["word"] not in ("OR", "NOT")
-    ]
+    atoms = [atom for each in Query.parse(query).alternatives for atom in each.required]
+    terms = [(word, atom.is_prefix) for atom in atoms for word in atom.pattern.split()]
     matches: list[tuple[int, int]] = []
-    for found in _WORD.finditer(text):
+    for found in WORD.finditer(text):
         word = fold_text(found.group())
         for term, is_prefix in terms:
             is_unspaced = not term.isascii() and term in word
