@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from for_each import for_each
 from kedge.cli import serve
-from kedge.cli.serve import command, default_db, is_loopback, local_url
+from kedge.cli.serve import command, is_loopback, local_url
+from kedge.config import data_dir
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import bind
 
@@ -93,7 +94,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
 def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path) -> None:
     """Each option sets a setting, and has a default."""
     plain = caught()
-    assert plain.db == str(default_db())
+    assert plain.db == str(data_dir() / "server.db")
     assert plain.token is None
     assert plain.retention == 30 * 86_400
     assert plain.hosts is not None
@@ -225,7 +226,7 @@ def test_database_is_in_platform_data_folder(
         monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, str(tmp_path / "data"))
-    assert default_db() == tmp_path / place
+    assert data_dir() / "server.db" == tmp_path / place
 
 
 def test_models_are_read_from_file(tmp_path: Path, caught: Callable[..., Settings]) -> None:

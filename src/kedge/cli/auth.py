@@ -1,22 +1,17 @@
 """``kedge auth``: the named tokens of a store, with which users may use a server and its page."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kedge.cli.base import Result, echo, kedge_command, print_table
 from kedge.cli.store_options import run_with_store, store_option, with_store
+from kedge.store import AccessToken, Store, TokenRegistry
+from kedge.store.token_registry import DEFAULT_SCOPES, SCOPES
 from kedge.text.display import format_age, sanitize_text
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kedge.store import AccessToken, Store
-
-SCOPES = ("server", "page", "api", "metrics")
-DEFAULT_SCOPES = ("server", "page", "api")
-"""The scopes of `kedge.store.token_registry`, which is imported when the command runs."""
 NO_LIMIT = "none"
 
 
@@ -63,8 +58,6 @@ def add(
     if user == "":  # such as of an unset variable: it must not make an administrator
         raise click.UsageError("--user is empty; name a user, or use --admin")
 
-    from kedge.store import TokenRegistry
-
     token, secret = run_with_store(
         lambda opened: TokenRegistry(opened).add(
             name, user="" if admin else user, scopes=scopes or DEFAULT_SCOPES, **limits
@@ -85,17 +78,15 @@ def _print_secret(secret: str) -> None:
 
 @kedge_command("list", short_help="List the tokens, without their secrets.")
 @with_store(may_miss=True)
-async def list_tokens(store: "Store") -> Result:
+async def list_tokens(store: Store) -> Result:
     """List the tokens: their users, scopes and limits per minute."""
-    from kedge.store import TokenRegistry
-
     tokens = await TokenRegistry(store).list()
     if not tokens:
         return Result([], "There are no tokens. Add one: kedge auth add NAME")
     return Result([_token_to_json(token) for token in tokens], partial(_print_tokens, tokens))
 
 
-def _print_tokens(tokens: "Sequence[AccessToken]") -> None:
+def _print_tokens(tokens: Sequence[AccessToken]) -> None:
     print_table(
         ("name", "user", "scopes", "requests/min", "tokens/min", "added"),
         [
@@ -115,10 +106,8 @@ def _print_tokens(tokens: "Sequence[AccessToken]") -> None:
 @kedge_command("revoke", short_help="Revoke a token and end its sessions.")
 @click.argument("name")
 @with_store()
-async def revoke(store: "Store", name: str) -> Result:
+async def revoke(store: Store, name: str) -> Result:
     """Revoke the token with NAME and end its sessions of the page. What its user stored stays."""
-    from kedge.store import TokenRegistry
-
     await TokenRegistry(store).revoke(name)
     return Result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked")
 
@@ -127,7 +116,7 @@ for each in (add, list_tokens, revoke):
     command.add_command(each)
 
 
-def _token_to_json(token: "AccessToken") -> dict[str, Any]:
+def _token_to_json(token: AccessToken) -> dict[str, Any]:
     return {
         "name": token.name,
         "user": token.namespace,

@@ -267,10 +267,15 @@ class CommandError(click.ClickException):
         if self.verbose:
             echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
         if self.as_json:
-            report = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
+            report = describe_error(self.error, self.message, self.hint)
             echo(format_json(report, to_stderr=True), err=True)
             return
         echo_error("Error", self.message, self.hint)
+
+
+def describe_error(error: BaseException, message: str, hint: str) -> dict[str, str]:
+    """Return the JSON form of an error."""
+    return {"error": message, "kind": type(error).__name__, "hint": hint}
 
 
 def echo_note(text: str) -> None:
@@ -383,22 +388,12 @@ def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
     return value
 
 
+_EAGER: dict[str, Any] = {"is_eager": True, "expose_value": False}
+_VERBOSE_HELP = "Show tracebacks and warnings; repeat for more."
 _COMMON_OPTIONS = (
+    click.Option(["--json"], is_flag=True, callback=_set_json, help="Print JSON.", **_EAGER),
     click.Option(
-        ["--json", "as_json"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_json,
-        help="Print JSON.",
-    ),
-    click.Option(
-        ["-v", "--verbose"],
-        count=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_verbose,
-        help="Show tracebacks and warnings; repeat for more.",
+        ["-v", "--verbose"], count=True, callback=_set_verbose, help=_VERBOSE_HELP, **_EAGER
     ),
 )
 """The options of every command, which come last."""
@@ -447,9 +442,28 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
     )
 
 
+def section_options(section: str, **metavars: str) -> Callable[[F], F]:
+    """Return the options of all settings of a section, with the names of some values in the help."""
+
+    def add(function: F) -> F:
+        for known in reversed(tuple(SETTINGS.values())):
+            if known.section == section:
+                metavar = metavars.get(known.key)
+                function = setting_option(known.name, metavar=metavar)(function)
+        return function
+
+    return add
+
+
 def default_option(name: str, default: Any, kind: Any, text: str, *names: str) -> Callable[[F], F]:
     """Return an option whose default is shown in its help; ``names`` are its other names."""
     return click.option(name, *names, default=default, show_default=True, type=kind, help=text)
+
+
+def repeated_option(name: str, key: str, metavar: str, text: str, *names: str) -> Callable[[F], F]:
+    """Return an option that can be repeated; ``names`` are its other names."""
+    options: dict[str, Any] = {"multiple": True, "metavar": metavar, "help": f"{text} Repeatable."}
+    return click.option(name, *names, key, **options)
 
 
 def _param_type(setting: Setting) -> Any:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import echo, get_setting, kedge_command, setting_option, wrap_text
+from kedge.cli.base import (
+    echo,
+    get_setting,
+    kedge_command,
+    repeated_option,
+    setting_option,
+    wrap_text,
+)
 from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import MODEL_HELP, complete_names, parse_duration, store_option
 from kedge.config import data_dir
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     from kedge.turns import Part
+
+
+ATTACH_HELP = 'Attach a file to the first message; "-" is the standard input.'
 
 
 @kedge_command("chat")
@@ -45,22 +55,9 @@ if TYPE_CHECKING:
     help="Let the conversation expire this long after its last change, such as 30d.",
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
-@click.option(
-    "--attach",
-    "-a",
-    "attachments",
-    multiple=True,
-    metavar="FILE|URL",
-    help='Attach a file to the first message; "-" is the standard input. Repeatable.',
-)
+@repeated_option("--attach", "attachments", "FILE|URL", ATTACH_HELP, "-a")
 @setting_option("system")
-@click.option(
-    "--tool",
-    "tools",
-    multiple=True,
-    metavar="MODULE:FUNCTION",
-    help="Offer a function as a tool. Repeatable.",
-)
+@repeated_option("--tool", "tools", "MODULE:FUNCTION", "Offer a function as a tool.")
 @mcp_option
 @click.option(
     "--schema",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import echo, echo_error, find_hint, format_json, wrap_text
+from kedge.cli.base import describe_error, dim, echo, echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MAX_RESULT_CHARS = 60
+Records = Sequence[RequestRecord]
+"""The records of the requests of a turn."""
 
 
 class TextOutput:
@@ -63,7 +65,7 @@ class TextOutput:
         """Print a line that is not part of the answer."""
         self.stop()
         line = wrap_text(line)
-        echo(click.style(line, fg="yellow") if warn else click.style(line, dim=True))
+        echo(click.style(line, fg="yellow") if warn else dim(line))
 
     def stop(self) -> None:
         """End the current line."""
@@ -71,9 +73,9 @@ class TextOutput:
             echo()
         self._is_line_open, self._reasoning_words = False, 0
 
-    def show_end(self, status: str, report: dict[str, Any]) -> None:
+    def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print what was sent."""
-        echo(click.style(wrap_text(status), dim=True))
+        echo(dim(wrap_text(format_status(records))))
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output; the lines of a tree or of a list are not wrapped."""
@@ -106,14 +108,17 @@ class ValueOutput(TextOutput):
         """Print a line in parentheses on standard error."""
         self.write_note(f"({message})")
 
-    def show_end(self, status: str, report: dict[str, Any]) -> None:
+    def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print the value."""
-        echo(format_json(report["output"]))
-        self.write_note(status)
+        echo(format_json(reply.output))
+        self.write_note(format_status(records))
 
 
 class JsonOutput:
-    """Prints one JSON object per turn, command or error."""
+    """Prints one JSON object per turn, command or error; a typed answer with its value."""
+
+    def __init__(self, *, is_typed: bool) -> None:
+        self._is_typed = is_typed
 
     def show_event(self, event: Event) -> None:
         """Print nothing: a turn is printed when it is complete."""
@@ -121,8 +126,14 @@ class JsonOutput:
     def stop(self) -> None:
         """Do nothing."""
 
-    def show_end(self, status: str, report: dict[str, Any]) -> None:
+    def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print the turn."""
+        from kedge.web.shapes import shape_reply, shape_request
+
+        report = shape_reply(reply).model_dump(mode="json", exclude={"plan"})
+        report["requests"] = [shape_request(each).model_dump(mode="json") for each in records]
+        if self._is_typed:
+            report["output"] = reply.output
         echo(format_json(report))
 
     def show_output(self, command: str, text: str) -> None:
@@ -131,8 +142,7 @@ class JsonOutput:
 
     def show_error(self, error: KedgeError) -> None:
         """Print the error."""
-        report = {"error": str(error), "kind": type(error).__name__, "hint": find_hint(error)}
-        echo(format_json(report))
+        echo(format_json(describe_error(error, str(error), find_hint(error))))
 
     def show_interrupt(self, message: str) -> None:
         """Print the interruption as an error."""
@@ -158,7 +168,7 @@ def format_event(event: Event) -> str:
             return ""
 
 
-def format_status(records: Sequence[RequestRecord]) -> str:
+def format_status(records: Records) -> str:
     """Format how the last request was sent, its anchor, and the blocks and bytes sent compared with a full request."""
     if not records:
         return "[nothing sent]"
@@ -174,16 +184,6 @@ def format_status(records: Sequence[RequestRecord]) -> str:
     return f"[{name_send(last.reason)}{anchor}, {blocks}, {saved}{count}]"
 
 
-def reply_to_json(reply: Reply, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return a turn as JSON values."""
-    from kedge.web.shapes import shape_reply, shape_request
-
-    return {
-        **shape_reply(reply).model_dump(mode="json", exclude={"plan"}),
-        "requests": [shape_request(each).model_dump(mode="json") for each in records],
-    }
-
-
 ChatOutput = TextOutput | JsonOutput
 """Shows the events of a turn and its result."""
 
@@ -191,7 +191,7 @@ ChatOutput = TextOutput | JsonOutput
 def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
     """Return the output for scripts, for typed answers, for a terminal or for a pipe."""
     if as_json:
-        return JsonOutput()
+        return JsonOutput(is_typed=is_typed)
     if is_typed:
         return ValueOutput()
     if sys.stdout.isatty():

@@ -21,7 +21,7 @@ import click
 from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo, echo_note, is_json, wrap_text
 from kedge.cli.chat import attach_file, read_messages
-from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
+from kedge.cli.chat_output import ChatOutput, create_output
 from kedge.cli.chat_tools import ask_approval, create_default_tools, load_tool, open_mcp_servers
 from kedge.cli.store_options import (
     IN_MEMORY,
@@ -99,18 +99,8 @@ def run_chat(options: ChatOptions) -> None:
             session = runner.run(_open_session(options, stack))
             if options.is_typed:
                 echo(wrap_text(session.format_greeting()))
-            lines: Iterable[str] = (
-                [options.message]
-                if options.message
-                else read_messages(
-                    runner,
-                    show_lines=not (is_json() or options.schema_file),
-                    completions=tuple(SLASH_COMMANDS),
-                    remember=session.is_saved,
-                )
-            )
             with suppress(Quit):
-                for line in lines:
+                for line in session.read_lines(runner):
                     is_command = line.startswith("/") and not options.message
                     session.handle_line(line, runner, is_command=is_command)
             if options.is_typed and session.is_saved and len(session.conversation.turn):
@@ -275,6 +265,15 @@ class ChatSession:
     def _short_name(self) -> str:
         return sanitize_text(self.conversation.title) or shorten_id(self.conversation.id)
 
+    def read_lines(self, runner: asyncio.Runner) -> Iterable[str]:
+        """Return the message of the options, or read lines until the input ends."""
+        if self.chat_options.message:
+            return [self.chat_options.message]
+        show_lines, remember = not (is_json() or self.chat_options.schema_file), self.is_saved
+        return read_messages(
+            runner, show_lines=show_lines, completions=tuple(SLASH_COMMANDS), remember=remember
+        )
+
     def handle_line(self, line: str, runner: asyncio.Runner, *, is_command: bool) -> None:
         """Handle one input line; errors are shown and do not end the chat."""
         try:
@@ -307,12 +306,9 @@ class ChatSession:
         async with turn as stream:
             async for event in stream:
                 self.output.show_event(event)
-        records = () if stream.reply.stored else stream.reply.requests
-        report = reply_to_json(stream.reply, records)
-        if "output" in self.send_options:
-            report["output"] = stream.reply.output
         self.output.stop()
-        self.output.show_end(format_status(records), report)
+        reply = stream.reply
+        self.output.show_end(reply, () if reply.stored else reply.requests)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")

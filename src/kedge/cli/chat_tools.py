@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import echo
+from kedge.cli.base import echo, repeated_option
 from kedge.errors import InvalidWorkflow, ToolFailed
 from kedge.text.display import escape_text
 
@@ -22,12 +22,8 @@ MAX_SHOWN_NAME = 200
 """The maximum number of characters of a tool's name in it."""
 
 
-mcp_option = click.option(
-    "--mcp",
-    "mcp_servers",
-    multiple=True,
-    metavar="COMMAND|URL",
-    help="Offer the tools of an MCP server (extra mcp). Repeatable.",
+mcp_option = repeated_option(
+    "--mcp", "mcp_servers", "COMMAND|URL", "Offer the tools of an MCP server (extra mcp)."
 )
 """Adds ``--mcp``."""
 

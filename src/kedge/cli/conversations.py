@@ -4,7 +4,7 @@ These are ``kedge rename``, ``tag``, ``archive``, ``fork``, ``undo`` and ``redo`
 """
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import structs
@@ -19,16 +19,11 @@ from kedge.cli.store_options import (
     time_options,
     with_store,
 )
+from kedge.conversation.lookup import find_redo_target, find_undo_target
+from kedge.store import ConversationRow, Hit, Store
+from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
 from kedge.text.display import format_age, format_percent, pluralize, sanitize_text, shorten_id
-
-if TYPE_CHECKING:
-    from kedge.store import ConversationRow, Hit, Store
-
-
-STATUSES = ("active", "forked", "failed", "archived", "all")
-ORDERS = ("newest", "oldest", "responses", "tokens", "cost", "title")
-"""The filters and orders of `kedge.store.summaries`, which is imported when the command runs."""
-
+from kedge.web.shapes import ConversationShape, overview_status, shape_overview
 
 NO_MATCHES = "No conversations match; --status all lists all."
 NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conversation NAME"
@@ -38,23 +33,20 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
 @click.option("--tag", help="Only conversations with this tag.")
 @click.option("--model", help="Only conversations in which this model answered.")
 @default_option(
-    "--status", "active", click.Choice(STATUSES), "Only conversations with this status.", "show"
+    "--status", "active", click.Choice(LIST_FILTERS), "Only conversations with this status.", "show"
 )
 @click.option("--archived", is_flag=True, help="Include archived conversations.")
 @time_options
 @default_option(
     "--order",
     "newest",
-    click.Choice(ORDERS),
+    click.Choice(LIST_ORDERS),
     "Newest or oldest change, most turns, tokens or cost first, or by title.",
 )
 @page_options(50)
 @with_store(may_miss=True)
-async def command(store: "Store", archived: bool, **filters: Any) -> Result:
+async def command(store: Store, archived: bool, **filters: Any) -> Result:
     """List the conversations in the store, the most recently changed first."""
-    from kedge.store.summaries import list_summaries
-    from kedge.web.shapes import overview_status, shape_overview
-
     if archived and filters["show"] == "active":
         filters["show"] = "all"
     found, _ = await list_summaries(store, **filters)
@@ -108,7 +100,7 @@ ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
 )
 @page_options(20)
 @with_store(may_miss=True)
-async def search_command(store: "Store", words: tuple[str, ...], **filters: Any) -> Result:
+async def search_command(store: Store, words: tuple[str, ...], **filters: Any) -> Result:
     """Find the blocks that contain all WORDS.
 
     "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
@@ -121,7 +113,7 @@ async def search_command(store: "Store", words: tuple[str, ...], **filters: Any)
     return Result(values, (lambda: _print_hits(hits, titles)) if hits else "No matches.")
 
 
-def _print_hits(hits: "list[Hit]", titles: dict[str, str]) -> None:
+def _print_hits(hits: list[Hit], titles: dict[str, str]) -> None:
     rows = [
         (
             sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
@@ -134,16 +126,13 @@ def _print_hits(hits: "list[Hit]", titles: dict[str, str]) -> None:
     print_table(("conversation", "node", "kind", "text"), rows)
 
 
-def _to_result(row: "ConversationRow", text: str, **further: Any) -> Result:
+def _to_result(row: ConversationRow, text: str, **further: Any) -> Result:
     """Return a conversation in its JSON form with further members, or a text."""
-    from kedge.web.shapes import ConversationShape
-
-    return Result(
-        {**ConversationShape.model_validate(row).model_dump(mode="json"), **further}, text
-    )
+    form = ConversationShape.model_validate(row).model_dump(mode="json")
+    return Result({**form, **further}, text)
 
 
-def _to_change(row: "ConversationRow", text: str) -> Result:
+def _to_change(row: ConversationRow, text: str) -> Result:
     return _to_result(row, f"{sanitize_text(row.title or row.id)}: {text}")
 
 
@@ -151,7 +140,7 @@ def _to_change(row: "ConversationRow", text: str) -> Result:
 @conversation_argument
 @click.argument("title")
 @with_store()
-async def rename_command(store: "Store", conversation: str, title: str) -> Result:
+async def rename_command(store: Store, conversation: str, title: str) -> Result:
     """Change the title of CONVERSATION to TITLE."""
     row = await store.update(await find_conversation(store, conversation), title=title)
     return _to_change(row, f"renamed, was {sanitize_text(conversation)}")
@@ -163,11 +152,11 @@ async def rename_command(store: "Store", conversation: str, title: str) -> Resul
 @click.option("--remove", is_flag=True, help="Remove the tags instead.")
 @with_store()
 async def tag_command(
-    store: "Store", conversation: str, tags: tuple[str, ...], remove: bool
+    store: Store, conversation: str, tags: tuple[str, ...], remove: bool
 ) -> Result:
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
-    def change(row: "ConversationRow") -> dict[str, Any]:
+    def change(row: ConversationRow) -> dict[str, Any]:
         others = [tag for tag in row.tags if tag not in tags]
         return {"tags": others if remove else [*others, *tags]}
 
@@ -179,16 +168,14 @@ async def tag_command(
 @conversation_argument
 @click.option("--restore", is_flag=True, help="Restore it from the archive.")
 @with_store()
-async def archive_command(store: "Store", conversation: str, restore: bool) -> Result:
+async def archive_command(store: Store, conversation: str, restore: bool) -> Result:
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
     row = await find_conversation(store, conversation)
     row = await store.update(row, archived=not restore)
     return _to_change(row, "restored" if restore else "archived")
 
 
-async def _move_head(store: "Store", name: str, *, back: bool) -> Result:
-    from kedge.conversation.lookup import find_redo_target, find_undo_target
-
+async def _move_head(store: Store, name: str, *, back: bool) -> Result:
     row = await find_conversation(store, name)
     find = find_undo_target if back else find_redo_target
     node = await find(store, row, row.head)
@@ -201,7 +188,7 @@ async def _move_head(store: "Store", name: str, *, back: bool) -> Result:
 @kedge_command("undo")
 @conversation_argument
 @with_store()
-async def undo_command(store: "Store", conversation: str) -> Result:
+async def undo_command(store: Store, conversation: str) -> Result:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
     return await _move_head(store, conversation, back=True)
 
@@ -209,7 +196,7 @@ async def undo_command(store: "Store", conversation: str) -> Result:
 @kedge_command("redo")
 @conversation_argument
 @with_store()
-async def redo_command(store: "Store", conversation: str) -> Result:
+async def redo_command(store: Store, conversation: str) -> Result:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
     return await _move_head(store, conversation, back=False)
 
@@ -219,7 +206,7 @@ async def redo_command(store: "Store", conversation: str) -> Result:
 @at_option
 @click.option("--title", default="", help="The title of the fork.  [default: the same title]")
 @with_store()
-async def fork_command(store: "Store", conversation: str, at: str, title: str) -> Result:
+async def fork_command(store: Store, conversation: str, at: str, title: str) -> Result:
     """Create a conversation that continues from any position of another; both share the history before it."""
     row = await find_conversation(store, conversation)
     node = await find_node(store, row, at)

@@ -3,9 +3,10 @@
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -26,15 +27,15 @@ from kedge.cli.store_options import (
     store_practice_responses,
 )
 from kedge.config import mask_url, store_file
+from kedge.conversation.lookup import SERVER_SCOPE, name_model
+from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, KedgeError
+from kedge.memory.object_claims import UnusedObject
+from kedge.providers import connect
+from kedge.store import ConversationRow, Damage, Store
 from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kedge.memory.object_claims import UnusedObject
-    from kedge.store import ConversationRow, Damage, Store
-    from kedge.turns import Block
+from kedge.text.json_text import decode
+from kedge.turns import Block, blocks_from_messages
 
 Json = dict[str, Any]
 
@@ -62,7 +63,7 @@ def export_command(
             "the output is JSON already; --json prints a summary of a file, so it needs --out"
         )
 
-    async def work(opened: "Store") -> list[str]:
+    async def work(opened: Store) -> list[str]:
         if proxied:
             return await opened.export_proxied()
         rows = await find_conversations(opened, conversations)
@@ -129,11 +130,8 @@ def import_command(file: Path) -> Result:
     return Result([{"id": row.id, "title": row.title} for row in rows], summary)
 
 
-def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
+def _read_chats(text: str, lines: list[str]) -> list[list[Block]] | None:
     """Return the blocks of each chat of the Chat Completions API; None if the file has another form."""
-    from kedge.text.json_text import decode
-    from kedge.turns import blocks_from_messages
-
     try:
         values = [decode(text)]
     except (ValueError, RecursionError):
@@ -188,7 +186,7 @@ def _delete_one(conversation: str, *, yes: bool) -> Result:
     if not yes:
         _confirm(f"Delete {name} permanently?")
 
-    async def work(opened: "Store") -> Json:
+    async def work(opened: Store) -> Json:
         await opened.delete(row)
         return await _delete_unused(opened)
 
@@ -215,7 +213,7 @@ def _delete_older(age: float, tag: str | None, *, yes: bool) -> Result:
         found = run_with_store(lambda opened: opened.list_older(age, tag=tag))
         _confirm(f"Delete {pluralize(len(found), 'conversation')} permanently?")
 
-    async def work(opened: "Store") -> tuple[list[str], Json]:
+    async def work(opened: Store) -> tuple[list[str], Json]:
         return await opened.delete_older(age, tag=tag), await _delete_unused(opened)
 
     deleted, objects = run_with_store(work)
@@ -236,7 +234,7 @@ def gc_command(dry_run: bool) -> Result:
     if dry_run:
         return run_with_store(_list_unused)
 
-    async def work(opened: "Store") -> tuple[int, Json]:
+    async def work(opened: Store) -> tuple[int, Json]:
         swept = await opened.gc()  # deletes expired conversations, too
         return swept, await _delete_unused(opened)
 
@@ -249,7 +247,7 @@ def gc_command(dry_run: bool) -> Result:
     return Result({"blocks": swept, "freed_bytes": freed, **objects}, text)
 
 
-async def _list_unused(store: "Store") -> Result:
+async def _list_unused(store: Store) -> Result:
     """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
     expired, objects = await store.list_expired(), await store.list_unused_objects()
     lines = [
@@ -262,7 +260,7 @@ async def _list_unused(store: "Store") -> Result:
     return Result(form, sanitize_text("\n".join(lines)))
 
 
-async def _delete_unused(store: "Store") -> Json:
+async def _delete_unused(store: Store) -> Json:
     """Delete what providers hold for no stored conversation; return the result as JSON."""
     unused = await store.list_unused_objects()
     problems: dict[UnusedObject, str] = {}
@@ -281,14 +279,8 @@ async def _delete_unused(store: "Store") -> Json:
     }
 
 
-async def _delete_objects(
-    store: "Store", unused: "Sequence[UnusedObject]"
-) -> "dict[UnusedObject, str]":
+async def _delete_objects(store: Store, unused: Sequence[UnusedObject]) -> dict[UnusedObject, str]:
     """Delete the unused objects of one server; return why they were not deleted."""
-    from kedge.conversation.lookup import SERVER_SCOPE, name_model
-    from kedge.engines import ResponsesEngine
-    from kedge.providers import connect
-
     scope = unused[0].scope
     provider = scope.partition("/")[0]
     model = provider if provider == "practice" else name_model(provider, scope, "any")
@@ -306,7 +298,7 @@ async def _delete_objects(
     return dict.fromkeys(unused, problem)
 
 
-def _shape_object(unused: "UnusedObject") -> dict[str, str]:
+def _shape_object(unused: UnusedObject) -> dict[str, str]:
     return {"scope": unused.scope, "id": unused.id}
 
 
@@ -323,7 +315,7 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     its model cannot be used here.
     """
 
-    async def work(opened: "Store") -> "tuple[list[Damage], list[Json]]":
+    async def work(opened: Store) -> tuple[list[Damage], list[Json]]:
         is_listed = server or conversations
         rows = await find_conversations(opened, conversations) if is_listed else []
         damage = await opened.verify()
@@ -337,10 +329,8 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     return Result(report, lambda: _print_report(damage, audits), exit_code=int(wrong))
 
 
-async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> Json:
+async def _audit(store: Store, row: ConversationRow, requested: str | None) -> Json:
     """Compare a conversation's anchor with the provider's data; ``agrees`` is None if unknown."""
-    from kedge.providers import connect
-
     turn = (await store.load(row)).turn(row.id)
     report: Json = {"conversation": row.id, "title": row.title, "error": False}
     try:
@@ -357,7 +347,7 @@ async def _audit(store: "Store", row: "ConversationRow", requested: str | None) 
     return {**report, "agrees": found.agrees, "words": text}
 
 
-def _print_report(damage: "list[Damage]", audits: list[Json]) -> None:
+def _print_report(damage: list[Damage], audits: list[Json]) -> None:
     for each in damage:
         echo(f"{click.style('damaged', fg='red')}  {each}")
     if not damage:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
 
@@ -10,7 +11,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from kedge.cli.base import ADVICE_KEY, Result, dim, echo, get_config, kedge_command
+from kedge.cli.base import ADVICE_KEY, Result, dim, echo, get_config, kedge_command, repeated_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import (
     model_references,
@@ -112,32 +113,41 @@ def command() -> None:
     """
 
 
-def _workflow_options(function: F) -> F:
-    """Add the options of every workflow."""
-    for option in (
-        store_option,
-        mcp_option,
+def _add_all(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options."""
+    return lambda function: reduce(lambda added, option: option(added), options, function)
+
+
+_MODEL_HELP = "A model string; overrides the file.  [default: the configured one]"
+_workflow_options = _add_all(
+    store_option,
+    mcp_option,
+    click.option("--resume", metavar="ID", default="", help="Continue the workflow with this id."),
+    click.option("--id", "name", metavar="ID", default="", help="Start it under this id."),
+    click.option("--model", help=_MODEL_HELP),
+    click.argument("file", required=False, type=click.Path()),
+)
+"""Adds the options of every workflow."""
+
+
+def _judge_options(rounds: int) -> Callable[[F], F]:
+    """Return the options of a workflow with a judge, and with this number of rounds by default."""
+    most = f"Maximum number of rounds.  [default: {rounds}]"
+    return _add_all(
+        click.option("--judge-model", help="The model that judges.  [default: --model]"),
+        click.option("--rubric", help="The rubric for a model as judge."),
         click.option(
-            "--resume", metavar="ID", default="", help="Continue the workflow with this id."
+            "--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges."
         ),
-        click.option("--id", "name", metavar="ID", default="", help="Start it under this id."),
-        click.option(
-            "--model", help="A model string; overrides the file.  [default: the configured one]"
-        ),
-        click.argument("file", required=False, type=click.Path()),
-    ):
-        function = option(function)
-    return function
+        click.option("--rounds", type=click.IntRange(1), help=most),
+    )
 
 
 @kedge_command("refine", short_help="Ask again until a judge accepts the answer.")
 @_workflow_options
 @click.option("--task", help="The task.")
-@click.option("--rounds", type=click.IntRange(1), help="Maximum number of rounds.  [default: 4]")
-@click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
+@_judge_options(4)
 @click.option("--schema", metavar="FILE", help="A JSON schema that the answer must match.")
-@click.option("--rubric", help="The rubric for a model as judge.")
-@click.option("--judge-model", help="The model that judges.  [default: --model]")
 def refine(**options: Any) -> Result:
     """Ask a model, judge its answer, and ask again with the critique until it passes.
 
@@ -149,17 +159,8 @@ def refine(**options: Any) -> Result:
 @kedge_command("debate", short_help="Let models debate, and a judge decide.")
 @_workflow_options
 @click.option("--question", help="The question.")
-@click.option("--rounds", type=click.IntRange(1), help="Maximum number of rounds.  [default: 3]")
-@click.option(
-    "--side",
-    "sides",
-    multiple=True,
-    metavar="NAME=MODEL",
-    help="A participant; repeat it, at least two.",
-)
-@click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
-@click.option("--rubric", help="The rubric for a model as judge.")
-@click.option("--judge-model", help="The model that judges.  [default: --model]")
+@repeated_option("--side", "sides", "NAME=MODEL", "A participant; at least two.")
+@_judge_options(3)
 def debate(**options: Any) -> Result:
     """Let two or more models debate, each in its own conversation, until a judge decides.
 
@@ -170,13 +171,7 @@ def debate(**options: Any) -> Result:
 
 @kedge_command("steps", short_help="Run prompts one after another.")
 @_workflow_options
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=TEXT",
-    help="A value for {NAME} in the prompts. Repeatable.",
-)
+@repeated_option("--input", "inputs", "NAME=TEXT", "A value for {NAME} in the prompts.")
 def steps(**options: Any) -> Result:
     """Run a pipeline of prompts in one conversation; prompts can use earlier results.
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import ipaddress
 import json
+import socket
 import sys
 import threading
 from contextlib import AsyncExitStack, ExitStack
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from kedge.cli.base import echo, get_setting, is_json, kedge_command, setting_option
+from kedge.cli.base import (
+    echo,
+    get_setting,
+    is_json,
+    kedge_command,
+    repeated_option,
+    section_options,
+    setting_option,
+)
 from kedge.cli.store_options import (
     MODEL_HELP,
     find_store_url,
@@ -24,26 +33,20 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import data_dir, mask_url, store_url
+from kedge.config.settings import is_chaining_enabled
+from kedge.errors import StoreError
+from kedge.observe import measure
 from kedge.security.urls import parse_base_url
+from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
+from kedge.server.uvicorn_server import LimitedServer, UvicornServer, bind
+from kedge.store import Store, TokenRegistry, open_store
+from kedge.store.open import open_current_database
 
 if TYPE_CHECKING:
-    import socket
-    from pathlib import Path
-
-    from mcp.server.lowlevel import Server
-
-    from kedge.memory.evidence import Trust
-    from kedge.server.access import AccessPolicy
     from kedge.server.settings import Settings
-    from kedge.store import Store, TokenRegistry
 
 DAY = 86_400
 MEGABYTE = 1_000_000
-
-
-def default_db() -> "Path":
-    """Return the default database in the user's data folder."""
-    return data_dir() / "server.db"
 
 
 def is_loopback(host: str) -> bool:
@@ -54,36 +57,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+FAULT_HELP = "Inject a fault on loopback, such as cut_after_events=3 (docs/practice.md)."
+
+
 @kedge_command("serve", log_level="info")
-@setting_option("serve.host")
-@setting_option("serve.port")
-@setting_option("serve.db", metavar="FILE|ADDRESS")
-@setting_option("serve.token")
-@setting_option("serve.retention_days")
-@setting_option("serve.zero_data_retention")
-@setting_option("serve.model", metavar="MODEL")
-@setting_option("serve.models", metavar="FILE")
-@setting_option("serve.pace")
-@setting_option("serve.unknown_parameters")
-@setting_option("serve.page")
-@store_option
-@setting_option("serve.keep_bodies")
-@setting_option("serve.max_body_mb")
-@setting_option("serve.trusted_proxies", metavar="ADDRESSES")
-@click.option(
-    "--fault",
-    "faults",
-    multiple=True,
-    metavar="SPEC",
-    help="Inject a fault, such as cut_after_events=3 (docs/practice.md). Repeatable; loopback only.",
+@section_options(
+    "serve", db="FILE|ADDRESS", model="MODEL", models="FILE", trusted_proxies="ADDRESSES"
 )
+@store_option
+@repeated_option("--fault", "faults", "SPEC", FAULT_HELP)
 def command(
-    host: str,
-    port: int,
-    page: bool,
-    keep_bodies: bool,
-    faults: tuple[str, ...],
-    **options: Any,
+    host: str, port: int, page: bool, keep_bodies: bool, faults: tuple[str, ...], **options: Any
 ) -> None:
     """Serve the Responses API and a web page. The built-in model needs no key and no network."""
     requires_token = has_named_tokens()
@@ -100,7 +84,6 @@ def _build_settings(
     unknown_parameters: "Literal['ignore', 'reject', '']",
     **options: Any,
 ) -> "Settings":
-    from kedge.server.access import LOOPBACK_NAMES
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
 
@@ -115,7 +98,7 @@ def _build_settings(
             f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
     return Settings(
-        db=options.pop("db") or str(default_db()),
+        db=options.pop("db") or str(data_dir() / "server.db"),
         token=token or None,
         retention=options.pop("retention_days") * DAY,
         **load_model_settings(*(options.pop(name) for name in ("model", "models", "pace"))),
@@ -129,8 +112,6 @@ def _build_settings(
 
 def has_named_tokens() -> bool:
     """Return whether the store has named tokens."""
-    from kedge.store import TokenRegistry
-
     return bool(run_with_store(lambda store: TokenRegistry(store).list(), may_miss=True))
 
 
@@ -146,21 +127,13 @@ def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
 
 
 def run(
-    settings: "Settings",
-    host: str,
-    port: int,
-    requires_token: bool,
-    *,
-    keep_bodies: bool | None,
+    settings: "Settings", host: str, port: int, requires_token: bool, *, keep_bodies: bool | None
 ) -> None:
     """Serve until a signal arrives, with the page unless ``keep_bodies`` is None.
 
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
-    from kedge.config.settings import is_chaining_enabled
-    from kedge.observe import measure
     from kedge.server.app import create_app
-    from kedge.server.uvicorn_server import UvicornServer, bind
     from kedge.tokens import count_text
 
     with bind(host, port) as listener:
@@ -198,11 +171,8 @@ def run(
         asyncio.run(serve())
 
 
-async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> "TokenRegistry | None":
+async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> TokenRegistry | None:
     """Open the named tokens of a store; None if there is none, and none can be created."""
-    from kedge.errors import StoreError
-    from kedge.store import TokenRegistry, open_store
-
     try:
         store = await open_store(find_store_url(create=True))
     except (OSError, StoreError):
@@ -213,13 +183,13 @@ async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> "TokenRegist
     return TokenRegistry(store, required=required)
 
 
-def bound_url(listener: "socket.socket") -> str:
+def bound_url(listener: socket.socket) -> str:
     """Return the address to which a listener is bound."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def local_url(listener: "socket.socket") -> str:
+def local_url(listener: socket.socket) -> str:
     """Return the address of the listener for clients on this machine."""
     url = bound_url(listener)
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
@@ -233,10 +203,8 @@ def _announce(facts: dict[str, str], line: str) -> None:
     gc.freeze()
 
 
-async def run_uvicorn(app: Any, listener: "socket.socket", **options: Any) -> None:
+async def run_uvicorn(app: Any, listener: socket.socket, **options: Any) -> None:
     """Serve an app on a bound socket until a signal arrives."""
-    from kedge.server.uvicorn_server import LimitedServer
-
     await LimitedServer(app, **options).serve(sockets=[listener])
 
 
@@ -247,23 +215,15 @@ WAIT_SECONDS = 2.0
 
 
 @kedge_command("proxy", log_level="info")
-@setting_option("proxy.upstream", metavar="URL")
-@setting_option("proxy.host")
-@setting_option("proxy.port")
-@setting_option("proxy.db", metavar="FILE|ADDRESS")
-@setting_option("proxy.token")
-@setting_option("proxy.trust")
-@setting_option("proxy.keep_bodies")
-@setting_option("proxy.allow_remote")
+@section_options("proxy", upstream="URL", db="FILE|ADDRESS")
 def proxy_command(
     upstream: str,
     host: str,
     port: int,
     db: str,
-    token: str,
-    trust: "Trust",
     keep_bodies: bool,
     allow_remote: bool,
+    **options: Any,
 ) -> None:
     """Forward requests to a Responses server, sending only what is new.
 
@@ -276,11 +236,9 @@ def proxy_command(
         raise click.UsageError(f"--upstream is not a base URL: {error}") from None
     from kedge.incremental.rewrite import MAX_BODY_BYTES
     from kedge.proxy import create_proxy_app
-    from kedge.server.uvicorn_server import bind
-    from kedge.store import TokenRegistry
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
-    requires_token = not is_loopback(host) and not token and not allow_remote
+    requires_token = not is_loopback(host) and not options["token"] and not allow_remote
     with ExitStack() as stack:
         if store is not None:
             stack.callback(store.database.close)
@@ -291,12 +249,7 @@ def proxy_command(
                 "something in front of the proxy checks who connects"
             )
         app = create_proxy_app(
-            upstream,
-            store=store,
-            trust=trust,
-            token=token,
-            any_host=allow_remote,
-            requires_token=requires_token,
+            upstream, store=store, any_host=allow_remote, requires_token=requires_token, **options
         )
         listener = stack.enter_context(bind(host, port))
         facts = {"base_url": f"{bound_url(listener)}/v1", "upstream": mask_url(upstream)}
@@ -311,11 +264,8 @@ def proxy_command(
         asyncio.run(serving)
 
 
-def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":
+def _open_proxy_store(address: str, *, keep_bodies: bool) -> Store | None:
     """Open the store at an address; None for ``:memory:``."""
-    from kedge.store import Store
-    from kedge.store.open import open_current_database
-
     if address == ":memory:":
         return None
     if not address:
@@ -329,9 +279,7 @@ def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":
 @store_option
 @click.option("--allow-write", is_flag=True, help="Also offer ask and fork.")
 @click.option("--http", is_flag=True, help="Serve HTTP instead of the standard streams.")
-@setting_option("mcp.host")
-@setting_option("mcp.port")
-@setting_option("mcp.token")
+@section_options("mcp")
 def mcp_command(
     model: str, allow_write: bool, http: bool, host: str, port: int, token: str
 ) -> None:
@@ -352,7 +300,6 @@ def mcp_command(
 
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio
-        from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 
         async with use_store(make=allow_write, connects=allow_write) as opened:
             choose = partial(resolve_model, opened, requested=requested, may_ask=False)
@@ -367,9 +314,8 @@ def mcp_command(
     asyncio.run(serve())
 
 
-async def _serve_http(server: "Server[Any]", policy: "AccessPolicy", host: str, port: int) -> None:
+async def _serve_http(server: Any, policy: AccessPolicy, host: str, port: int) -> None:
     from kedge.mcp.server import create_http_app
-    from kedge.server.uvicorn_server import bind
 
     with bind(host, port) as listener:
         url = f"{bound_url(listener)}/mcp"
