@@ -98,12 +98,13 @@ def read_facts(response: JsonObject) -> JsonObject:
         "status": get_text(response, "status"),
         "background": response.get("background") is True,
         "stored": stored if isinstance(stored, bool) else None,
-        "conversation_id": _read_conversation_id(response),
+        "conversation_id": read_conversation_id(response),
         "response": response,
     }
 
 
-def _read_conversation_id(response: JsonObject) -> str | None:
+def read_conversation_id(response: JsonObject) -> str | None:
+    """Return the conversation object that a request or a response names; None if it has no such member."""
     if "conversation" not in response:
         return None
     conversation = response["conversation"]

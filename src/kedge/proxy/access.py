@@ -19,19 +19,11 @@ from kedge.events.fields import get_count, get_object, list_objects
 from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
-from kedge.server.access import (
-    DEFAULT_OUTPUT_TOKENS,
-    LOOPBACK_NAMES,
-    AccessPolicy,
-    Credentials,
-    Rejection,
-    parse_host_name,
-    read_header,
-)
+from kedge.server import access
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
-from kedge.text.json_text import decode
+from kedge.text.json_text import decode_object
 from kedge.tokens import count_text
 
 if TYPE_CHECKING:
@@ -79,9 +71,9 @@ def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     size = len(_ENCODED_DATA.sub(b"", data)) or length  # images and files are no text
-    members = _parse_object(data)
+    members = decode_object(data)
     limits = [get_count(members, name) for name in OUTPUT_LIMITS]
-    output = max(limits) or DEFAULT_OUTPUT_TOKENS
+    output = max(limits) or access.DEFAULT_OUTPUT_TOKENS
     return Estimate(size // BYTES_PER_TOKEN, output * (get_count(members, "n") or 1))
 
 
@@ -121,7 +113,7 @@ class UsageReader:
             self.feed(bytes(self._body) + b"\n\n")
         elif self._body:
             self.read(self._body)
-            if self._body.startswith(b"{") and not _parse_object(self._body):  # cut off
+            if self._body.startswith(b"{") and not decode_object(self._body):  # cut off
                 self._passed += len(self._body) // BYTES_PER_TOKEN
         self._count_passed()
         if self._passed and not self._input:
@@ -130,7 +122,7 @@ class UsageReader:
 
     def read(self, data: str | bytes | bytearray) -> None:
         """Read a response or an event."""
-        event = _parse_object(data)
+        event = decode_object(data)
         input_tokens, output_tokens = find_token_counts(event)
         # The events of a stream repeat or complete the counts: the largest ones are those of the response.
         self._input = max(self._input, input_tokens)
@@ -154,15 +146,6 @@ def find_token_counts(event: dict[str, Any]) -> tuple[int, int]:
         max(sum(get_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
         max(sum(get_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
     )
-
-
-def _parse_object(data: str | bytes | bytearray) -> dict[str, Any]:
-    """Return a JSON object, or an empty one for anything else."""
-    try:
-        value = decode(data)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _iter_texts(value: Any) -> Iterator[str]:
@@ -193,14 +176,14 @@ class ProxyFrontEnd(FrontEnd):
 
     description_key = PLAN_KEY
 
-    def read_credentials(self, scope: Scope) -> Credentials | None:
+    def read_credentials(self, scope: Scope) -> access.Credentials | None:
         """Read the token of the proxy; the health of the proxy is public."""
         if scope["path"] == "/healthz":
             return None
         needed = "metrics" if scope["path"] in METRICS_PATHS else "server"
-        return Credentials(read_header(scope, TOKEN_HEADER.encode()), needed=needed)
+        return access.Credentials(access.read_header(scope, TOKEN_HEADER.encode()), needed=needed)
 
-    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+    def build_rejection(self, scope: Scope, rejection: access.Rejection) -> Response:
         """Return an error of the proxy."""
         return build_rejection(rejection, scope)
 
@@ -215,7 +198,7 @@ class ProxyFrontEnd(FrontEnd):
 
 def create_policy(
     token: str, registry: TokenRegistry | None, *, any_host: bool = False
-) -> AccessPolicy:
+) -> access.AccessPolicy:
     """Return the access policy of a proxy.
 
     Args:
@@ -223,17 +206,17 @@ def create_policy(
         registry: The named tokens that are accepted as well, or None.
         any_host: Accept any `Host` header while no token is needed.
     """
-    hosts = None if any_host else LOOPBACK_NAMES
-    return AccessPolicy(token or None, hosts, registry, MAX_HEADER_BYTES, frees_hosts=True)
+    hosts = None if any_host else access.LOOPBACK_NAMES
+    return access.AccessPolicy(token or None, hosts, registry, MAX_HEADER_BYTES, frees_hosts=True)
 
 
-def build_rejection(rejection: Rejection, scope: Scope) -> Response:
+def build_rejection(rejection: access.Rejection, scope: Scope) -> Response:
     """Return a rejection as an error of the proxy."""
     match rejection.problem:
         case "headers":
             message = "the headers of the request are too large"
         case "host":
-            name = parse_host_name(read_header(scope, b"host"))
+            name = access.parse_host_name(access.read_header(scope, b"host"))
             message = f"host {name!r} is not allowed; use a loopback name, or set a token"
         case "origin":
             message = "requests from web pages of another origin are not allowed without a token"
@@ -260,11 +243,11 @@ class SocketMeter:
         caller: The caller, or None for the administrator.
     """
 
-    def __init__(self, policy: AccessPolicy, caller: AccessToken | None) -> None:
+    def __init__(self, policy: access.AccessPolicy, caller: AccessToken | None) -> None:
         self._policy, self._caller = policy, caller
         self._lanes: dict[str | None, deque[tuple[TokenReservation | None, UsageReader]]] = {}
 
-    async def check(self, message: str | bytes) -> Rejection | None:
+    async def check(self, message: str | bytes) -> access.Rejection | None:
         """Check a message of the client, and reserve the tokens of its response; return the rejection or None."""
         if rejection := await self._policy.check_message(self._caller):
             return rejection
@@ -272,15 +255,15 @@ class SocketMeter:
             return None
         estimate = estimate_tokens(message)
         reserved = await self._policy.reserve(self._caller, estimate.total)
-        if isinstance(reserved, Rejection):
+        if isinstance(reserved, access.Rejection):
             return reserved
-        lane = self._lanes.setdefault(_find_lane(_parse_object(message)), deque())
+        lane = self._lanes.setdefault(_find_lane(decode_object(message)), deque())
         lane.append((reserved, UsageReader("", estimate.input)))
         return None
 
     async def count(self, data: str | bytes) -> None:
         """Count the tokens in a message of the upstream."""
-        event = _parse_object(data) if self._lanes else {}
+        event = decode_object(data) if self._lanes else {}
         lane = self._lanes.get(_find_lane(event))
         if not lane:
             return

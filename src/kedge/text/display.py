@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -150,9 +151,13 @@ _STYLES = re.compile(r"(\x1b\[(?:[0-2]|3[1-6])m)")
 
 def sanitize_text(text: str) -> str:
     """Replace control characters, so that untrusted text cannot control a terminal."""
+    return _replace_controls(text, lambda _: "�", kept="\n\t")
+
+
+def _replace_controls(text: str, replace: Callable[[str], str], kept: str = "") -> str:
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    return "".join(c if c.isprintable() or c in kept else replace(c) for c in text)
 
 
 def sanitize_styled(text: str) -> str:
@@ -166,16 +171,13 @@ def sanitize_styled(text: str) -> str:
 
 def escape_text(text: str) -> str:
     r"""Replace control characters and line breaks by their escape sequences (``\n``, ``\x1b``)."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return _replace_controls(text, lambda c: repr(c)[1:-1])
 
 
 def escape_json(text: str) -> str:
     """Escape the control characters inside the strings of a JSON text; those between values are kept."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1].replace("\x7f", "\\u007f")
-        for c in text
-    )
+    return _replace_controls(text, _escape_json_character, kept="\n\t")
+
+
+def _escape_json_character(character: str) -> str:
+    return json.dumps(character)[1:-1].replace("\x7f", "\\u007f")

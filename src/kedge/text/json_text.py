@@ -13,7 +13,7 @@ set is encoded as an array instead of rejected, so values from users of the libr
 import json
 from collections.abc import Callable
 from sys import float_info
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -117,6 +117,15 @@ def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = 
     except Exception:  # noqa: BLE001 - as above
         text = bytes(data) if isinstance(data, memoryview) else data
         return json.loads(text, parse_constant=parse_constant)
+
+
+def decode_object(data: str | Buffer) -> dict[str, Any]:
+    """Return the JSON object in a text, or an empty one for anything else."""
+    try:
+        value = decode(data)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def copy_value(value: Any) -> Any:

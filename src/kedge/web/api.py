@@ -15,25 +15,12 @@ from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data
-from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
-from kedge.web import schemas, shapes
+from kedge.web import schemas, send, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
-from kedge.web.runs import TurnRun, find_chain, flush_requests
-from kedge.web.send import (
-    edit_block,
-    find_workflow_run,
-    format_disposition,
-    list_known_workflows,
-    load_known_workflow,
-    serve_attachment,
-    start_resume,
-    start_turn,
-    start_workflow,
-    to_workflow_shape,
-)
+from kedge.web.runs import TurnRun, flush_requests, load_request
 from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)
@@ -167,7 +154,7 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage
 )
 async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | Response:
     """Send a message and get the answer."""
-    return await _answer(await start_turn(call.service, call.id, body), stream=body.stream)
+    return await _answer(await send.start_turn(call.service, call.id, body), stream=body.stream)
 
 
 @operation(
@@ -175,13 +162,13 @@ async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | 
 )
 async def resume_turn(call: ApiCall, body: schemas.NewResume) -> shapes.TurnShape | Response:
     """Send a question without an answer again."""
-    return await _answer(await start_resume(call.service, call.id, body), stream=body.stream)
+    return await _answer(await send.start_resume(call.service, call.id, body), stream=body.stream)
 
 
 @operation("POST", "/api/conversations/{id}/edit", errors=(409,))
 async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> shapes.EditShape:
     """Replace the text of a block without sending it."""
-    return await edit_block(call.service, call.id, body)
+    return await send.edit_block(call.service, call.id, body)
 
 
 async def _answer(run: TurnRun, *, stream: bool) -> shapes.TurnShape | Response:
@@ -230,7 +217,7 @@ async def stop_run(call: ApiCall) -> shapes.RunShape:
 
 
 def _find_run(call: ApiCall) -> TurnRun:
-    run = call.service.runs.get(call.id, call.path_text("run"))
+    run = call.service.runs.get(call.id, call.path["run"])
     if run is None:
         raise NotInStore("there is no such run; it may have ended before the server was started")
     return run
@@ -280,7 +267,7 @@ async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> shapes.PlanShape
 @operation("GET", "/api/conversations/{id}/plans/{node:number}")
 async def read_plan(call: ApiCall) -> shapes.PlanShape:
     """Read the plan of a past request."""
-    card = await call.service.load_plan_card(call.id, call.path_int("node"))
+    card = await call.service.load_plan_card(call.id, call.path["node"])
     return shapes.shape_request(card.row)
 
 
@@ -308,9 +295,9 @@ async def compare_branches(call: ApiCall, query: schemas.CompareQuery) -> shapes
 )
 async def read_attachment(call: ApiCall) -> Response:
     """Read an attachment of a message."""
-    store, block = call.store, call.path_text("block")
+    store, block = call.store, call.path["block"]
     row = await store.conversation(call.id)
-    return serve_attachment(await load_attached(store, row, block), block, call.path_int("index"))
+    return send.serve_attachment(await load_attached(store, row, block), block, call.path["index"])
 
 
 @operation("GET", "/api/choices")
@@ -332,9 +319,7 @@ async def list_requests(call: ApiCall, query: schemas.RequestQuery) -> shapes.Pr
 @operation("GET", "/api/requests/{number:number}")
 async def read_request(call: ApiCall) -> shapes.ProxiedDetail:
     """Read a request of another program."""
-    await flush_requests(call.request)
-    row = await call.store.get_proxied(call.path_int("number"))
-    before, after = find_chain(await call.store.list_proxied(limit=MAX_PROXIED), row)
+    row, before, after = await load_request(call.request, call.store)
     return shapes.ProxiedDetail.of(
         row,
         request=row.request and row.request.decode("utf-8", "replace"),
@@ -349,41 +334,41 @@ async def export_conversation(call: ApiCall) -> Response:
     """Export a conversation."""
     row = await call.store.conversation(call.id)
     lines = await call.store.export(row)
-    headers = {"content-disposition": format_disposition(f"{row.id}.jsonl")}
+    headers = {"content-disposition": send.format_disposition(f"{row.id}.jsonl")}
     return Response(lines, media_type=JSONL, headers=headers)
 
 
 @operation("GET", "/api/workflows")
 async def list_started_workflows(call: ApiCall) -> shapes.WorkflowPage:
     """List workflows."""
-    rows = await list_known_workflows(call.service)
-    return shapes.WorkflowPage(data=list(map(to_workflow_shape, rows)))
+    rows = await send.list_known_workflows(call.service)
+    return shapes.WorkflowPage(data=list(map(send.to_workflow_shape, rows)))
 
 
 @operation("POST", "/api/workflows", status=201, errors=(502, 503))
 async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> shapes.WorkflowShape:
     """Start a workflow."""
-    run = await start_workflow(call.service, body)
-    return to_workflow_shape(await load_known_workflow(call.service, run.conversation))
+    run = await send.start_workflow(call.service, body)
+    return send.to_workflow_shape(await send.load_known_workflow(call.service, run.conversation))
 
 
 @operation("GET", "/api/workflows/{id}")
 async def read_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Read a workflow."""
-    return to_workflow_shape(await load_known_workflow(call.service, call.id))
+    return send.to_workflow_shape(await send.load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/workflows/{id}/events", media_type=EVENT_STREAM)
 async def follow_workflow(call: ApiCall) -> Response:
     """Follow a running workflow."""
-    return _follow(find_workflow_run(call.service, call.id))
+    return _follow(send.find_workflow_run(call.service, call.id))
 
 
 @operation("POST", "/api/workflows/{id}/stop")
 async def stop_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Stop a workflow."""
-    await find_workflow_run(call.service, call.id).stop()
-    return to_workflow_shape(await load_known_workflow(call.service, call.id))
+    await send.find_workflow_run(call.service, call.id).stop()
+    return send.to_workflow_shape(await send.load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/analytics")

@@ -29,18 +29,11 @@ from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
 from kedge.store import AccessToken, open_store
 from kedge.text.display import capitalize
-from kedge.web import api, pages
+from kedge.web import api, pages, security
 from kedge.web.models import ModelSelector
-from kedge.web.openapi import REPORTED_ERRORS, EncodedSlashMiddleware, map_error
+from kedge.web.openapi import REPORTED_ERRORS, map_error
 from kedge.web.page_templates import render_page
 from kedge.web.runs import PAGE_HEADER, PAGE_KEY, ServerRequests
-from kedge.web.security import (
-    DelegatedTokens,
-    LoginThrottle,
-    PageAuth,
-    PageFrontEnd,
-    error_response,
-)
 from kedge.web.service import ConversationService, UserServices
 
 ROUTES = [
@@ -67,7 +60,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
             titles = {404: "Not found", 413: "Request too large"}
             title, text = titles.get(status, "Request failed"), f"{capitalize(message)}."
     if request.url.path.startswith("/api/"):
-        response = error_response(status, code, message)
+        response = security.error_response(status, code, message)
     else:
         response = await render_page(
             request, "error.html", here="", status=status, title=title, message=text
@@ -78,7 +71,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 def create_page(
     service: ConversationService,
-    auth: PageAuth | None = None,
+    auth: security.PageAuth | None = None,
     base_url: str = "",
     services: UserServices | None = None,
 ) -> Starlette:
@@ -90,19 +83,16 @@ def create_page(
         base_url: The API address shown to users.
         services: The services of all users; by default, everyone is the administrator.
     """
-    auth = auth or PageAuth()
+    auth = auth or security.PageAuth()
     app = Starlette(
         routes=ROUTES,
-        middleware=[
-            Middleware(RequestMiddleware, PageFrontEnd(auth)),
-            Middleware(EncodedSlashMiddleware),
-        ],
+        middleware=[Middleware(RequestMiddleware, security.PageFrontEnd(auth))],
         exception_handlers=dict.fromkeys((HTTPException, *REPORTED_ERRORS), _on_error),
     )
     app.router.redirect_slashes = False
     app.state.services = services or UserServices(service)
     app.state.auth = auth
-    app.state.login_throttle = LoginThrottle()
+    app.state.login_throttle = security.LoginThrottle()
     app.state.base_url = base_url
     app.state.recorder = None
     app.state.stopping = lambda: False
@@ -154,7 +144,7 @@ async def open_page_server(
     ):
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
-        tokens = DelegatedTokens(store, required=page.requires_token)
+        tokens = security.DelegatedTokens(store, required=page.requires_token)
         settings = replace(settings, callers=tokens)
         service = ConversationService(store, models, page.settings)
 
@@ -164,9 +154,11 @@ async def open_page_server(
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
-        auth = PageAuth(settings.token, settings.hosts, registry=tokens)
+        auth = security.PageAuth(settings.token, settings.hosts, registry=tokens)
         recorder = ServerRequests(store, f"{url}/v1")
-        stack.push_async_callback(_finish, recorder, asyncio.create_task(recorder.run()))
+        recording = asyncio.create_task(recorder.run())
+        stack.push_async_callback(lambda: recording)
+        stack.callback(recorder.stop)
         app = create_page(service, auth, f"{url}/v1", services)
         app.state.recorder = recorder
         api = create_app(settings, on_finish=recorder.record, reply_bytes=recorder.reply_bytes)
@@ -174,11 +166,6 @@ async def open_page_server(
         server = UvicornServer(PathDispatch(api, app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server
-
-
-async def _finish(recorder: ServerRequests, task: "asyncio.Task[None]") -> None:
-    recorder.stop()
-    await task
 
 
 def connect_own_server(settings: Settings, url: str, token: str | None = None) -> Engine:

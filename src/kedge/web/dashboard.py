@@ -9,17 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kedge.analytics import (
-    Analytics,
-    Bucket,
-    ConversationStats,
-    Count,
-    ModelStats,
-    Selection,
-    analyze,
-    analyze_conversations,
-    analyze_over_time,
-)
+from kedge import analytics
 from kedge.observe import snapshot
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision, list_summaries
@@ -53,45 +43,44 @@ class Figures(NamedTuple):
     unpriced: float
 
 
-def build_series(buckets: Sequence[Bucket]) -> dict[str, dict[str, list[float | None]]]:
+def build_series(buckets: Sequence[analytics.Bucket]) -> dict[str, dict[str, list[float | None]]]:
     """Return the series of each chart: one value per interval."""
-    readers: dict[str, dict[str, Callable[[Bucket], float | None]]] = {
+    latencies, tokens = [each.latency for each in buckets], [each.tokens for each in buckets]
+    return {
         "requests": {
-            "chained": lambda each: each.chained,
-            "not chained": lambda each: each.requests - each.chained,
+            "chained": [each.chained for each in buckets],
+            "not chained": [each.requests - each.chained for each in buckets],
         },
-        "bytes": {"sent": lambda each: each.sent_bytes, "saved": lambda each: each.saved_bytes},
+        "bytes": {
+            name: [getattr(each, f"{name}_bytes") for each in buckets] for name in ("sent", "saved")
+        },
         "first_token": {
-            "median": lambda each: each.latency.first_token_median,
-            "95th percentile": lambda each: each.latency.first_token_p95,
+            "median": [each.first_token_median for each in latencies],
+            "95th percentile": [each.first_token_p95 for each in latencies],
         },
         "tokens": {
-            "cached": lambda each: each.tokens.cached,
-            "not cached": lambda each: each.tokens.input - each.tokens.cached,
+            "cached": [each.cached for each in tokens],
+            "not cached": [each.input - each.cached for each in tokens],
         },
-        "cost": {"dollars": lambda each: each.cost.dollars},
-    }
-    return {
-        chart: {name: [read(each) for each in buckets] for name, read in series.items()}
-        for chart, series in readers.items()
+        "cost": {"dollars": [each.cost.dollars for each in buckets]},
     }
 
 
-def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
+def bucket_labels(buckets: Sequence[analytics.Bucket]) -> list[str]:
     """Return the labels of the time axis."""
     span = buckets[-1].end - buckets[0].start if buckets else 0
     form = "%H:%M" if span <= 86_400 * 1.5 else "%d %b"
     return [datetime.fromtimestamp(each.start, UTC).strftime(form) for each in buckets]
 
 
-def count_failures(stats: Analytics) -> list[Count]:
+def count_failures(stats: analytics.Analytics) -> list[analytics.Count]:
     """Return how often requests failed, were healed, or were answered without context or id."""
     sent = stats.requests
     return [
         *(each for each in sent.statuses if has_failed(each.name)),
-        *(Count(f"healed: {each.name}", each.count) for each in sent.healed),
-        Count("answered without context", sent.forgotten),
-        Count("without id", sent.without_id),
+        *(analytics.Count(f"healed: {each.name}", each.count) for each in sent.healed),
+        analytics.Count("answered without context", sent.forgotten),
+        analytics.Count("without id", sent.without_id),
     ]
 
 
@@ -105,12 +94,14 @@ async def build_dashboard(service: ConversationService, range_name: str) -> dict
     """Return the values of the dashboard's template for a range that ends now."""
     view: dict[str, Any] = {"range": range_name, "seen": await read_change_token(service)}
     until = service.clock()
-    selection = Selection(until - RANGES[range_name][1], math.nextafter(until, math.inf))
-    stats = await analyze(service.store, selection)
+    selection = analytics.Selection(until - RANGES[range_name][1], math.nextafter(until, math.inf))
+    stats = await analytics.analyze(service.store, selection)
     if not stats.requests.total:
         return {**view, "stats": None}
-    buckets = await analyze_over_time(service.store, selection, buckets=BUCKET_COUNT)
-    conversations = await analyze_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
+    buckets = await analytics.analyze_over_time(service.store, selection, buckets=BUCKET_COUNT)
+    conversations = await analytics.analyze_conversations(
+        service.store, selection, limit=MAX_CONVERSATIONS
+    )
     return {
         **view,
         "stats": stats,
@@ -124,8 +115,8 @@ async def build_dashboard(service: ConversationService, range_name: str) -> dict
 
 
 async def _name_conversations(
-    service: ConversationService, conversations: Sequence[ConversationStats]
-) -> list[ConversationStats]:
+    service: ConversationService, conversations: Sequence[analytics.ConversationStats]
+) -> list[analytics.ConversationStats]:
     """Return conversations whose title, if they have none, is the beginning of their first message."""
     ids = [each.id for each in conversations]
     rows, _ = await list_summaries(service.store, ids=ids, show="all")
@@ -138,26 +129,19 @@ BreakdownRow = tuple[str, Figures, str]
 
 
 def build_breakdowns(
-    stats: Analytics, conversations: Sequence[ConversationStats]
+    stats: analytics.Analytics, conversations: Sequence[analytics.ConversationStats]
 ) -> dict[str, list[BreakdownRow]]:
     """Build the tables of models and conversations; the rows of each add up to its last row."""
     sums = _read_figures(stats, stats.requests.total, stats.requests.failed)
-    models = [
-        (
-            f"{each.provider}:{each.model or 'unknown'}",
-            _read_figures(each, each.requests, each.failed),
-            "",
-        )
-        for each in stats.models
-    ]
-    listed = [
-        (
-            each.title or each.id,
-            _read_figures(each, each.requests, each.failed),
-            f"/conversations/{quote(each.id, safe='')}",
-        )
-        for each in conversations
-    ]
+    models: list[BreakdownRow] = []
+    for each in stats.models:
+        name = f"{each.provider}:{each.model or 'unknown'}"
+        models.append((name, _read_figures(each, each.requests, each.failed), ""))
+    listed: list[BreakdownRow] = []
+    for each in conversations:
+        url = f"/conversations/{quote(each.id, safe='')}"
+        figures = _read_figures(each, each.requests, each.failed)
+        listed.append((each.title or each.id, figures, url))
     others = stats.requests.conversations - len(listed)
     if others > 0:
         columns = zip(sums, *(figures for _, figures, _ in listed), strict=True)
@@ -168,20 +152,22 @@ def build_breakdowns(
 
 
 def _read_figures(
-    stats: Analytics | ModelStats | ConversationStats, requests: int, failed: int
+    stats: analytics.Analytics | analytics.ModelStats | analytics.ConversationStats,
+    requests: int,
+    failed: int,
 ) -> Figures:
     tokens, cost = stats.tokens, stats.cost
     costs = (cost.dollars, cost.priced, cost.unpriced)
     return Figures(requests, failed, tokens.input, tokens.output, *costs)
 
 
-def read_process_counts() -> tuple[float | None, list[Count]]:
+def read_process_counts() -> tuple[float | None, list[analytics.Count]]:
     """Read the counters of this process: the mean time of planning, and tool calls by the source of their id."""
     metrics = snapshot()
     plans = metrics.get("responses_anchor_detection_duration_seconds", {}).values()
     times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
     calls = metrics.get("tool_call_ids_total", {}).items()
-    counts = [Count(labels[0][1], int(value)) for labels, (_, value) in calls]
+    counts = [analytics.Count(labels[0][1], int(value)) for labels, (_, value) in calls]
     return total / times if times else None, counts
 
 

@@ -15,18 +15,10 @@ from pydantic.json_schema import models_json_schema
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
-from kedge.errors import (
-    AnswerIncomplete,
-    EngineError,
-    HeadConflict,
-    KedgeError,
-    KeyReused,
-    NotInStore,
-    StoreError,
-)
+from kedge import errors
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
@@ -51,24 +43,20 @@ _ENCODED_SLASH = "\ufdd0"
 """The character that replaces an encoded slash while a path is matched; no text contains it."""
 
 
-class EncodedSlashMiddleware:
-    """Middleware for paths with an encoded slash (`%2F`), which is a part of an id and separates nothing."""
+class IdRoute(Route):
+    """A route whose path may have an encoded slash (`%2F`), which is a part of an id and separates nothing."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request, with its encoded slashes marked."""
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a path with its encoded slashes marked, and return them as slashes in the parameters."""
         raw = scope.get("raw_path") or b""
         if b"%2f" in raw.lower():
             path = re.sub("%2f", quote(_ENCODED_SLASH), raw.decode("latin-1"), flags=re.IGNORECASE)
             scope = {**scope, "path": unquote(path.partition("?")[0])}
-        await self._app(scope, receive, send)
-
-
-def get_path_text(request: Request, name: str) -> str:
-    """Return a parameter of the path of a request."""
-    return request.path_params[name].replace(_ENCODED_SLASH, "/")
+        match, found = super().matches(scope)
+        for name, value in found.get("path_params", {}).items():
+            if isinstance(value, str):
+                found["path_params"][name] = value.replace(_ENCODED_SLASH, "/")
+        return match, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +74,12 @@ class ApiCall:
     @property
     def id(self) -> str:
         """The id in the path."""
-        return self.path_text("id")
+        return self.path["id"]
 
-    def path_text(self, name: str) -> str:
-        """Return a path parameter."""
-        return get_path_text(self.request, name)
-
-    def path_int(self, name: str) -> int:
-        """Return a numeric path parameter."""
-        return self.request.path_params[name]
+    @property
+    def path(self) -> dict[str, Any]:
+        """The parameters in the path."""
+        return self.request.path_params
 
 
 Handler = Callable[..., Awaitable[BaseModel | Response]]
@@ -139,7 +124,7 @@ class Operation:
     @property
     def route(self) -> Route:
         """The route of the operation."""
-        return Route(self.path, self.endpoint, methods=[self.method])
+        return IdRoute(self.path, self.endpoint, methods=[self.method])
 
     async def endpoint(self, request: Request) -> Response:
         """Validate a request, run the handler and build the response."""
@@ -165,7 +150,7 @@ class RequestError(Exception):
         self.status, self.code = status, code
 
 
-REPORTED_ERRORS = (KedgeError, RequestError, ValidationError)
+REPORTED_ERRORS = (errors.KedgeError, RequestError, ValidationError)
 """Errors that are reported to the client."""
 
 
@@ -180,13 +165,17 @@ def map_error(error: Exception) -> tuple[int, str, str]:
     return status, code, str(error)
 
 
-_STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
-    (NotInStore, 404, "not_found"),
-    (HeadConflict, 409, "head_conflict"),
-    (KeyReused, 409, "key_reused"),
-    (StoreError, 503, "store"),
-    (AnswerIncomplete, 422, "incomplete"),  # for example because of the request's max_output_tokens
-    (EngineError, 502, "engine"),
+_STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (
+    (errors.NotInStore, 404, "not_found"),
+    (errors.HeadConflict, 409, "head_conflict"),
+    (errors.KeyReused, 409, "key_reused"),
+    (errors.StoreError, 503, "store"),
+    (
+        errors.AnswerIncomplete,
+        422,
+        "incomplete",
+    ),  # for example because of the request's max_output_tokens
+    (errors.EngineError, 502, "engine"),
 )
 
 

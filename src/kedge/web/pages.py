@@ -7,32 +7,17 @@ from urllib.parse import parse_qs, urlencode
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
 
 from kedge.errors import StoreError
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.server.sse import EventStreamResponse
-from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import list_labels
+from kedge.web import dashboard, security
 from kedge.web.api import read_attachment
-from kedge.web.dashboard import (
-    DEFAULT_RANGE,
-    RANGES,
-    build_dashboard,
-    iter_figures,
-    read_change_token,
-)
-from kedge.web.openapi import ApiCall, get_path_text, read_body
+from kedge.web.openapi import ApiCall, IdRoute, read_body
 from kedge.web.page_templates import render, render_page, serve_static
-from kedge.web.runs import find_chain, flush_requests, read_message
+from kedge.web.runs import flush_requests, load_request, read_message
 from kedge.web.schemas import ListQuery
-from kedge.web.security import (
-    SESSION_COOKIE,
-    SESSION_SECONDS,
-    LoginThrottle,
-    PageAuth,
-    read_session_cookie,
-)
 from kedge.web.send import list_known_workflows, load_known_workflow
 from kedge.web.service import get_service
 from kedge.workflows.roles import JUDGE_ROLE
@@ -84,7 +69,7 @@ async def conversation(request: Request) -> Response:
     """Render a conversation: its chain, and the path to the chosen response."""
     query, service = request.query_params, get_service(request)
     view = await service.load_view(
-        get_path_text(request, "id"),
+        request.path_params["id"],
         query.get("at", ""),
         frozenset(_parse_number(each) for each in query.getlist("unfold")),
         show_all="all" in query or "block" in query,
@@ -105,14 +90,14 @@ async def compare(request: Request) -> Response:
     """Render two branches side by side."""
     query = request.query_params
     view = await get_service(request).compare(
-        get_path_text(request, "id"), query.get("left", ""), query.get("right", "")
+        request.path_params["id"], query.get("left", ""), query.get("right", "")
     )
     return await render_page(request, "compare.html", here="conversations", view=view)
 
 
 async def plan(request: Request) -> Response:
     """Render the plan of one request, as a page or as a part of one."""
-    name, node = get_path_text(request, "id"), request.path_params["node"]
+    name, node = request.path_params["id"], request.path_params["node"]
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
@@ -121,23 +106,27 @@ async def plan(request: Request) -> Response:
     )
 
 
-async def dashboard(request: Request) -> Response:
+async def show_dashboard(request: Request) -> Response:
     """Render the dashboard."""
-    view = await build_dashboard(get_service(request), _read_range(request))
-    return await render_page(request, "dashboard.html", here="dashboard", view=view, ranges=RANGES)
+    view = await dashboard.build_dashboard(get_service(request), _read_range(request))
+    return await render_page(
+        request, "dashboard.html", here="dashboard", view=view, ranges=dashboard.RANGES
+    )
 
 
 async def stream_dashboard(request: Request) -> Response:
     """Stream the figures of the dashboard after every change."""
     service = get_service(request)
-    seen = request.query_params.get("seen") or await read_change_token(service)
-    figures = iter_figures(service, _read_range(request), seen, request.app.state.stopping)
+    seen = request.query_params.get("seen") or await dashboard.read_change_token(service)
+    figures = dashboard.iter_figures(
+        service, _read_range(request), seen, request.app.state.stopping
+    )
     return EventStreamResponse(figures)
 
 
 def _read_range(request: Request) -> str:
-    chosen = request.query_params.get("range", DEFAULT_RANGE)
-    return chosen if chosen in RANGES else DEFAULT_RANGE
+    chosen = request.query_params.get("range", dashboard.DEFAULT_RANGE)
+    return chosen if chosen in dashboard.RANGES else dashboard.DEFAULT_RANGE
 
 
 async def workflows(request: Request) -> Response:
@@ -151,7 +140,7 @@ async def workflows(request: Request) -> Response:
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    service, name = get_service(request), get_path_text(request, "id")
+    service, name = get_service(request), request.path_params["id"]
     loaded = await load_known_workflow(service, name)
     sides = [chain for chain in loaded.chains if chain.role != JUDGE_ROLE]
     return await render_page(
@@ -189,10 +178,7 @@ async def list_requests(request: Request) -> Response:
 
 async def show_request(request: Request) -> Response:
     """Render the plan of a request of another program, and its chain."""
-    await flush_requests(request)
-    store = get_service(request).store
-    row = await store.get_proxied(request.path_params["number"])
-    before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
+    row, before, after = await load_request(request, get_service(request).store)
     return await render_page(
         request,
         "request.html",
@@ -212,9 +198,9 @@ async def login(request: Request) -> Response:
 
 async def submit_login(request: Request) -> Response:
     """Check the token and start a session."""
-    auth: PageAuth = request.app.state.auth
+    auth: security.PageAuth = request.app.state.auth
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
-    throttle: LoginThrottle = request.app.state.login_throttle
+    throttle: security.LoginThrottle = request.app.state.login_throttle
     address = request.client.host if request.client else ""
     if wait := throttle.begin(address):
         problem = f"Too many failed attempts. Try again in {wait} seconds."
@@ -233,9 +219,9 @@ async def submit_login(request: Request) -> Response:
     throttle.forget(address)
     response = RedirectResponse("/", 303)
     response.set_cookie(
-        SESSION_COOKIE,
+        security.SESSION_COOKIE,
         session,
-        max_age=SESSION_SECONDS,
+        max_age=security.SESSION_SECONDS,
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -245,29 +231,29 @@ async def submit_login(request: Request) -> Response:
 
 async def log_out(request: Request) -> Response:
     """End the session of a browser."""
-    auth: PageAuth = request.app.state.auth
-    if session := read_session_cookie(request.headers):
+    auth: security.PageAuth = request.app.state.auth
+    if session := security.read_session_cookie(request.headers):
         await auth.log_out(session)
     response = RedirectResponse("/login", 303)
-    response.delete_cookie(SESSION_COOKIE)
+    response.delete_cookie(security.SESSION_COOKIE)
     return response
 
 
 ROUTES = [
-    Route("/", conversations),
-    Route("/conversations/{id}", conversation),
-    Route("/conversations/{id}/attachments/{block}/{index:number}", attachment),
-    Route("/conversations/{id}/compare", compare),
-    Route("/conversations/{id}/plans/{node:number}", plan),
-    Route("/dashboard", dashboard),
-    Route("/dashboard/live", stream_dashboard),
-    Route("/workflows", workflows),
-    Route("/workflows/{id}", workflow),
-    Route("/requests", list_requests),
-    Route("/requests/{number:number}", show_request),
-    Route("/login", login, methods=["GET"]),
-    Route("/login", submit_login, methods=["POST"]),
-    Route("/logout", log_out, methods=["POST"]),
-    Route("/static/{name}", serve_static),
+    IdRoute("/", conversations),
+    IdRoute("/conversations/{id}", conversation),
+    IdRoute("/conversations/{id}/attachments/{block}/{index:number}", attachment),
+    IdRoute("/conversations/{id}/compare", compare),
+    IdRoute("/conversations/{id}/plans/{node:number}", plan),
+    IdRoute("/dashboard", show_dashboard),
+    IdRoute("/dashboard/live", stream_dashboard),
+    IdRoute("/workflows", workflows),
+    IdRoute("/workflows/{id}", workflow),
+    IdRoute("/requests", list_requests),
+    IdRoute("/requests/{number:number}", show_request),
+    IdRoute("/login", login, methods=["GET"]),
+    IdRoute("/login", submit_login, methods=["POST"]),
+    IdRoute("/logout", log_out, methods=["POST"]),
+    IdRoute("/static/{name}", serve_static),
 ]
 """All pages; the documentation has the same list."""

@@ -28,14 +28,15 @@ from starlette.types import Scope
 
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import KedgeError, StoreError
+from kedge.events.fields import get_text, list_objects, read_conversation_id
 from kedge.observe import get_logger
-from kedge.practice.context import extract_text, last_user_text
+from kedge.practice.context import last_user_text
 from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RecordedRequest, log_failure
 from kedge.server.sse import FollowedLog
 from kedge.store import AccessToken, ConversationRow, ProxiedRequest, Store
-from kedge.store.proxied_requests import RequestRecorder
-from kedge.text.json_text import decode, encode
+from kedge.store.proxied_requests import MAX_PROXIED, RequestRecorder
+from kedge.text.json_text import decode_object, encode
 from kedge.turns import new_id
 from kedge.web.models import ModelSelector
 from kedge.web.transcript import summarize_text
@@ -320,7 +321,7 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     is_list = isinstance(input_items, list)
     sent = len(cast("list[Any]", input_items)) if is_list else int(input_items is not None)
     context = exchange.context or ()
-    anchor = _read_anchor(body)
+    anchor = get_text(body, "previous_response_id") or read_conversation_id(body) or ""
     stored = context[: max(len(context) - sent, 0)] if anchor else ()
     return ProxiedRequest(
         created_at=time.time(),
@@ -346,24 +347,8 @@ def _read_input(body: Mapping[str, Any]) -> Any:
 
 def read_message(request: ProxiedRequest) -> str:
     """Return the beginning of the newest user message of a request whose body is stored; empty if there is none."""
-    try:
-        body: Any = decode(request.request or b"{}")
-    except ValueError:
-        return ""
-    items = _read_input(cast("dict[str, Any]", body)) if isinstance(body, dict) else None
-    if not isinstance(items, list):
-        return summarize_text(extract_text(items))
-    objects = [each for each in cast("list[dict[str, Any]]", items) if type(each) is dict]
-    return summarize_text(last_user_text(objects))
-
-
-def _read_anchor(body: dict[str, Any]) -> str:
-    """Return the response or the conversation object that a request continues; empty if none."""
-    conversation = body.get("conversation")
-    if isinstance(conversation, dict):
-        conversation = cast("dict[str, Any]", conversation).get("id")
-    anchor: Any = body.get("previous_response_id") or conversation
-    return anchor if isinstance(anchor, str) else ""
+    items = _read_input(decode_object(request.request or b""))
+    return summarize_text(items if isinstance(items, str) else last_user_text(list_objects(items)))
 
 
 async def flush_requests(request: HTTPConnection) -> None:
@@ -371,6 +356,15 @@ async def flush_requests(request: HTTPConnection) -> None:
     recorder: RequestRecorder | None = request.app.state.recorder
     if recorder is not None:
         await recorder.flush()
+
+
+async def load_request(
+    request: HTTPConnection, store: Store
+) -> tuple[ProxiedRequest, list[ProxiedRequest], list[ProxiedRequest]]:
+    """Return the request whose number is in a path, those that it continues, and those that continue it."""
+    await flush_requests(request)
+    row = await store.get_proxied(request.path_params["number"])
+    return row, *find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
 
 
 def find_chain(

@@ -21,15 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
 
-from kedge.server.access import (
-    REVOKED,
-    SAFE_METHODS,
-    AccessPolicy,
-    Credentials,
-    FoundCaller,
-    Rejection,
-    read_bearer_token,
-)
+from kedge.server import access
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.store import AccessToken, Store, TokenRegistry
 
@@ -65,7 +57,7 @@ SESSION_KEY = "kedge.has_session"
 
 
 @dataclass(frozen=True, slots=True)
-class PageAuth(AccessPolicy):
+class PageAuth(access.AccessPolicy):
     """The access policy of the server, with sessions for browsers.
 
     A session of the server's own token is signed with this token. A session of a named token is a random
@@ -75,17 +67,17 @@ class PageAuth(AccessPolicy):
     registry: TokenRegistry | None = None
     clock: Callable[[], float] = time.time
 
-    async def find_sender(self, presented: Credentials) -> FoundCaller | None:
+    async def find_sender(self, presented: access.Credentials) -> access.FoundCaller | None:
         """Return who sent a request, by its token or its session."""
         # ``super()`` without arguments needs a class that is not replaced by one with slots.
-        if (found := await AccessPolicy.find_sender(self, presented)) is not None:
+        if (found := await access.AccessPolicy.find_sender(self, presented)) is not None:
             return found
         session, registry = presented.session, self.registry
         is_signed = self.is_signed_session(session)
         if is_signed and not (registry and await registry.is_ended(session)):
-            return FoundCaller(None, is_session=True)
+            return access.FoundCaller(None, is_session=True)
         caller = await registry.find_session(session) if registry else None
-        return None if caller is None else FoundCaller(caller, is_session=True)
+        return None if caller is None else access.FoundCaller(caller, is_session=True)
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
@@ -210,23 +202,23 @@ class PageFrontEnd(FrontEnd):
         (name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
     )
 
-    def read_credentials(self, scope: Scope) -> Credentials:
+    def read_credentials(self, scope: Scope) -> access.Credentials:
         """Read the bearer token and the cookie of a session."""
         session = read_session_cookie(Headers(scope=scope))
         scope[SESSION_KEY] = bool(session)
-        is_write = scope["method"] not in SAFE_METHODS
-        return Credentials(
-            read_bearer_token(scope),
+        is_write = scope["method"] not in access.SAFE_METHODS
+        return access.Credentials(
+            access.read_bearer_token(scope),
             session,
             needed="api" if scope["path"].startswith("/api/") else "page",
             is_public=scope["path"].startswith(PUBLIC_PATHS),
             checks_origin=is_write,
         )
 
-    def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
+    def build_rejection(self, scope: Scope, rejection: access.Rejection) -> Response:
         """Return an error of the API, or redirect a browser to the login."""
-        is_page = scope["method"] in SAFE_METHODS and not scope["path"].startswith("/api/")
-        if is_page and rejection.status == 401 and rejection is not REVOKED:
+        is_page = scope["method"] in access.SAFE_METHODS and not scope["path"].startswith("/api/")
+        if is_page and rejection.status == 401 and rejection is not access.REVOKED:
             return RedirectResponse("/login", 303)
         code, message = REJECTIONS[rejection.problem]
         return error_response(rejection.status, code, message or rejection.message)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from kedge import turns, workflows
 from kedge.conversation import ConversationStream
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore, StoreError
@@ -34,57 +35,19 @@ from kedge.middleware import two_phase
 from kedge.planning.explain import format_headline
 from kedge.store.tree import path_to, read_tree
 from kedge.text.display import HEALING_TEXTS, format_size
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    Part,
-    SystemBlock,
-    TextPart,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-    assistant,
-    file,
-    image,
-    system,
-    user,
-)
 from kedge.turns.attachments import split_data_url
+from kedge.web import schemas
 from kedge.web.openapi import RequestError
 from kedge.web.runs import TurnRun
-from kedge.web.schemas import (
-    FILE_TYPES,
-    IMAGE_TYPES,
-    MAX_ATTACHMENT_BYTES,
-    BlockEdit,
-    NewAttachment,
-    NewResume,
-    NewTurn,
-    NewWorkflow,
-    RequestSettings,
-)
 from kedge.web.service import EDITED_KEY, ConversationService, OpenConversation, read_instructions
 from kedge.web.shapes import EditShape, WorkflowShape, shape_plan, shape_reply
 from kedge.web.transcript import iter_block_ranges
-from kedge.workflows import (
-    ModelJudge,
-    Side,
-    Step,
-    Workflow,
-    debate,
-    list_workflows,
-    load_workflow,
-    refine,
-    steps,
-)
 from kedge.workflows.roles import new_workflow_id
 
 OpenStream = Callable[[], ConversationStream]
 
 
-async def start_turn(service: ConversationService, name: str, body: NewTurn) -> TurnRun:
+async def start_turn(service: ConversationService, name: str, body: schemas.NewTurn) -> TurnRun:
     """Start a run that sends a message; the head moves when the answer arrives, so a failed turn does not change it.
 
     Raises:
@@ -97,7 +60,7 @@ async def start_turn(service: ConversationService, name: str, body: NewTurn) -> 
     check_head(opened, body.head)
     options = {"key": body.key, **_build_options(body, opened)}
     node, keep = opened.node if at else None, None
-    blocks: list[Block] = [user([body.text, *parts])]
+    blocks: list[turns.Block] = [turns.user([body.text, *parts])]
     if body.edit is not None:
         edit = partial(_edit_user_block, text=body.text, added=parts)
         blocks, node, keep = await _edit_question(service, opened, body.edit, edit)
@@ -105,7 +68,7 @@ async def start_turn(service: ConversationService, name: str, body: NewTurn) -> 
     return _start_run(service, opened, stream, body.text, node)
 
 
-async def start_resume(service: ConversationService, name: str, body: NewResume) -> TurnRun:
+async def start_resume(service: ConversationService, name: str, body: schemas.NewResume) -> TurnRun:
     """Start a run that sends a stored question again.
 
     Raises:
@@ -122,7 +85,9 @@ async def start_resume(service: ConversationService, name: str, body: NewResume)
     return _start_run(service, opened, stream, text, question.parent, body.node)
 
 
-def _build_options(settings: NewTurn | NewResume, opened: OpenConversation) -> dict[str, Any]:
+def _build_options(
+    settings: schemas.NewTurn | schemas.NewResume, opened: OpenConversation
+) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
     members = {"reasoning", "temperature", "top_p", "max_output_tokens"}
     options = settings.model_dump(include=members, exclude_none=True)
@@ -132,20 +97,20 @@ def _build_options(settings: NewTurn | NewResume, opened: OpenConversation) -> d
     return {"streaming": settings.stream, **given, **opened.options}
 
 
-def _build_middleware(settings: RequestSettings) -> tuple[Middleware, ...]:
+def _build_middleware(settings: schemas.RequestSettings) -> tuple[Middleware, ...]:
     text = settings.system
     if text is None:
         return ()
     return (two_phase(lambda turn: _replace_instructions(turn, text), name="settings"),)
 
 
-def _replace_instructions(turn: Turn, text: str) -> Turn:
+def _replace_instructions(turn: turns.Turn, text: str) -> turns.Turn:
     """Replace the leading system text of a Turn; no digest includes it, so anchors remain valid."""
     if read_instructions(turn.blocks) == text:
         return turn
     for block in turn.leading:
         turn = turn.remove(block.id)
-    return turn.insert(0, system(text)) if text else turn
+    return turn.insert(0, turns.system(text)) if text else turn
 
 
 def check_head(opened: OpenConversation, head: int | None) -> None:
@@ -164,8 +129,8 @@ async def _edit_question(
     service: ConversationService,
     opened: OpenConversation,
     block_id: str,
-    edit: Callable[[Block], Block],
-) -> tuple[list[Block], int, int | None]:
+    edit: Callable[[turns.Block], turns.Block],
+) -> tuple[list[turns.Block], int, int | None]:
     """Return an edited question, the node to continue from, and the number of its blocks that remain.
 
     A question that was appended by a node is sent again after the node before it, with its other
@@ -184,31 +149,36 @@ async def _edit_question(
     raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
 
 
-def _edit_user_block(block: Block, text: str, added: Sequence[Part] = ()) -> Block:
+def _edit_user_block(
+    block: turns.Block, text: str, added: Sequence[turns.Part] = ()
+) -> turns.Block:
     """Replace the text of a user block that is sent again; images and files are retained."""
-    if not isinstance(block, UserBlock):
+    if not isinstance(block, turns.UserBlock):
         raise InvalidSetting("only user messages can be edited and sent again")
     return _replace_text(block, text, added, {**block.metadata, EDITED_KEY: block.id})
 
 
 def _replace_text(
-    block: Block, text: str, added: Sequence[Part] = (), metadata: Mapping[str, Any] | None = None
-) -> Block:
+    block: turns.Block,
+    text: str,
+    added: Sequence[turns.Part] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> turns.Block:
     match block:
-        case UserBlock():
-            rest = (part for part in block.parts if not isinstance(part, TextPart))
-            return user([TextPart(text), *rest, *added], metadata=metadata or {})
-        case AssistantBlock():
-            return assistant(text)
-        case SystemBlock():
-            return system(text, role=block.role)
+        case turns.UserBlock():
+            rest = (part for part in block.parts if not isinstance(part, turns.TextPart))
+            return turns.user([turns.TextPart(text), *rest, *added], metadata=metadata or {})
+        case turns.AssistantBlock():
+            return turns.assistant(text)
+        case turns.SystemBlock():
+            return turns.system(text, role=block.role)
         case _:
             raise InvalidSetting(
                 "only messages of the user, the model and the system can be edited"
             )
 
 
-async def edit_block(service: ConversationService, name: str, body: BlockEdit) -> EditShape:
+async def edit_block(service: ConversationService, name: str, body: schemas.BlockEdit) -> EditShape:
     """Replace the text of a block on the path to the head; nothing is sent.
 
     Raises:
@@ -298,42 +268,43 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
             return None
 
 
-def parse_attachment(attachment: NewAttachment) -> Part:
+def parse_attachment(attachment: schemas.NewAttachment) -> turns.Part:
     """Convert an attachment to a part of a message.
 
     Raises:
         InvalidSetting: It is not a data URL, too large, or of a type that is not accepted.
     """
     media_type, content = _parse_data_url(attachment.data)
-    if len(content) > MAX_ATTACHMENT_BYTES:
-        raise InvalidSetting(f"an attachment is limited to {MAX_ATTACHMENT_BYTES:,} bytes")
-    if media_type in IMAGE_TYPES:
-        return image(content, media_type=media_type)
-    if media_type in FILE_TYPES:
-        return file(content, media_type=media_type, filename=attachment.filename or "attachment")
-    accepted = ", ".join((*IMAGE_TYPES, *FILE_TYPES))
+    if len(content) > schemas.MAX_ATTACHMENT_BYTES:
+        raise InvalidSetting(f"an attachment is limited to {schemas.MAX_ATTACHMENT_BYTES:,} bytes")
+    if media_type in schemas.IMAGE_TYPES:
+        return turns.image(content, media_type=media_type)
+    if media_type in schemas.FILE_TYPES:
+        return turns.file(
+            content, media_type=media_type, filename=attachment.filename or "attachment"
+        )
+    accepted = ", ".join((*schemas.IMAGE_TYPES, *schemas.FILE_TYPES))
     raise InvalidSetting(f"attachments of type {media_type!r} are not accepted; use {accepted}")
 
 
-def serve_attachment(blocks: Sequence[Block], block_id: str, index: int) -> Response:
+def serve_attachment(blocks: Sequence[turns.Block], block_id: str, index: int) -> Response:
     """Return the content of an attachment: an image to show, or a file to download.
 
     Raises:
         NotInStore: There is no such attachment, or its content is not stored here.
     """
     block = next((block for block in blocks if block.id == block_id), None)
-    parts = block.parts if isinstance(block, UserBlock | ToolResultBlock) else ()
+    parts = block.parts if isinstance(block, turns.UserBlock | turns.ToolResultBlock) else ()
     part = parts[index] if index < len(parts) else None
     match part:
-        case ImagePart(url=url) if url.startswith("data:"):
-            media_type, content = _parse_data_url(url)
-            headers = {}
-        case FilePart(data=data) if data:
-            media_type, content = _parse_data_url(data)
+        case turns.ImagePart(url=url) if url.startswith("data:"):
+            data, headers = url, dict[str, str]()
+        case turns.FilePart(data=data) if data:
             headers = {"content-disposition": format_disposition(part.filename or "attachment")}
         case _:
             raise NotInStore(f"there is no attachment {index} in block {block_id!r}")
-    if media_type not in (*IMAGE_TYPES, *FILE_TYPES):
+    media_type, content = _parse_data_url(data)
+    if media_type not in (*schemas.IMAGE_TYPES, *schemas.FILE_TYPES):
         media_type = "application/octet-stream"
     return Response(
         content,
@@ -362,7 +333,7 @@ MAX_WORKFLOWS = 200
 """The maximum number of workflows in a list."""
 
 
-async def start_workflow(service: ConversationService, body: NewWorkflow) -> TurnRun:
+async def start_workflow(service: ConversationService, body: schemas.NewWorkflow) -> TurnRun:
     """Start a workflow, and return when it is stored.
 
     Raises:
@@ -392,56 +363,58 @@ async def start_workflow(service: ConversationService, body: NewWorkflow) -> Tur
     return run
 
 
-def check_workflow(body: NewWorkflow) -> None:
+def check_workflow(body: schemas.NewWorkflow) -> None:
     """Raise ``InvalidWorkflow`` for a workflow that cannot run."""
+    required = {"question": "", "rubric": "; describe how the answers are judged"}
     if body.kind == "steps":
-        if not body.steps:
-            raise InvalidWorkflow("steps: 'steps' is missing; add at least one step")
-        return
-    if not body.question:
-        raise InvalidWorkflow(f"{body.kind}: 'question' is missing")
-    if not body.rubric:
-        raise InvalidWorkflow(
-            f"{body.kind}: 'rubric' is missing; describe how the answers are judged"
-        )
+        required = {"steps": "; add at least one step"}
+    for name, advice in required.items():
+        if not getattr(body, name):
+            raise InvalidWorkflow(f"{body.kind}: {name!r} is missing{advice}")
     if body.kind == "debate" and len(body.sides) < 2:
         raise InvalidWorkflow("debate: 'sides' needs at least two participants")
 
 
 def _build_workflow(
-    service: ConversationService, body: NewWorkflow, workflow: str, on_event: Any
+    service: ConversationService, body: schemas.NewWorkflow, workflow: str, on_event: Any
 ) -> Awaitable[Any]:
     models = service.models
     engine = models.engine_for(body.model)
     common: dict[str, Any] = {"store": service.store, "workflow": workflow, "on_event": on_event}
-    judge = ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
+    judge = workflows.ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
     match body.kind:
         case "refine":
-            return refine(body.question, judge=judge, engine=engine, rounds=body.rounds, **common)
+            return workflows.refine(
+                body.question, judge=judge, engine=engine, rounds=body.rounds, **common
+            )
         case "debate":
             sides = [
-                Side(each.name, models.engine_for(each.model or body.model), each.brief)
+                workflows.Side(each.name, models.engine_for(each.model or body.model), each.brief)
                 for each in body.sides
             ]
-            return debate(body.question, sides, judge=judge, rounds=body.rounds, **common)
+            return workflows.debate(body.question, sides, judge=judge, rounds=body.rounds, **common)
         case "steps":
-            return steps(
-                [Step(each.name, each.prompt) for each in body.steps], engine=engine, **common
+            return workflows.steps(
+                [workflows.Step(each.name, each.prompt) for each in body.steps],
+                engine=engine,
+                **common,
             )
 
 
-async def list_known_workflows(service: ConversationService) -> list[Workflow]:
+async def list_known_workflows(service: ConversationService) -> list[workflows.Workflow]:
     """List the newest workflows, the most recently changed first."""
-    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
+    rows = await workflows.list_workflows(service.store, limit=MAX_WORKFLOWS)
     return [_mark_interrupted(service, row) for row in rows]
 
 
-async def load_known_workflow(service: ConversationService, name: str) -> Workflow:
+async def load_known_workflow(service: ConversationService, name: str) -> workflows.Workflow:
     """Load a workflow."""
-    return _mark_interrupted(service, await load_workflow(service.store, name))
+    return _mark_interrupted(service, await workflows.load_workflow(service.store, name))
 
 
-def _mark_interrupted(service: ConversationService, workflow: Workflow) -> Workflow:
+def _mark_interrupted(
+    service: ConversationService, workflow: workflows.Workflow
+) -> workflows.Workflow:
     """Return a workflow with its status; one that is not running here any more is interrupted."""
     is_over = workflow.status == "running" and not service.runs.list(workflow.id)
     return replace(workflow, status="interrupted") if is_over else workflow
@@ -459,7 +432,7 @@ def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
     return runs[0]
 
 
-def to_workflow_shape(workflow: Workflow) -> WorkflowShape:
+def to_workflow_shape(workflow: workflows.Workflow) -> WorkflowShape:
     """Convert a workflow to its API form."""
     conversations = {chain.role: chain.conversation for chain in workflow.chains}
     return WorkflowShape.of(workflow, conversations=conversations)

@@ -18,24 +18,8 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.server.access import CALLER_KEY
-from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, Store
-from kedge.store.summaries import (
-    ConversationSummary,
-    find_by_title,
-    list_summaries,
-    load_attached,
-    load_exchanges,
-)
-from kedge.store.tree import (
-    ResponseGraph,
-    StoredTree,
-    Totals,
-    build_response_graph,
-    compute_layout,
-    path_to,
-    read_tree,
-    response_totals,
-)
+from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, Store, summaries
+from kedge.store import tree as trees
 from kedge.turns import Block, SystemBlock
 from kedge.web.models import ModelSelector
 from kedge.web.plan_card import (
@@ -73,7 +57,7 @@ class OpenConversation:
     """A conversation with its tree, the position to continue from, and the model that answers there."""
 
     conversation: Conversation
-    tree: StoredTree
+    tree: trees.StoredTree
     node: int
     options: Mapping[str, Any]
     """The options of every request."""
@@ -93,7 +77,7 @@ class ConversationService:
 
     async def find(
         self, query: ListQuery
-    ) -> tuple[list[ConversationSummary], int, dict[str, list[Hit]]]:
+    ) -> tuple[list[summaries.ConversationSummary], int, dict[str, list[Hit]]]:
         """Return a page of conversations, without those that are about to be deleted.
 
         Returns:
@@ -103,14 +87,14 @@ class ConversationService:
         if query.q.strip():
             for hit in await self.store.search(query.q, tag=query.tag, limit=MAX_HITS):
                 hits.setdefault(hit.conversation, []).append(hit)
-            by_title = await find_by_title(self.store, query.q.strip(), MAX_HITS)
+            by_title = await summaries.find_by_title(self.store, query.q.strip(), MAX_HITS)
             only = list(dict.fromkeys([*by_title, *hits]))
-        rows, total = await list_summaries(
+        rows, total = await summaries.list_summaries(
             self.store, ids=only, started=True, **query.model_dump(exclude={"q"})
         )
         return rows, total, hits
 
-    def status(self, summary: ConversationSummary) -> str:
+    def status(self, summary: summaries.ConversationSummary) -> str:
         """Return the status of a conversation in a list."""
         if self.runs.list(summary.row.id):
             return "running"
@@ -160,11 +144,11 @@ class ConversationService:
                 node below ``at``.
         """
         row, tree = await self._read_tree(name)
-        chain = build_response_graph(tree, self.clock())
+        chain = trees.build_response_graph(tree, self.clock())
         node = (await self.store.find_node(row, at)).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
-        loaded, nodes = await self.store.load(row, node), path_to(tree, node)
+        loaded, nodes = await self.store.load(row, node), trees.path_to(tree, node)
         blocks = loaded.blocks
         messages = MessageViews(blocks, await self._load_previous_texts(row, nodes, blocks))
         exchanges, ranges = split_exchanges(nodes, messages, tree.responses)
@@ -174,7 +158,7 @@ class ConversationService:
         pending = find_pending(nodes, ranges, messages)
         runs, summary = self.runs.list(row.id), await self.summarize(row)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
-        layout = compute_layout(chain.nodes, chosen, unfold)
+        layout = trees.compute_layout(chain.nodes, chosen, unfold)
         unanswered = await self._load_unanswered(row, tree, node, runs)
         return {
             "row": row,
@@ -202,17 +186,19 @@ class ConversationService:
             "runs": [each.id for each in runs],
         }
 
-    async def _read_tree(self, name: str) -> tuple[ConversationRow, StoredTree]:
+    async def _read_tree(self, name: str) -> tuple[ConversationRow, trees.StoredTree]:
         row = await self.store.conversation(name)
-        return row, await read_tree(self.store, row)
+        return row, await trees.read_tree(self.store, row)
 
-    async def summarize(self, row: ConversationRow) -> ConversationSummary:
+    async def summarize(self, row: ConversationRow) -> summaries.ConversationSummary:
         """Return a conversation with its totals."""
-        summaries, _ = await list_summaries(self.store, ids=[row.id], show="all", scheduled=True)
-        return summaries[0]
+        found, _ = await summaries.list_summaries(
+            self.store, ids=[row.id], show="all", scheduled=True
+        )
+        return found[0]
 
     async def _find_view_of(
-        self, row: ConversationRow, tree: StoredTree, node: int, block: str
+        self, row: ConversationRow, tree: trees.StoredTree, node: int, block: str
     ) -> int:
         """Return a node whose path contains a block."""
         if any(each.id == block for each in (await self.store.load(row)).blocks):
@@ -224,7 +210,7 @@ class ConversationService:
         return max(below)
 
     async def _load_unanswered(
-        self, row: ConversationRow, tree: StoredTree, node: int, runs: Sequence[TurnRun]
+        self, row: ConversationRow, tree: trees.StoredTree, node: int, runs: Sequence[TurnRun]
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
         exchanges: list[ExchangeView] = []
@@ -232,7 +218,7 @@ class ConversationService:
             question = each.question.id
             if question == node or any(run.has_asked(question) for run in runs):
                 continue
-            path = path_to(tree, each.end.id)
+            path = trees.path_to(tree, each.end.id)
             messages = MessageViews((await self.store.load(row, each.end.id)).blocks)
             found, ranges = split_exchanges(path, messages, tree.responses)
             exchanges += [exchange for exchange in found if exchange.question == question]
@@ -245,7 +231,7 @@ class ConversationService:
     async def compare(self, name: str, left: str, right: str) -> dict[str, Any]:
         """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
-        chain = build_response_graph(tree, self.clock())
+        chain = trees.build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1])
@@ -269,7 +255,7 @@ class ConversationService:
         for block in blocks:
             edited = block.metadata.get(EDITED_KEY)
             if isinstance(edited, str):
-                old = await load_attached(self.store, row, edited)
+                old = await summaries.load_attached(self.store, row, edited)
                 texts[block.id] = block_text(old[-1]) if old else ""
         parents = {node.id: node for node in path}
         edits = [node for node in path if node.kind == "edited" and node.parent in parents]
@@ -287,13 +273,13 @@ class ConversationService:
             raise NotInStore(f"node {node} of this conversation was not created by a request")
         turn = (await self.store.load(row, response.parent)).turn()
         changed = await self._describe_change(row, tree, response, turn.blocks)
-        exchanges = await load_exchanges(self.store, node)
+        exchanges = await summaries.load_exchanges(self.store, node)
         return PlanCard(response, mark_blocks(turn.body, response), exchanges, changed)
 
     async def _describe_change(
         self,
         row: ConversationRow,
-        tree: StoredTree,
+        tree: trees.StoredTree,
         response: RequestRecord,
         blocks: Sequence[Block],
     ) -> str:
@@ -329,22 +315,22 @@ def read_instructions(blocks: Sequence[Block]) -> str:
     return "\n\n".join(block.text for block in leading if isinstance(block, SystemBlock))
 
 
-def _name_conversation(summary: ConversationSummary) -> str:
+def _name_conversation(summary: summaries.ConversationSummary) -> str:
     """Return the title of a conversation, or the beginning of its first message."""
     return summary.row.title or summary.first_words or "New conversation"
 
 
-def _node_label(chain: ResponseGraph, chosen: int) -> str:
+def _node_label(chain: trees.ResponseGraph, chosen: int) -> str:
     return next((node.label for node in chain.nodes if node.id == chosen), "")
 
 
-def _own_totals(tree: StoredTree, end: int, other: int) -> Totals:
+def _own_totals(tree: trees.StoredTree, end: int, other: int) -> trees.Totals:
     """Return the totals of the responses that are on one path and not on the other."""
-    shared = {node.id for node in path_to(tree, other)}
+    shared = {node.id for node in trees.path_to(tree, other)}
     responses = (
-        tree.responses.get(each.id) for each in path_to(tree, end) if each.id not in shared
+        tree.responses.get(each.id) for each in trees.path_to(tree, end) if each.id not in shared
     )
-    return sum((response_totals(each) for each in responses if each), Totals())
+    return sum((trees.response_totals(each) for each in responses if each), trees.Totals())
 
 
 class UserServices:

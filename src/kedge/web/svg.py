@@ -21,6 +21,8 @@ from kedge.store.tree import GraphNode, Layout, LayoutEdge, LayoutRow, Mark
 WIDTH, HEIGHT = 600, 140
 SERIES_STYLES = ("solid", "hollow", "dashed")
 """The style classes of the first, second and third series."""
+Series = dict[str, Sequence[float | None]]
+"""The values of each series, ``None`` for no value."""
 ValueFormatter = Callable[[float], str]
 Bar = tuple[str, str, tuple[float, float, float, float]]
 """The style of a bar, what it shows, and its box."""
@@ -35,18 +37,15 @@ class Chart:
     format_value: ValueFormatter = "{:,.0f}".format
     kind: Literal["bars", "lines"] = "bars"
     labels: Sequence[str] = ()
-    series: Mapping[str, Sequence[float | None]] = field(
-        default_factory=dict[str, Sequence[float | None]]
-    )
+    series: Mapping[str, Sequence[float | None]] = field(default_factory=Series)
 
     @property
     def maximum(self) -> float:
         """A round maximum of the axis; bars are stacked, lines are not. It is 0 without values."""
         columns = zip(*self.series.values(), strict=True)
         combine = sum if self.kind == "bars" else max
-        return _round_up(
-            max((combine(value or 0 for value in column) for column in columns), default=0)
-        )
+        heights = (combine(value or 0 for value in column) for column in columns)
+        return _round_up(max(heights, default=0))
 
     @property
     def description(self) -> str:

@@ -14,30 +14,13 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from kedge import turns
 from kedge.security.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import WORD, Query, fold_text
 from kedge.text.json_text import encode_indented
 from kedge.tools import OUTCOME_KEY
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaqueBlock,
-    OpaquePart,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    UnknownBlock,
-    UserBlock,
-    dump_block,
-)
 from kedge.turns.frozen_json import thaw
 from kedge.web.schemas import IMAGE_TYPES
 
@@ -89,10 +72,12 @@ class MessageViews:
         previous: The texts of edited blocks before their edit, by block id.
     """
 
-    def __init__(self, blocks: Sequence[Block], previous: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, blocks: Sequence[turns.Block], previous: Mapping[str, str] | None = None
+    ) -> None:
         self.blocks = blocks
         self._previous = previous or {}
-        calls = (block for block in blocks if isinstance(block, ToolCallBlock))
+        calls = (block for block in blocks if isinstance(block, turns.ToolCallBlock))
         self._names = {block.call_id: block.name for block in calls}
 
     def render(
@@ -174,8 +159,8 @@ def split_exchanges(
     ) -> None:
         has_progress = any(each.kind == "results" for each, _, _ in ranges)
         created_at, asked = row.created_at or node.created_at, tuple(ranges)
-        view = ExchangeView(messages, row.node, row, asked, answered, created_at, before, question)
-        done.append(replace(view, status=row.status, has_progress=has_progress))
+        blocks = (asked, answered, created_at, before, question, row.status, has_progress)
+        done.append(ExchangeView(messages, row.node, row, *blocks))
         ranges.clear()
 
     for node, start, stop in iter_block_ranges(path):
@@ -208,9 +193,8 @@ def find_pending(
     end = path[-1]
     if question is None or end.kind not in ("asked", "results"):
         return None
-    view = ExchangeView(messages, end.id, None, tuple(ranges), (0, 0), end.created_at)
-    has_progress = end.kind == "results"
-    return replace(view, before=question.parent, question=question.id, has_progress=has_progress)
+    asked = (tuple(ranges), (0, 0), end.created_at, question.parent, question.id)
+    return ExchangeView(messages, end.id, None, *asked, has_progress=end.kind == "results")
 
 
 def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
@@ -224,24 +208,24 @@ def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
         yield node, min(node.kept, stop), stop
 
 
-def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
+def _render_block(block: turns.Block, names: Mapping[str, str]) -> MessageView:
     match block:
-        case UserBlock():
+        case turns.UserBlock():
             return _render_text(block, "You", block.text, block.parts)
-        case AssistantBlock():
+        case turns.AssistantBlock():
             view = _render_text(block, "Assistant", block.text, block.parts)
             return replace(view, tags=(*view.tags, "refused")) if block.refusal else view
-        case SystemBlock():
+        case turns.SystemBlock():
             title = "Developer" if block.role == "developer" else "System"
             return _render_text(block, title, block.text, ())
-        case ReasoningBlock():
+        case turns.ReasoningBlock():
             return _render_reasoning(block)
-        case ToolCallBlock():
+        case turns.ToolCallBlock():
             text = indent_json(block.arguments)
             return MessageView(
                 block.id, "tool_call", block.name, text=text, hint=summarize_text(block.arguments)
             )
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             name = names.get(block.call_id, block.call_id)
             outcome = str(block.metadata.get(OUTCOME_KEY, "ok"))
             return MessageView(
@@ -253,16 +237,18 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
                 images=tuple(_render_parts(block, block.parts)),
                 tags=_OUTCOME_TAGS.get(outcome, ("failed",)),
             )
-        case OpaqueBlock():
+        case turns.OpaqueBlock():
             text = encode_indented(thaw(block.item))
             return MessageView(block.id, "opaque", block.type, text=text, hint="stored unchanged")
-        case UnknownBlock():
-            text = encode_indented(dump_block(block))
+        case turns.UnknownBlock():
+            text = encode_indented(turns.dump_block(block))
             return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)
 
 
-def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> MessageView:
-    refusals = [part.text for part in parts if isinstance(part, RefusalPart)]
+def _render_text(
+    block: turns.Block, title: str, text: str, parts: Sequence[turns.Part]
+) -> MessageView:
+    refusals = [part.text for part in parts if isinstance(part, turns.RefusalPart)]
     complete = "\n\n".join([text, *refusals]) if refusals else text
     origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
     return MessageView(
@@ -276,7 +262,7 @@ def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> 
     )
 
 
-def _render_reasoning(block: ReasoningBlock) -> MessageView:
+def _render_reasoning(block: turns.ReasoningBlock) -> MessageView:
     text = "\n\n".join((*block.summary, *block.texts))
     if not text:
         text = "*The provider does not show the reasoning of the model.*"
@@ -286,19 +272,19 @@ def _render_reasoning(block: ReasoningBlock) -> MessageView:
     return MessageView(block.id, "reasoning", "Reasoning", text, text, note)
 
 
-def _render_parts(block: Block, parts: Sequence[Part]) -> Iterator[Attachment]:
+def _render_parts(block: turns.Block, parts: Sequence[turns.Part]) -> Iterator[Attachment]:
     for index, part in enumerate(parts):
         stored = f"attachments/{quote(block.id, safe='')}/{index}"
         match part:
-            case ImagePart():
+            case turns.ImagePart():
                 yield _render_image("Image", part.url or part.file_id, stored)
-            case FilePart():
+            case turns.FilePart():
                 name = part.filename or part.file_id or "without a name"
                 link = part.url if is_safe_link(part.url) else ""
                 yield Attachment(f"File: {name}", link=link, stored=stored if part.data else "")
-            case OpaquePart():
+            case turns.OpaquePart():
                 yield Attachment(f"A part of type {part.content.get('type', 'unknown')}")
-            case TextPart() | RefusalPart():
+            case turns.TextPart() | turns.RefusalPart():
                 continue
             case _:
                 assert_never(part)
