@@ -4,16 +4,16 @@
 imports its module (``kedge.cli.<name>``, attribute ``command``) when it is called.
 """
 
+import os
 import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem
 
 COMMANDS: dict[str, str] = {
     "chat": "Chat with a model; see what was sent, and why.",
@@ -130,10 +130,8 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
-        from click.shell_completion import CompletionItem
-
         found = [
             CompletionItem(name, help=line)
             for name, line in COMMANDS.items()
@@ -144,8 +142,6 @@ class LazyGroup(click.Group):
 
 def choose_color() -> bool | None:
     """Return False if ``NO_COLOR`` disables color, else None: click disables it outside of terminals."""
-    import os
-
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -164,23 +160,15 @@ def group(ctx: click.Context, verbose: int) -> None:
     ctx.meta["kedge.verbose"] = verbose
 
 
-def main(arguments: "Sequence[str] | None" = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script; after Ctrl-C, do not wait for functions that tools run in threads."""
     try:
         group.main(arguments)
     except SystemExit as end:
-        if end.code == INTERRUPTED_EXIT_CODE and _has_blocked_threads():
-            import os
-            from contextlib import suppress
-
+        # A function in a thread of anyio, which ends its idle threads, is still running.
+        is_blocked = any(each.name.startswith("AnyIO") for each in threading.enumerate())
+        if end.code == INTERRUPTED_EXIT_CODE and is_blocked:
             with suppress(OSError):
                 sys.stdout.flush()
             os._exit(INTERRUPTED_EXIT_CODE)
         raise
-
-
-def _has_blocked_threads() -> bool:
-    """Return whether a function in a thread of anyio, which ends its idle threads, is still running."""
-    from threading import enumerate as list_threads
-
-    return any(thread.name.startswith("AnyIO") for thread in list_threads())

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import IO, Any, TypeVar, cast
 
 import click
@@ -105,8 +107,6 @@ def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
     width = _terminal_width(sys.stderr if err else sys.stdout)
     if not width:
         return text
-    from textwrap import wrap
-
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     options |= {"subsequent_indent": indent, "replace_whitespace": False, "drop_whitespace": True}
     lines = [wrap(line, max(width, 20), **options) or [""] for line in text.split("\n")]
@@ -233,8 +233,6 @@ def _terminal_width(stream: IO[str] | None = None) -> int:
     """Return the width of the terminal, or 0 if there is none."""
     if not (stream or sys.stdout).isatty():
         return 0
-    from shutil import get_terminal_size
-
     return get_terminal_size().columns
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -67,8 +67,7 @@ def command(
         raise click.UsageError("--mcp is for --runner asyncio: workers do not start MCP servers")
 
     async def work(on_progress: ProgressCallback) -> Summary:
-        async with AsyncExitStack() as stack:
-            boxes = await open_mcp_servers(mcp_servers, stack)
+        async with open_mcp_servers(mcp_servers) as boxes:
             lines: Runner = AsyncioRunner(tools=boxes)
             if runner == "dbos":
                 from kedge.batch.dbos_runner import DbosRunner

@@ -22,7 +22,7 @@ from kedge.cli.base import (
     wrap_text,
 )
 from kedge.cli.chat_tools import mcp_option
-from kedge.cli.store_options import MODEL_HELP, complete_names, parse_duration, store_option
+from kedge.cli.store_options import MODEL_HELP, complete_names, duration_option, store_option
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
 
@@ -48,11 +48,8 @@ ATTACH_HELP = 'Attach a file to the first message; "-" is the standard input.'
     shell_complete=complete_names,
     help="Store the conversation under this name, or continue it.",
 )
-@click.option(
-    "--ttl",
-    type=parse_duration,
-    metavar="DURATION",
-    help="Let the conversation expire this long after its last change, such as 30d.",
+@duration_option(
+    "--ttl", "Let the conversation expire this long after its last change, such as 30d."
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
 @repeated_option("--attach", "attachments", "FILE|URL", ATTACH_HELP, "-a")
@@ -93,15 +90,15 @@ def command(
         raise click.BadParameter("the message is empty", param_hint="MESSAGE")
     if conversation is not None and not conversation.strip():
         raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
-    is_model_given = get_setting("model").source == "flag"
-    if is_model_given and not options["model"].strip():
+    if get_setting("model").source != "flag":
+        options["model"] = None
+    elif not options["model"].strip():
         raise click.BadParameter("it is empty; name a model, or omit it", param_hint="--model")
     run_chat(
         ChatOptions(
             **options,
             message=(message or "").strip(),
             attachments=attachments,
-            is_model_given=is_model_given,
             name=conversation or "",
             save=not no_save,
         )
@@ -153,30 +150,24 @@ def attach_file(source: str) -> "Part":
     Raises:
         InvalidTurn: If the file cannot be read, is too large, or is neither text nor of a known type.
     """
-    from kedge.turns import TextPart
-    from kedge.turns.attachments import (
-        AUDIO_FORMATS,
-        MAX_FILE_BYTES,
-        audio,
-        detect_media_type,
-        file,
-        image,
-        read_file,
-    )
+    from kedge.turns import TextPart, attachments, file, image
 
     if source.startswith(("https://", "http://")):
         media_type, _ = mimetypes.guess_type(source.partition("?")[0])
         return image(source) if (media_type or "").startswith("image/") else file(source)
-    path = Path("standard input" if source == "-" else source).expanduser()
-    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if source == "-" else read_file(path)
-    if len(content) > MAX_FILE_BYTES:
-        raise InvalidTurn(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
+    path, most = Path(source).expanduser(), attachments.MAX_FILE_BYTES
+    if source == "-":
+        path, content = Path("standard input"), sys.stdin.buffer.read(most + 1)
+    else:
+        content = attachments.read_file(path)
+    if len(content) > most:
+        raise InvalidTurn(f"{path} has more than {most:,} bytes")
     named_type, _ = mimetypes.guess_type(path.name, strict=False)
-    media_type = detect_media_type(content) or named_type or ""
+    media_type = attachments.detect_media_type(content) or named_type or ""
     if media_type.startswith("image/") and media_type != "image/svg+xml":
         return image(content, media_type=media_type)
-    if media_type in AUDIO_FORMATS:
-        return audio(content, media_type=media_type)
+    if media_type in attachments.AUDIO_FORMATS:
+        return attachments.audio(content, media_type=media_type)
     with suppress(UnicodeDecodeError):
         return TextPart(f"{path.name}:\n\n{content.decode()}")
     if not media_type:

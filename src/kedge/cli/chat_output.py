@@ -39,6 +39,9 @@ Records = Sequence[RequestRecord]
 class TextOutput:
     """Prints plain text; everything except the answer is a line in brackets."""
 
+    err = False
+    """Whether everything except the answer is printed on standard error."""
+
     def __init__(self) -> None:
         self._reasoning_words = 0
         self._is_line_open = False
@@ -64,8 +67,8 @@ class TextOutput:
     def write_note(self, line: str, *, warn: bool = False) -> None:
         """Print a line that is not part of the answer."""
         self.stop()
-        line = wrap_text(line)
-        echo(click.style(line, fg="yellow") if warn else dim(line))
+        line = wrap_text(line, err=self.err)
+        echo(click.style(line, fg="yellow") if warn else dim(line), err=self.err)
 
     def stop(self) -> None:
         """End the current line."""
@@ -75,11 +78,12 @@ class TextOutput:
 
     def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print what was sent."""
-        echo(dim(wrap_text(format_status(records))))
+        self.write_note(format_status(records))
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output; the lines of a tree or of a list are not wrapped."""
-        echo(text if command in ("/tree", "/show") else wrap_text(text))
+        is_list = command in ("/tree", "/show")
+        echo(text if is_list else wrap_text(text, err=self.err), err=self.err)
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
@@ -87,31 +91,21 @@ class TextOutput:
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses."""
-        echo(wrap_text(f"({message})"))
+        echo(wrap_text(f"({message})", err=self.err), err=self.err)
 
 
 class ValueOutput(TextOutput):
     """Prints only the values of typed answers, as JSON; everything else is printed on standard error."""
 
+    err = True
+
     def write_text(self, delta: str) -> None:
         """Print nothing: an answer is printed when it is complete and valid."""
-
-    def write_note(self, line: str, *, warn: bool = False) -> None:
-        """Print a line on standard error."""
-        echo(wrap_text(line, err=True), err=True)
-
-    def show_output(self, command: str, text: str) -> None:
-        """Print the output of a command on standard error."""
-        echo(text, err=True)
-
-    def show_interrupt(self, message: str) -> None:
-        """Print a line in parentheses on standard error."""
-        self.write_note(f"({message})")
 
     def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print the value."""
         echo(format_json(reply.output))
-        self.write_note(format_status(records))
+        super().show_end(reply, records)
 
 
 class JsonOutput:

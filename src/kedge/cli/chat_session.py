@@ -45,14 +45,14 @@ from kedge.turns import Part, UserBlock, user
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Options of a chat; ``is_model_given`` is whether ``--model`` was passed."""
+    """Options of a chat."""
 
-    model: str
+    model: str | None
+    """The model that ``--model`` names."""
     message: str = ""
     """The only message of the chat; if it is empty, messages are read from the input."""
     attachments: tuple[str, ...] = ()
     """The files of the first message."""
-    is_model_given: bool = False
     name: str = ""
     ttl: float | None = None
     system: str = ""
@@ -115,11 +115,11 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     attached = [_load_attachment(source) for source in options.attachments]
     store, is_saved = await _open_store(options, stack)
     row = await lookup_conversation(store, options.name) if options.name else None
-    model = await resolve_model(store, row, options.model if options.is_model_given else None)
+    model = await resolve_model(store, row, options.model)
     if options.trace and not _has_exporter():
         echo_note(NO_EXPORTER_MESSAGE)
     functions = [load_tool(path) for path in options.tools]
-    boxes = await open_mcp_servers(options.mcp_servers, stack)
+    boxes = await stack.enter_async_context(open_mcp_servers(options.mcp_servers))
     settings: dict[str, Any] = {
         "tools": [*functions, *boxes] or create_default_tools(),
         "approve": ask_approval if options.approve else None,

@@ -1,8 +1,8 @@
 """The tools of the command line: default ones, functions by name, MCP servers, and approval of calls."""
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,16 @@ mcp_option = repeated_option(
 """Adds ``--mcp``."""
 
 
-async def open_mcp_servers(servers: Sequence[str], stack: AsyncExitStack) -> "list[Toolbox]":
-    """Connect to MCP servers until the stack is closed, and return a toolbox for each."""
-    if not servers:
-        return []
-    from kedge.mcp import mcp_tools
+@asynccontextmanager
+async def open_mcp_servers(servers: Sequence[str]) -> "AsyncGenerator[list[Toolbox]]":
+    """Connect to MCP servers, and return a toolbox for each."""
+    async with AsyncExitStack() as stack:
+        boxes: list[Toolbox] = []
+        for server in servers:
+            from kedge.mcp import mcp_tools
 
-    return [await stack.enter_async_context(mcp_tools(server)) for server in servers]
+            boxes.append(await stack.enter_async_context(mcp_tools(server)))
+        yield boxes
 
 
 async def ask_approval(call: "ToolCallBlock") -> "Decision":

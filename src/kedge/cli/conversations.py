@@ -12,11 +12,10 @@ from msgspec import structs
 from kedge.cli.base import Result, default_option, dim, kedge_command, print_table
 from kedge.cli.store_options import (
     at_option,
-    conversation_argument,
-    find_conversation,
     find_node,
     page_options,
     time_options,
+    with_conversation,
     with_store,
 )
 from kedge.conversation.lookup import find_redo_target, find_undo_target
@@ -137,22 +136,20 @@ def _to_change(row: ConversationRow, text: str) -> Result:
 
 
 @kedge_command("rename")
-@conversation_argument
+@with_conversation
 @click.argument("title")
-@with_store()
-async def rename_command(store: Store, conversation: str, title: str) -> Result:
+async def rename_command(store: Store, row: ConversationRow, title: str) -> Result:
     """Change the title of CONVERSATION to TITLE."""
-    row = await store.update(await find_conversation(store, conversation), title=title)
-    return _to_change(row, f"renamed, was {sanitize_text(conversation)}")
+    text = f"renamed, was {sanitize_text(row.title or row.id)}"
+    return _to_change(await store.update(row, title=title), text)
 
 
 @kedge_command("tag")
-@conversation_argument
+@with_conversation
 @click.argument("tags", nargs=-1, required=True)
 @click.option("--remove", is_flag=True, help="Remove the tags instead.")
-@with_store()
 async def tag_command(
-    store: Store, conversation: str, tags: tuple[str, ...], remove: bool
+    store: Store, row: ConversationRow, tags: tuple[str, ...], remove: bool
 ) -> Result:
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
@@ -160,23 +157,20 @@ async def tag_command(
         others = [tag for tag in row.tags if tag not in tags]
         return {"tags": others if remove else [*others, *tags]}
 
-    row = await store.update_with(await find_conversation(store, conversation), change)
+    row = await store.update_with(row, change)
     return _to_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
 
 
 @kedge_command("archive")
-@conversation_argument
+@with_conversation
 @click.option("--restore", is_flag=True, help="Restore it from the archive.")
-@with_store()
-async def archive_command(store: Store, conversation: str, restore: bool) -> Result:
+async def archive_command(store: Store, row: ConversationRow, restore: bool) -> Result:
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
-    row = await find_conversation(store, conversation)
     row = await store.update(row, archived=not restore)
     return _to_change(row, "restored" if restore else "archived")
 
 
-async def _move_head(store: Store, name: str, *, back: bool) -> Result:
-    row = await find_conversation(store, name)
+async def _move_head(store: Store, row: ConversationRow, *, back: bool) -> Result:
     find = find_undo_target if back else find_redo_target
     node = await find(store, row, row.head)
     await store.move_head(row, node, head=row.head)
@@ -186,29 +180,25 @@ async def _move_head(store: Store, name: str, *, back: bool) -> Result:
 
 
 @kedge_command("undo")
-@conversation_argument
-@with_store()
-async def undo_command(store: Store, conversation: str) -> Result:
+@with_conversation
+async def undo_command(store: Store, row: ConversationRow) -> Result:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
-    return await _move_head(store, conversation, back=True)
+    return await _move_head(store, row, back=True)
 
 
 @kedge_command("redo")
-@conversation_argument
-@with_store()
-async def redo_command(store: Store, conversation: str) -> Result:
+@with_conversation
+async def redo_command(store: Store, row: ConversationRow) -> Result:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
-    return await _move_head(store, conversation, back=False)
+    return await _move_head(store, row, back=False)
 
 
 @kedge_command("fork")
-@conversation_argument
+@with_conversation
 @at_option
 @click.option("--title", default="", help="The title of the fork.  [default: the same title]")
-@with_store()
-async def fork_command(store: Store, conversation: str, at: str, title: str) -> Result:
+async def fork_command(store: Store, row: ConversationRow, at: str, title: str) -> Result:
     """Create a conversation that continues from any position of another; both share the history before it."""
-    row = await find_conversation(store, conversation)
     node = await find_node(store, row, at)
     forked = await store.fork(row, node.id, title or row.title)
     text = f"{forked.id} continues from node {node.id} of {sanitize_text(row.title or row.id)}"

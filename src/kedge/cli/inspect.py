@@ -1,7 +1,6 @@
 """``kedge inspect``: list the blocks of a conversation, a Turn or a chat state, and the next plan."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,15 +104,9 @@ async def inspect_conversation(
     store: Store, row: ConversationRow, node: int, model: str, text: str = ""
 ) -> Inspection:
     """Plan the next request of a conversation at a node, for a model."""
-    turn = (await store.load(row, node)).turn(row.id)
-    if text:
-        turn = turn.append(user(text))
+    stored = (await store.load(row, node)).turn(row.id)
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
-        inner = unwrap(engine)
-        if isinstance(inner, ResponsesEngine):
-            await inner.attach_evidence(store)  # the evidence decides what is sent
-        found = await find_anchors(store, turn, getattr(engine, "scope", ""))
-        turn, plan = _plan_next(engine, turn, found)
+        turn, plan = await _plan_next(engine, stored, text, store)
     last = await store.newest_response(row, node)
     return Inspection(row.id, row.title or row.id, f"node {node}", node, model, turn, plan, last)
 
@@ -124,11 +117,9 @@ async def inspect_file(path: Path, model: str, text: str = "") -> Inspection:
     Raises:
         KedgeError: The file has neither, or its state would be discarded.
     """
-    kind, turn = _read_file(path)
-    if text:
-        turn = turn.append(user(text))
+    kind, stored = _read_file(path)
     async with connect(model) as engine:
-        turn, plan = _plan_next(engine, turn, ())
+        turn, plan = await _plan_next(engine, stored, text)
     return Inspection(str(path), path.name, kind, None, model, turn, plan)
 
 
@@ -157,9 +148,15 @@ def _is_turn(data: bytes) -> bool:
     return isinstance(value, dict) and "format" in value
 
 
-def _plan_next(
-    engine: Engine, turn: Turn, found: Sequence[AnchorRecord]
+async def _plan_next(
+    engine: Engine, turn: Turn, text: str, store: Store | None = None
 ) -> tuple[Turn, RequestPlan]:
+    turn = turn.append(user(text)) if text else turn
+    found = list[AnchorRecord]()
+    if store is not None:
+        if isinstance(inner := unwrap(engine), ResponsesEngine):
+            await inner.attach_evidence(store)  # the evidence decides what is sent
+        found = await find_anchors(store, turn, getattr(engine, "scope", ""))
     # Commands and the page stream their answers, and evidence about streams is separate.
     plan = engine.plan(turn, candidates=tuple(found), streaming=True)
     if plan.anchor is None or plan.anchor.scope != PRACTICE_SCOPE:
@@ -216,17 +213,10 @@ def command(conversation: str, at: str, text: str, model: str | None) -> Result:
 
 
 def _print_inspection(found: Inspection) -> None:
-    rows = [
-        (
-            f"{'→' if is_sent else '·'} {number}",
-            block.kind,
-            block.origin,
-            f"{tokens:,}",
-            shorten_id(block.response_id),
-            describe(block, EXCERPT_LENGTH),
-        )
-        for number, (block, tokens, is_sent) in enumerate(found.blocks)
-    ]
+    rows: list[tuple[str, ...]] = []
+    for number, (block, tokens, is_sent) in enumerate(found.blocks):
+        sender = (f"{'→' if is_sent else '·'} {number}", block.kind, block.origin, f"{tokens:,}")
+        rows.append((*sender, shorten_id(block.response_id), describe(block, EXCERPT_LENGTH)))
     echo(
         f"{sanitize_text(found.title)}, {sanitize_text(found.kind)}, {pluralize(len(rows), 'block')}, "
         f"{pluralize(found.full_tokens, 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"

@@ -14,12 +14,12 @@ from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.store_options import (
     complete_names,
     conversations_argument,
+    duration_option,
     find_conversation,
     find_conversations,
     find_store_url,
     model_option,
     model_references,
-    parse_duration,
     require_confirmed,
     resolve_model,
     run_with_store,
@@ -153,11 +153,8 @@ def _read_chats(text: str, lines: list[str]) -> list[list[Block]] | None:
 
 @kedge_command("delete")
 @click.argument("conversation", required=False, shell_complete=complete_names)
-@click.option(
-    "--older-than",
-    type=parse_duration,
-    metavar="DURATION",
-    help="Delete all conversations that did not change for this long, such as 30d.",
+@duration_option(
+    "--older-than", "Delete all conversations that did not change for this long, such as 30d."
 )
 @click.option("--tag", help="With --older-than: only conversations with this tag.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -177,11 +174,7 @@ def delete_command(
         return _delete_older(older_than, tag, yes=yes)
     if tag is not None:
         raise click.UsageError("--tag is used with --older-than")
-    return _delete_one(conversation or "", yes=yes)
-
-
-def _delete_one(conversation: str, *, yes: bool) -> Result:
-    row = run_with_store(lambda opened: find_conversation(opened, conversation))
+    row = run_with_store(lambda opened: find_conversation(opened, conversation or ""))
     name = sanitize_text(row.title or row.id)
     if not yes:
         _confirm(f"Delete {name} permanently?")
@@ -190,9 +183,8 @@ def _delete_one(conversation: str, *, yes: bool) -> Result:
         await opened.delete(row)
         return await _delete_unused(opened)
 
-    objects = run_with_store(work)
     text = f"{name} deleted; 'kedge gc' reclaims its space"
-    return Result({"id": row.id, "deleted": True, **objects}, text)
+    return Result({"id": row.id, "deleted": True, **run_with_store(work)}, text)
 
 
 def _confirm(question: str) -> None:
@@ -267,16 +259,18 @@ async def _delete_unused(store: Store) -> Json:
     with store_practice_responses(find_store_url()):
         for scope in dict.fromkeys(each.scope for each in unused):
             problems |= await _delete_objects(store, [e for e in unused if e.scope == scope])
-    deleted = [_shape_object(each) for each, problem in problems.items() if not problem]
-    kept = {each: problem for each, problem in problems.items() if problem}
+    deleted: list[Json] = []
+    kept: list[Json] = []
+    for each, problem in problems.items():
+        if problem:
+            kept.append({**_shape_object(each), "problem": problem})
+            name = f"the conversation object {each.id} of {each.scope}"
+            echo_note(f"{name} was not deleted: {problem}")
+        else:
+            deleted.append(_shape_object(each))
     if deleted:
         echo_note(f"{pluralize(len(deleted), 'conversation object')} deleted at the provider")
-    for each, problem in kept.items():
-        echo_note(f"the conversation object {each.id} of {each.scope} was not deleted: {problem}")
-    return {
-        "objects_deleted": deleted,
-        "objects_kept": [{**_shape_object(each), "problem": kept[each]} for each in kept],
-    }
+    return {"objects_deleted": deleted, "objects_kept": kept}
 
 
 async def _delete_objects(store: Store, unused: Sequence[UnusedObject]) -> dict[UnusedObject, str]:

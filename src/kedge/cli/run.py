@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
@@ -25,29 +25,17 @@ from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.text.display import first_line, pluralize, sanitize_text
 from kedge.turns.frozen_json import thaw
-from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
-from kedge.workflows.results import (
-    AnswerJudged,
-    QuestionAnswered,
-    QuestionAsked,
-    RoundRuled,
-    WorkflowCallback,
-    WorkflowEvent,
-    WorkflowFinished,
-    WorkflowKind,
-    WorkflowStarted,
-    ignore_event,
-)
+from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow, results
 from kedge.workflows.specs import WorkflowResult, WorkflowSpec, read_spec, run_spec
 
 LINE_WIDTH = 72
 
 
 @contextmanager
-def show_progress() -> Generator[WorkflowCallback]:
+def show_progress() -> Generator[results.WorkflowCallback]:
     """Show events on standard error if that is a terminal."""
     if not sys.stderr.isatty():
-        yield ignore_event
+        yield results.ignore_event
         return
     from rich.console import Console
     from rich.text import Text
@@ -55,7 +43,7 @@ def show_progress() -> Generator[WorkflowCallback]:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with console.status("…") as status:
 
-        def on_event(event: WorkflowEvent) -> None:
+        def on_event(event: results.WorkflowEvent) -> None:
             line, status_text = format_event(event)
             if line:
                 console.print(sanitize_text(line))
@@ -65,28 +53,28 @@ def show_progress() -> Generator[WorkflowCallback]:
         yield on_event
 
 
-def format_event(event: WorkflowEvent) -> tuple[str, str]:
+def format_event(event: results.WorkflowEvent) -> tuple[str, str]:
     """Return a line about an event, and the status to show until the next one."""
     match event:
-        case WorkflowStarted():
+        case results.WorkflowStarted():
             verb = "resumed" if event.resumed else "started"
             limit = pluralize(event.total, "step" if event.kind == "steps" else "round")
             return f"{event.kind} {event.workflow} {verb}, at most {limit}", "starting"
-        case QuestionAsked():
+        case results.QuestionAsked():
             return "", f"{event.number}: waiting for {event.role}"
-        case QuestionAnswered():
+        case results.QuestionAnswered():
             stored = " (stored)" if event.stored else ""
             return f"{event.number}: {event.role}{stored}: {shorten_text(event.text)}", ""
-        case AnswerJudged():
+        case results.AnswerJudged():
             verdict = event.verdict
             text = "passed" if verdict.passed else f"not passed: {shorten_text(verdict.critique)}"
             score = "" if verdict.score is None else f" [{verdict.score:g}]"
             return f"{event.number}: verdict{score}: {text}", ""
-        case RoundRuled():
+        case results.RoundRuled():
             ruling = event.ruling
             decided = f"decided, {_format_winner(ruling.winner)}"
             return f"{event.number}: ruling: {decided if ruling.over else 'undecided'}", ""
-        case WorkflowFinished():
+        case results.WorkflowFinished():
             return "", "finished"
         case _:
             assert_never(event)
@@ -214,7 +202,7 @@ def _build_spec(file: str | None, options: Mapping[str, Any]) -> WorkflowSpec:
     return {**spec, **given}
 
 
-async def _load_spec(store: Store, kind: WorkflowKind, workflow: str) -> WorkflowSpec:
+async def _load_spec(store: Store, kind: results.WorkflowKind, workflow: str) -> WorkflowSpec:
     """Return the stored spec of a workflow; what it names must have been used or confirmed here."""
     found = await load_workflow(store, workflow)
     if found.kind != kind:
@@ -248,7 +236,7 @@ def _as_table(value: object) -> dict[str, Any]:
 
 
 def _run_workflow(
-    kind: WorkflowKind,
+    kind: results.WorkflowKind,
     *,
     file: str | None,
     resume: str,
@@ -267,15 +255,14 @@ def _run_workflow(
     meta = click.get_current_context().meta
     with show_progress() as on_event:
 
-        def record_start(event: WorkflowEvent) -> None:
-            if isinstance(event, WorkflowStarted):
+        def record_start(event: results.WorkflowEvent) -> None:
+            if isinstance(event, results.WorkflowStarted):
                 meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
             on_event(event)
 
         async def work(opened: Store) -> WorkflowResult:
-            async with AsyncExitStack() as stack:
-                known = await _load_spec(opened, kind, resume) if resume else spec
-                boxes = await open_mcp_servers(mcp_servers, stack)
+            known = await _load_spec(opened, kind, resume) if resume else spec
+            async with open_mcp_servers(mcp_servers) as boxes:
                 workflow = resume or name
                 return await run_spec(
                     kind, known, opened, workflow=workflow, on_event=record_start, tools=boxes

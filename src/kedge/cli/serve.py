@@ -299,26 +299,20 @@ def mcp_command(
     requested = model if get_setting("model").source == "flag" else None
 
     async def serve() -> None:
-        from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio
+        from kedge.mcp.server import StoreTools, create_http_app, create_mcp_server, serve_stdio
 
         async with use_store(make=allow_write, connects=allow_write) as opened:
             choose = partial(resolve_model, opened, requested=requested, may_ask=False)
             tools = StoreTools(opened, choose if allow_write else None)
             server = create_mcp_server(tools.to_toolbox())
-            if http:
-                policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
-                await _serve_http(server, policy, host, port)
-            else:
+            if not http:
                 await serve_stdio(server)
+                return
+            policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
+            app = create_http_app(server, policy)
+            with bind(host, port) as listener:
+                url = f"{bound_url(listener)}/mcp"
+                _announce({"url": url}, f"Serving {url}")
+                await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)
 
     asyncio.run(serve())
-
-
-async def _serve_http(server: Any, policy: AccessPolicy, host: str, port: int) -> None:
-    from kedge.mcp.server import create_http_app
-
-    with bind(host, port) as listener:
-        url = f"{bound_url(listener)}/mcp"
-        _announce({"url": url}, f"Serving {url}")
-        app = create_http_app(server, policy)
-        await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)

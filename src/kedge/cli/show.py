@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kedge import turns
 from kedge.cli.base import Result, dim, echo, echo_json, is_json, kedge_command, wrap_text
 from kedge.cli.store_options import (
     at_option,
@@ -20,21 +21,11 @@ from kedge.cli.store_options import (
     lookup_conversation,
     run_with_store,
     store_option,
-    with_store,
+    with_conversation,
 )
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Node, Store
-from kedge.store.tree import (
-    ALL_NODES,
-    GraphNode,
-    Mark,
-    StoredTree,
-    compute_layout,
-    find_marks,
-    list_tree_conversations,
-    load_last_blocks,
-    read_tree,
-)
+from kedge.store import tree as trees
 from kedge.text.display import (
     HEALING_TEXTS,
     LOST_TEXTS,
@@ -42,16 +33,6 @@ from kedge.text.display import (
     pluralize,
     sanitize_text,
     shorten_id,
-)
-from kedge.turns import (
-    Block,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    dump_block,
 )
 from kedge.turns.text_format import describe, describe_attachment
 
@@ -81,7 +62,7 @@ def command(
             run_with_store(lambda opened: _follow(opened, conversation, last, full=full))
         return None
 
-    async def work(opened: Store) -> tuple[ConversationRow, Node, Sequence[Block]]:
+    async def work(opened: Store) -> tuple[ConversationRow, Node, Sequence[turns.Block]]:
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
         if last is None:
@@ -121,7 +102,7 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
             if common < len(shown) and not as_json:
                 echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
             for block in blocks[common:] if as_json else ():
-                echo_json(dump_block(block))
+                echo_json(turns.dump_block(block))
             if not as_json:
                 print_blocks(blocks[common:], full=full)
             sys.stdout.flush()
@@ -130,11 +111,11 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
         row = await store.conversation(row.id)
 
 
-def _dump(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    return [dump_block(block) for block in blocks]
+def _dump(blocks: Sequence[turns.Block]) -> list[dict[str, Any]]:
+    return [turns.dump_block(block) for block in blocks]
 
 
-def print_blocks(blocks: Sequence[Block], *, full: bool) -> None:
+def print_blocks(blocks: Sequence[turns.Block], *, full: bool) -> None:
     """Print blocks as a chat; blocks that are not messages are folded into one line."""
     for block in blocks:
         text, attachments = block.text, _describe_attachments(block)
@@ -154,44 +135,42 @@ def print_blocks(blocks: Sequence[Block], *, full: bool) -> None:
             echo(dim(f"[{block.kind.replace('_', ' ')}: {describe(block, FOLD_WIDTH)}]"))
 
 
-def _format_origin(block: Block) -> str:
+def _format_origin(block: turns.Block) -> str:
     return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
 
 
-def _describe_attachments(block: Block) -> list[str]:
+def _describe_attachments(block: turns.Block) -> list[str]:
     """Return a line for each image, file and other part that is no text."""
-    parts: Sequence[Part] = getattr(block, "parts", ())
+    parts: Sequence[turns.Part] = getattr(block, "parts", ())
     return [
         f"[{describe_attachment(part)}]"
         for part in parts
-        if not isinstance(part, TextPart | RefusalPart)
+        if not isinstance(part, turns.TextPart | turns.RefusalPart)
     ]
 
 
-def _full_text(block: Block) -> str:
+def _full_text(block: turns.Block) -> str:
     match block:
-        case ToolCallBlock():
+        case turns.ToolCallBlock():
             return f"{block.name} {block.arguments}"
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             return "\n".join(filter(None, (block.text, *_describe_attachments(block))))
-        case ReasoningBlock():
+        case turns.ReasoningBlock():
             return "\n\n".join((*block.summary, *block.texts)) or "(encrypted)"
         case _:
             return describe(block, 10_000)
 
 
 @kedge_command("diff")
-@conversation_argument
+@with_conversation
 @click.argument("left")
 @click.argument("right", default="head")
-@with_store()
-async def diff_command(store: Store, conversation: str, left: str, right: str) -> Result:
+async def diff_command(store: Store, row: ConversationRow, left: str, right: str) -> Result:
     """Compare two positions in a tree: two branches, or two positions on one branch.
 
     LEFT and RIGHT are node numbers, response ids, 'head' (the default of RIGHT), or other conversations of the same
     tree. Lines with - are only in LEFT, lines with + only in RIGHT.
     """
-    row = await find_conversation(store, conversation)
     one, other = await _resolve_node(store, row, left), await _resolve_node(store, row, right)
     found = await store.differences(row, one.id, other.id)
 
@@ -219,7 +198,7 @@ async def _resolve_node(store: Store, row: ConversationRow, at: str) -> Node:
         return await store.node(row, other.head)
 
 
-def _print_blocks(sign: str, color: str, blocks: tuple[Block, ...]) -> None:
+def _print_blocks(sign: str, color: str, blocks: tuple[turns.Block, ...]) -> None:
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, FOLD_WIDTH)}"
         echo(click.style(line, fg=color))
@@ -229,7 +208,7 @@ EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15
 """The number of aligned columns of lanes; wider rows are not aligned."""
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
-MARK_COLORS: Mapping[Mark, str] = {
+MARK_COLORS: Mapping[trees.Mark, str] = {
     "expired": "yellow",
     "lost": "yellow",
     "failed": "red",
@@ -241,9 +220,9 @@ MARK_COLORS: Mapping[Mark, str] = {
 class AnnotatedTree:
     """A tree with the conversations on it and the last block that each node added."""
 
-    tree: StoredTree
+    tree: trees.StoredTree
     conversations: Sequence[ConversationRow]
-    blocks: Mapping[int, Block]
+    blocks: Mapping[int, turns.Block]
 
     def heads(self, number: int) -> list[str]:
         """Return labels of the conversations with their head here; ``head`` for the selected one."""
@@ -255,9 +234,9 @@ class AnnotatedTree:
         ]
         return sorted(names)
 
-    def marks(self, node: Node, now: float) -> dict[Mark, str]:
+    def marks(self, node: Node, now: float) -> dict[trees.Mark, str]:
         """Return the marks of a node, each as a text with its reason."""
-        marks = find_marks(node, self.tree.responses.get(node.id), now)
+        marks = trees.find_marks(node, self.tree.responses.get(node.id), now)
         if "healed" in marks:
             marks.pop("full", None)  # healing sends the request in full
         return {mark: describe_mark(mark, reason) for mark, reason in marks.items()}
@@ -281,7 +260,7 @@ class AnnotatedTree:
         from kedge.web.shapes import shape_node
 
         response = self.tree.responses.get(node.id)
-        marks = find_marks(node, response, now)
+        marks = trees.find_marks(node, response, now)
         shape = shape_node(node, response, marks, label=self.excerpt(node.id))
         return {
             **shape.model_dump(mode="json"),
@@ -294,13 +273,13 @@ class AnnotatedTree:
 async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
     """Read a tree of any size in three queries."""
     return AnnotatedTree(
-        await read_tree(store, row),
-        await list_tree_conversations(store, row),
-        await load_last_blocks(store, row),
+        await trees.read_tree(store, row),
+        await trees.list_tree_conversations(store, row),
+        await trees.load_last_blocks(store, row),
     )
 
 
-def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | None]]:
+def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | None]]:
     """Yield the lanes of each line of a graph and its node, if any, beginning with the newest on the line to the head.
 
     In a layout a side branch is complete before its parent line continues. Read from its end, only the
@@ -311,8 +290,10 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | N
         limit: The maximum number of nodes, of which the newest are drawn; 0 for all.
     """
     nodes = {node.id: node for node in tree.nodes}
-    layout = compute_layout(
-        (GraphNode(node.id, node.parent) for node in tree.nodes), tree.row.head, ALL_NODES
+    layout = trees.compute_layout(
+        (trees.GraphNode(node.id, node.parent) for node in tree.nodes),
+        tree.row.head,
+        trees.ALL_NODES,
     )
     joins = {edge.end for edge in layout.edges if edge.lane != edge.to_lane}
     newest = set(sorted(nodes, reverse=True)[: limit or None])
@@ -325,22 +306,19 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | N
             yield "│ " * (row.lane - 1) + "├─┘", None
 
 
+LIMIT_HELP = "Maximum number of nodes, of which the newest are shown.  [default: all]"
+
+
 @kedge_command("tree")
-@conversation_argument
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=0,
-    help="Maximum number of nodes, of which the newest are shown.  [default: all]",
-)
-@with_store()
-async def tree_command(store: Store, conversation: str, limit: int) -> Result:
+@with_conversation
+@click.option("--limit", type=click.IntRange(0), default=0, help=LIMIT_HELP)
+async def tree_command(store: Store, row: ConversationRow, limit: int) -> Result:
     """Show the tree of a conversation: the line to its head, the newest node first.
 
     Other branches and forks are lanes beside it, drawn where they leave it. Marks show which responses
     expired, were lost or failed, and where history was compacted or edited.
     """
-    tree, now = await load_tree(store, await find_conversation(store, conversation)), time.time()
+    tree, now = await load_tree(store, row), time.time()
     return Result(tree.to_json(now, limit), "\n".join(render_tree(tree, now, limit)))
 
 
@@ -354,7 +332,7 @@ def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
     ]
 
 
-def describe_mark(mark: Mark, reason: str) -> str:
+def describe_mark(mark: trees.Mark, reason: str) -> str:
     """Return a mark with its reason, which is a sentence if there is one for it."""
     if mark == "healed":
         return HEALING_TEXTS.get(reason, f"healed: {reason}")

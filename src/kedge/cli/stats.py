@@ -6,16 +6,7 @@ from typing import Any
 
 import click
 
-from kedge.analytics import (
-    Analytics,
-    Bucket,
-    Cost,
-    Count,
-    ModelStats,
-    Selection,
-    analyze,
-    analyze_over_time,
-)
+from kedge import analytics
 from kedge.cli.base import Result, default_option, dim, echo, kedge_command, print_table
 from kedge.cli.store_options import find_conversation, time_options, with_store
 from kedge.store import Store
@@ -34,7 +25,7 @@ BAR_WIDTH = 24
 MODEL_HEADERS = ("provider", "model", "requests", "answered", "median", "95 %", "tokens", "cost")
 
 
-def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
+def print_stats(stats: analytics.Analytics, buckets: Sequence[analytics.Bucket]) -> None:
     """Print all statistics and charts."""
     if not stats.requests.total:
         echo("No requests in this range.")
@@ -71,7 +62,7 @@ def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
         echo(f"{dim(name.ljust(width))}  {value}")
 
 
-def _list_figures(stats: Analytics) -> list[tuple[str, str]]:
+def _list_figures(stats: analytics.Analytics) -> list[tuple[str, str]]:
     requests, chains, branching = stats.requests, stats.chains, stats.branching
     statuses = ", ".join(f"{each.count} {sanitize_text(each.name)}" for each in requests.statuses)
     conversations = pluralize(requests.conversations, "conversation")
@@ -99,7 +90,7 @@ def _list_figures(stats: Analytics) -> list[tuple[str, str]]:
     ]
 
 
-def _list_timelines(buckets: Sequence[Bucket]) -> list[tuple[str, str]]:
+def _list_timelines(buckets: Sequence[analytics.Bucket]) -> list[tuple[str, str]]:
     values = {
         "requests": [each.requests for each in buckets],
         "chained": [each.chained for each in buckets],
@@ -112,7 +103,7 @@ def _list_timelines(buckets: Sequence[Bucket]) -> list[tuple[str, str]]:
     ]
 
 
-def _print_bars(title: str, counts: Sequence[Count]) -> None:
+def _print_bars(title: str, counts: Sequence[analytics.Count]) -> None:
     maximum = max(each.count for each in counts)
     bars = ["█" * max(round(each.count / maximum * BAR_WIDTH), 1) for each in counts]
     echo()
@@ -124,7 +115,7 @@ def _print_bars(title: str, counts: Sequence[Count]) -> None:
         echo(f"{label}  {each.count:<{digits}}  {click.style(bar, fg='cyan')}")
 
 
-def _list_cells(model: ModelStats) -> tuple[object, ...]:
+def _list_cells(model: analytics.ModelStats) -> tuple[object, ...]:
     return (
         sanitize_text(model.provider),
         sanitize_text(model.model) or "?",
@@ -141,7 +132,7 @@ def _format_share(share: float | None) -> str:
     return NO_VALUE if share is None else format_percent(share, 1)
 
 
-def _format_cost(cost: Cost) -> str:
+def _format_cost(cost: analytics.Cost) -> str:
     known = format_cost(cost.dollars)
     return f"{known} + {cost.unpriced} unpriced" if cost.unpriced else known
 
@@ -157,8 +148,8 @@ async def command(store: Store, conversation: str | None, buckets: int, **member
     """Show chains, fallbacks, tokens, cost and latency over a time range."""
     if conversation is not None:  # an empty name, such as of an unset variable, is not all of them
         members["conversation"] = (await find_conversation(store, conversation)).id
-    selection = Selection(**members)
-    found = await analyze(store, selection)
-    pieces = await analyze_over_time(store, selection, buckets=buckets)
+    selection = analytics.Selection(**members)
+    found = await analytics.analyze(store, selection)
+    pieces = await analytics.analyze_over_time(store, selection, buckets=buckets)
     values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}
     return Result(values, lambda: print_stats(found, pieces))

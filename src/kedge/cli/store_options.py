@@ -80,6 +80,11 @@ def _parse_age(text: str) -> float | None:
     return float(found["number"]) * _UNIT_SECONDS[found["unit"]] if found else None
 
 
+def duration_option(name: str, text: str) -> Callable[[F], F]:
+    """Return an option for a duration."""
+    return click.option(name, type=parse_duration, metavar="DURATION", help=text)
+
+
 def time_options(function: F) -> F:
     """Add ``--since`` and ``--until``."""
     since = "Start of the range: 2026-11-15 (UTC), or an age such as 7d."
@@ -232,6 +237,18 @@ def with_store(**options: bool) -> Callable[[Callable[..., Awaitable[T]]], Calla
         return run
 
     return wrap
+
+
+def with_conversation(command: Callable[..., Awaitable[T]]) -> Callable[..., T]:
+    """Add ``CONVERSATION`` and ``--store``, and pass the store and the conversation to an async command."""
+
+    @conversation_argument
+    @with_store()
+    @wraps(command)
+    async def run(store: "Store", conversation: str, **arguments: Any) -> T:
+        return await command(store, await find_conversation(store, conversation), **arguments)
+
+    return run
 
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":
