@@ -185,7 +185,7 @@ def test_dashboard_without_streamed_answers_has_no_percentile(empty_page: PageSe
     """A figure that no request has is described by words, not by a sentence about a dash."""
     name = empty_page.create_conversation("Before")
     text = page_text(empty_page.client.get("/dashboard").text)
-    assert "First token – no streamed answer" in text
+    assert "First token \N{EN DASH} no streamed answer" in text
     assert "within" not in text
     body = {"text": "Second", "stream": True}
     assert empty_page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
