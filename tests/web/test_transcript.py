@@ -26,9 +26,12 @@ from kedge.web.transcript import (
 )
 
 
-def make_node(number: int, parent: int, kind: str, retained: int, length: int) -> Node:
-    """Return a node of a path."""
-    return Node(number, 1, 1, parent, 1, kind, retained, length, number)  # pyright: ignore[reportArgumentType]
+def make_path(*steps: tuple[str, int, int]) -> list[Node]:
+    """Return a path of nodes with these kinds, retained blocks and lengths."""
+    return [
+        Node(number, 1, 1, number - 1, 1, kind, retained, length, number)  # pyright: ignore[reportArgumentType]
+        for number, (kind, retained, length) in enumerate([("root", 0, 0), *steps], 1)
+    ]
 
 
 def make_response(number: int, name: str = "", **members: Any) -> RequestRecord:
@@ -47,13 +50,12 @@ def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: RequestRec
     return [*transcript, [message.text for message in messages.render_ranges(text)]]
 
 
+FIRST = (("asked", 0, 1), ("answered", 1, 2))
+
+
 def test_each_response_ends_an_exchange() -> None:
     """Blocks before a response are its question, and blocks it added are its answer."""
-    path = [
-        make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
-        make_node(4, 3, "added", 2, 3), make_node(5, 4, "asked", 3, 4), make_node(6, 5, "answered", 4, 5),
-        make_node(7, 6, "asked", 5, 6),
-    ]  # fmt: skip
+    path = make_path(*FIRST, ("added", 2, 3), ("asked", 3, 4), ("answered", 4, 5), ("asked", 5, 6))
     blocks = [user("a"), assistant("b"), user("c"), user("d"), assistant("e"), user("f")]
     assert summarize_exchanges(path, blocks, make_response(3), make_response(6)) == [
         (3, 1, ["a"], ["b"]),
@@ -64,41 +66,25 @@ def test_each_response_ends_an_exchange() -> None:
 
 def test_retained_blocks_belong_to_their_responses() -> None:
     """Blocks retained by an edit stay in the exchange of their response, and replaced ones are omitted."""
-    path = [
-        make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
-        make_node(4, 3, "edited", 0, 2), make_node(5, 4, "asked", 2, 3), make_node(6, 5, "answered", 3, 4),
-    ]  # fmt: skip
+    path = make_path(*FIRST, ("edited", 0, 2), ("asked", 2, 3), ("answered", 3, 4))
     retained = assistant("b").with_source(Source("resp_3"))
     blocks = [user("A"), retained, user("c"), assistant("d")]
-    assert summarize_exchanges(
-        path, blocks, make_response(3, "resp_3"), make_response(6, "resp_6")
-    ) == [
-        (3, 0, ["A"], ["b"]),
-        (6, 4, ["c"], ["d"]),
-        [],
-    ]
+    rows = make_response(3, "resp_3"), make_response(6, "resp_6")
+    exchanges = [(3, 0, ["A"], ["b"]), (6, 4, ["c"], ["d"]), []]
+    assert summarize_exchanges(path, blocks, *rows) == exchanges
 
 
 def test_compacted_responses_are_not_in_the_chat() -> None:
     """Responses without remaining blocks are shown in the graph, not in the chat."""
-    path = [
-        make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
-        make_node(4, 3, "compacted", 0, 1), make_node(5, 4, "asked", 1, 2), make_node(6, 5, "answered", 2, 3),
-    ]  # fmt: skip
+    path = make_path(*FIRST, ("compacted", 0, 1), ("asked", 1, 2), ("answered", 2, 3))
     blocks = [user("summary"), user("c"), assistant("d")]
-    assert summarize_exchanges(path, blocks, make_response(3, "r3"), make_response(6, "r6")) == [
-        (6, 4, ["summary", "c"], ["d"]),
-        [],
-    ]
+    rows = make_response(3, "r3"), make_response(6, "r6")
+    assert summarize_exchanges(path, blocks, *rows) == [(6, 4, ["summary", "c"], ["d"]), []]
 
 
 def test_failure_without_blocks_is_shown() -> None:
     """A failed response without blocks is an exchange with the server's error."""
-    path = [
-        make_node(1, 0, "root", 0, 0),
-        make_node(2, 1, "asked", 0, 1),
-        make_node(3, 2, "failed", 1, 1),
-    ]
+    path = make_path(("asked", 0, 1), ("failed", 1, 1))
     row = make_response(3, status="refused", error="no such model")
     (exchange,), _ = split_exchanges(path, MessageViews([user("a")]), {3: row})
     assert exchange.is_trouble
