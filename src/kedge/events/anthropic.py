@@ -11,7 +11,7 @@ reason: at the token limit the last block is stopped like any other, and is not 
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -98,39 +98,28 @@ class ContentBlockBuilder:
             fields.get_text(self.block, name) + "".join(self.pieces.get(name, ()))
         )
 
-
-def _build_message(builder: ContentBlockBuilder) -> JsonObject:
-    part: JsonObject = {"type": "output_text", "text": builder.text("text")}
-    if builder.block.get("citations"):
-        part["citations"] = builder.block["citations"]
-    return fields.build_message([part])
-
-
-def _build_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    signature = fields.get_text(builder.block, "signature")
-    return fields.build_reasoning(builder.text("thinking"), signature)
-
-
-def _build_redacted_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    sealed = fields.get_text(builder.block, "data")
-    return {**fields.build_reasoning("", sealed), NATIVE_KEY: REDACTED_REASONING}
-
-
-def _build_native_item(builder: ContentBlockBuilder) -> JsonObject:
-    """Return a block of a type without a counterpart unchanged."""
-    written = builder.text("input") if builder.pieces else ""
-    try:
-        input_field = {"input": json.loads(written)} if written.strip() else {}
-    except ValueError:
-        input_field = {"input": written}
-    return repair_surrogates({**builder.block, **input_field})
-
-
-_ITEM_BUILDERS: dict[str, Callable[[ContentBlockBuilder], JsonObject]] = {
-    "text": _build_message,
-    "thinking": _build_reasoning,
-    "redacted_thinking": _build_redacted_reasoning,
-}
+    def build_item(self) -> JsonObject:
+        """Return the output item of a finished block; one of a type without a counterpart is the block."""
+        block = self.block
+        match self.type:
+            case "text":
+                citations = {"citations": block["citations"]} if block.get("citations") else {}
+                part = {"type": "output_text", "text": self.text("text"), **citations}
+                item = fields.build_message([part])
+            case "thinking":
+                signature = fields.get_text(block, "signature")
+                item = fields.build_reasoning(self.text("thinking"), signature)
+            case "redacted_thinking":
+                sealed = fields.build_reasoning("", fields.get_text(block, "data"))
+                item = {**sealed, NATIVE_KEY: REDACTED_REASONING}
+            case _:
+                written = self.text("input") if self.pieces else ""
+                try:
+                    native = {"input": json.loads(written)} if written.strip() else {}
+                except ValueError:
+                    native = {"input": written}
+                return repair_surrogates({**block, **native})
+        return {**item, **self.identity}
 
 
 STOP_REASONS: dict[str, tuple[Literal["completed", "refused", "paused", "cut"], str]] = {
@@ -340,9 +329,7 @@ class AnthropicDecoder(StreamDecoder):
                 if growing.type == "tool_use":
                     self._complete_call(growing)
                     continue
-                item = _ITEM_BUILDERS.get(growing.type, _build_native_item)(growing)
-                identity = growing.identity if growing.type in _ITEM_BUILDERS else {}
-                self._found.append(ItemCompleted({**item, **identity}, growing.output_index))
+                self._found.append(ItemCompleted(growing.build_item(), growing.output_index))
 
     def _complete_call(self, builder: ContentBlockBuilder) -> None:
         block, arguments = builder.block, builder.text("input")

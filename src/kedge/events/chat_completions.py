@@ -299,11 +299,8 @@ class ChatDecoder(StreamDecoder):
             more = {**members, **({CHAT_CALL: own} if own else {})}
             if more and call.completed:
                 members = {}
-                self._found.append(
-                    ItemCompleted(
-                        {**call.complete_item({"type": call.type}), **more}, call.output_index
-                    )
-                )
+                item = {**call.complete_item({"type": call.type}), **more}
+                self._found.append(ItemCompleted(item, call.output_index))
 
     def _build_reasoning(self, index: int) -> JsonObject:
         known, text = fields.get_text(self._facts, "id"), "".join(self._texts.get("reasoning", ()))

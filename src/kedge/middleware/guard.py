@@ -52,18 +52,14 @@ from kedge.turns import (
     FrozenMap,
     ImagePart,
     OpaqueBlock,
-    OpaquePart,
     ReasoningBlock,
     RefusalPart,
-    SystemBlock,
     TextPart,
     ToolCallBlock,
-    ToolResultBlock,
     Turn,
-    UnknownBlock,
-    UserBlock,
 )
 from kedge.turns.attachments import AUDIO_FORMATS
+from kedge.turns.parts import PartBase
 
 Direction = Literal["in", "out", "both"]
 TextEdit = Callable[[str], str]
@@ -357,21 +353,10 @@ def _edit_literal(match: re.Match[str], edit: TextEdit) -> str:
     return match[0] if changed == value else json.dumps(changed)[:-1] + end
 
 
-_EDITED_FIELDS: Mapping[type, tuple[str, ...]] = {
-    UserBlock: ("parts", "extra"),
-    ToolResultBlock: ("parts", "extra"),
-    AssistantBlock: ("parts", "extra"),
-    SystemBlock: ("text", "extra"),
-    ToolCallBlock: ("arguments", "extra"),
-    OpaqueBlock: ("item", "extra"),
-    UnknownBlock: ("form", "extra"),
-    ReasoningBlock: ("summary", "texts", "extra"),
-    TextPart: ("text", "extra"),
-    RefusalPart: ("text", "extra"),
-    OpaquePart: ("content", "extra"),
-    FilePart: ("filename", "url", "extra"),
-    ImagePart: ("url", "extra"),
-}
+_TEXT_FIELDS = (
+    "text", "parts", "arguments", "item", "form", "summary", "texts", "content", "filename", "url",
+    "extra",
+)  # fmt: skip
 """The fields of blocks and parts that hold text."""
 
 
@@ -397,7 +382,8 @@ def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
 
 def _edit_fields(value: Any, edit: TextEdit) -> Any:
     """Return a block or a part with its texts edited; the identical one if nothing changed."""
-    fields = {name: getattr(value, name) for name in _EDITED_FIELDS[type(value)]}
+    names = (name for name in _TEXT_FIELDS if name in value.__struct_fields__)
+    fields = {name: getattr(value, name) for name in names}
     edited = {
         name: field if name == "url" and field.startswith("data:") else _edit_value(field, edit)
         for name, field in fields.items()
@@ -441,7 +427,7 @@ def _edit_value(value: Any, edit: TextEdit) -> Any:
             edited = tuple(_edit_value(each, edit) for each in listed)
             return listed if _all_identical(edited, listed) else edited
         case _:
-            return _edit_fields(value, edit) if type(value) in _EDITED_FIELDS else value
+            return _edit_fields(value, edit) if isinstance(value, PartBase) else value
 
 
 def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str:
