@@ -185,11 +185,6 @@ class ItemTable:
             if isinstance(item, ToolCall)
         }
 
-    @property
-    def has_fallback_ids(self) -> bool:
-        """Whether a call has an id that the provider does not know."""
-        return any(call.fallback for call in self.calls.values())
-
     def sorted_calls(self) -> list[ToolCall]:
         """Return the calls in output order."""
         return sorted(self.calls.values(), key=lambda call: call.output_index)

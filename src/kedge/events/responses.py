@@ -68,10 +68,6 @@ RUNNING = frozenset({"queued", "in_progress"})
 """The statuses of a response that has not ended."""
 
 
-def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
-    return "failed" if "failed" in (one, other) else one if other == "completed" else other
-
-
 _PART_KINDS: dict[str, tuple[PartKind, str]] = {
     form: (kind, member) for kind, (form, member) in fields.PART_FORMS.items()
 }
@@ -286,7 +282,8 @@ class ResponsesDecoder(StreamDecoder):
         if self._replaced or self._joiner.replaced:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
             self._found.append(AnomalyNoted("replaced_text", detail))
-        status = _worse_status(ending, _STATUS_ENDINGS.get(get_text(response, "status"), "failed"))
+        sent = _STATUS_ENDINGS.get(get_text(response, "status"), "failed")
+        status = "failed" if "failed" in (ending, sent) else ending if sent == "completed" else sent
         output: JsonObject = {}
         reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
         if status == "failed":

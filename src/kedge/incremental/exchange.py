@@ -21,7 +21,7 @@ from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
 from kedge.engines.request_metrics import record_healing, record_lost_context
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.engines.transport import READABLE_CODINGS
-from kedge.events import Outcome, Usage
+from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ReportBuilder
@@ -339,8 +339,7 @@ class Exchange:
                 observer.resend(judgment.reason)
             observer.release()
         if early or observer is None or observer.verdict != "resend":
-            is_usable = observer is not None and not observer.has_fallback_ids
-            self._finish(outcome if is_usable else None, outcome.usage if outcome else None)
+            self._finish(outcome)
 
     def heal(self) -> None:
         """Record the request and abandon its anchor; from now on `content` is the body that the program wrote.
@@ -381,7 +380,7 @@ class Exchange:
             self._judgment = self.check.judge(outcome)
         return self._judgment
 
-    def _finish(self, outcome: Outcome | None, usage: Usage | None) -> None:
+    def _finish(self, outcome: Outcome | None) -> None:
         """Record the response, if it became an anchor, and report the request with the tokens that were counted."""
         self.is_finished = True
         if self.pending is not None:
@@ -391,18 +390,16 @@ class Exchange:
                 self.chainer.index.add(entry)
             return
         is_lost = outcome is not None and not self._record(outcome) and self.rewritten is not None
-        record = self._make_record(outcome, usage, is_lost=is_lost)
+        record = self._make_record(outcome, is_lost=is_lost)
         if self.observer:
             self._record_failure(self.observer)
         self.chainer.save_evidence(self.check)
         self.chainer.report.add(record)
 
-    def _make_record(
-        self, outcome: Outcome | None, usage: Usage | None = None, **flags: bool
-    ) -> ChainedRequest:
+    def _make_record(self, outcome: Outcome | None, **flags: bool) -> ChainedRequest:
         """Make the record of the request on the wire that has ended."""
         rewritten, blocks, ended = self.rewritten, len(self.parsed.blocks), time.perf_counter()
-        usage = usage or (outcome.usage if outcome else None)
+        usage = outcome.usage if outcome else None
         record = ChainedRequest(
             created_at=self.chainer.clock(),
             model=self.parsed.model,

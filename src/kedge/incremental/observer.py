@@ -145,11 +145,6 @@ class ResponseObserver:
         self._give_up()
         return None
 
-    @property
-    def has_fallback_ids(self) -> bool:
-        """Whether calls of the response had no ids, so that it cannot be continued."""
-        return self._decoder.calls.has_fallback_ids
-
     def _handle(self, event: StreamEvent) -> None:
         self._assembler.feed(event)
         if isinstance(event, ResponseCompleted) and self._reader.is_stream:

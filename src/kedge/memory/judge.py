@@ -152,14 +152,11 @@ class MemoryCheck(msgspec.Struct):
         sent = self._sent
         if self.plan and (before or sent is None):
             blocks = [*before, *self.plan.sent]
-            sent = tokens.measure_request(blocks, self._body, crude=self._is_crude)
+            # Exact bounds are not needed for a server that needs no proof, or while it gets none.
+            is_crude = self.evidence.proof == "table" or bool(self.doubt)
+            sent = tokens.measure_request(blocks, self._body, crude=is_crude)
             self._sent = self._sent if before else sent
         return sent and self.evidence.bound(sent)
-
-    @property
-    def _is_crude(self) -> bool:
-        """Whether exact bounds are not needed: for a server that needs no proof, or while it gets none."""
-        return self.evidence.proof == "table" or bool(self.doubt)
 
     def record_probe(self, agrees: bool | None) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""

@@ -246,17 +246,14 @@ class PrefixIndex:
             add_digest(last)
             add_sum(total)
             if type(block) in _TRACKED_TYPES:
-                self._track_block(position, block)
+                self.pairing.add(position, block)
+                if self.tail:
+                    self.tail[1].add(position, block)
+                if is_compaction(block):
+                    self.barriers.append(position)
         self.digests += b"".join(digests)
         self.sums.extend(sums)
         self.length = length + len(blocks)
-
-    def _track_block(self, position: int, block: Block) -> None:
-        self.pairing.add(position, block)
-        if self.tail:
-            self.tail[1].add(position, block)
-        if type(block) is OpaqueBlock and is_compaction(block):
-            self.barriers.append(position)
 
     def fork(self, blocks: Sequence[Block]) -> "PrefixIndex":
         """Return a separate index of these blocks, which are the first ones of this index."""

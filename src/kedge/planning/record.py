@@ -99,7 +99,9 @@ def record_response(
         log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
         return turn
     parent, index = plan.anchor, get_prefix_index(turn)
-    covered = index.count(turn.body_length)
+    covered, start = index.count(turn.body_length), turn.body_length - len(output)
+    # The server's memory starts at a compaction in the output, or as planned.
+    compactions = [at for at, block in enumerate(output, start) if is_compaction(block)]
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
@@ -111,7 +113,7 @@ def record_response(
         stored=stored,
         created_at=created_at,
         expires_at=None if retention is None else created_at + retention,
-        barrier=_find_compaction_start(turn, output, plan),
+        barrier=index.count(compactions[-1]) if compactions else plan.barrier,
         derived=derived_digests(output),
         counted=counted,
     )
@@ -152,15 +154,6 @@ def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
     dropped = sorted(stale, key=lambda record: record.created_at)[:-MAX_STALE_ANCHORS]
     kept = {id(record) for record in state.anchors} - {id(record) for record in dropped}
     return replace(state, anchors=tuple(each for each in state.anchors if id(each) in kept))
-
-
-def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
-    """Return where the server's memory starts: at a compaction in the output, or as planned."""
-    compactions = [index for index, block in enumerate(output) if is_compaction(block)]
-    if not compactions:
-        return plan.barrier
-    position = turn.body_length - len(output) + compactions[-1]
-    return get_prefix_index(turn).count(position)
 
 
 def is_valid_anchor(turn: Turn, response_id: str) -> bool:
