@@ -1,11 +1,25 @@
-"""A deadline ends a coroutine that waits too long, and reports when waiting begins."""
+"""A generation ends a coroutine that waits too long, and reports when waiting begins."""
 
 import asyncio
 import weakref
 
 import pytest
 
-from kedge.server.response_run import Deadline
+from kedge.server.response_run import Generation
+
+
+class LimitedRun(Generation):
+    """A generation without an answer, which records when it waits."""
+
+    _start = _render = _finish = serialize = Generation.end
+
+    def __init__(self) -> None:
+        self.waits: list[int] = []
+        self._stop_status = None
+        self._timeout = None
+
+    def _handle_wait(self) -> None:
+        self.waits.append(1)
 
 
 async def return_at_once() -> int:
@@ -20,41 +34,45 @@ async def wait_forever() -> int:
 
 
 async def test_coroutine_that_does_not_wait_is_not_cancelled() -> None:
-    """For a coroutine that does not wait, ``on_wait`` is not called and the deadline does not apply."""
-    waits: list[int] = []
-    deadline = Deadline(0)
-    assert await deadline.run(return_at_once(), lambda: waits.append(1)) == 42
+    """A coroutine that does not wait is not ended, and no wait is reported."""
+    run = LimitedRun()
+    assert await run._limit(return_at_once(), 0) == 42
     await asyncio.sleep(0)
-    assert not deadline.cancelled
-    assert waits == []
+    assert run.waits == []
 
 
 async def test_a_coroutine_that_waits_too_long_is_ended() -> None:
-    """A coroutine that waits too long ends without an error, and ``cancelled`` is set."""
-    waits: list[int] = []
-    deadline = Deadline(0)
-    assert await deadline.run(wait_forever(), lambda: waits.append(1)) is None
-    assert deadline.cancelled
-    assert waits == [1]
+    """A coroutine that waits too long ends without an error, and the wait is reported once."""
+    run = LimitedRun()
+    assert await run._limit(wait_forever(), 0) is None
+    assert run.waits == [1]
     await asyncio.sleep(0)  # the task itself continues
 
 
-async def test_coroutine_can_be_cancelled_explicitly() -> None:
-    """A coroutine can be cancelled while it waits, or before it is run; one that does not wait ends."""
-    deadline = Deadline(60)
-    asyncio.get_running_loop().call_soon(deadline.cancel)
-    assert await deadline.run(wait_forever()) is None
-    assert deadline.cancelled
+async def test_coroutine_can_be_stopped_explicitly() -> None:
+    """A coroutine can be stopped while it waits, or before it is run; one that does not wait ends."""
+    run = LimitedRun()
+    asyncio.get_running_loop().call_soon(run.stop, "cancelled")
+    assert await run._limit(wait_forever(), 60) is None
     for work, result in ((wait_forever, None), (return_at_once, 42)):
-        early = Deadline(60)
-        early.cancel()
-        assert await early.run(work()) == result
-        assert early.cancelled
+        early = LimitedRun()
+        early.stop("failed")
+        assert await early._limit(work(), 60) == result
         await asyncio.sleep(0)  # the task itself continues
 
 
+async def test_a_timeout_of_the_coroutine_itself_is_an_error() -> None:
+    """Only the time of the generation ends it without an error, not a TimeoutError of its model."""
+
+    async def raise_timeout() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await LimitedRun()._limit(raise_timeout(), 60)
+
+
 async def test_errors_and_results_pass_through() -> None:
-    """A deadline changes neither results nor exceptions."""
+    """A limit changes neither results nor exceptions."""
 
     async def work(number: int, turns: int) -> float:
         for _ in range(turns):
@@ -62,9 +80,9 @@ async def test_errors_and_results_pass_through() -> None:
         return 42 / number
 
     for turns in range(3):
-        assert await Deadline(60).run(work(1, turns)) == 42
+        assert await LimitedRun()._limit(work(1, turns), 60) == 42
         with pytest.raises(ZeroDivisionError):
-            await Deadline(60).run(work(0, turns))
+            await LimitedRun()._limit(work(0, turns), 60)
 
 
 async def test_a_coroutine_can_handle_errors_of_what_it_waits_for() -> None:
@@ -84,34 +102,27 @@ async def test_a_coroutine_can_handle_errors_of_what_it_waits_for() -> None:
     loop.call_soon(futures[0].set_exception, ValueError("first"))
     loop.call_soon(futures[1].set_result, "second")
     loop.call_soon(futures[2].set_exception, ValueError("third"))
-    assert await Deadline(60).run(work()) == ["first", "second", "third"]
+    assert await LimitedRun()._limit(work(), 60) == ["first", "second", "third"]
 
 
 async def test_a_cancellation_by_another_caller_propagates() -> None:
-    """Cancellation of the task propagates, also together with the deadline's own."""
+    """Cancellation of the task propagates, also together with that of the generation."""
     for both in (False, True):
-        deadline = Deadline(60)
-        task = asyncio.create_task(deadline.run(wait_forever()))
+        run = LimitedRun()
+        task = asyncio.create_task(run._limit(wait_forever(), 60))
         await asyncio.sleep(0)
         if both:
-            deadline.cancel()
+            run.stop("cancelled")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
-async def test_an_object_with_a_deadline_is_freed_without_a_collection() -> None:
-    """A deadline does not refer to the object that it called back."""
-
-    class Owner:
-        def __init__(self) -> None:
-            self.deadline = Deadline(60)
-
-        def handle_wait(self) -> None: ...
-
+async def test_a_generation_is_freed_without_a_collection() -> None:
+    """Nothing refers to a generation after its coroutine has ended."""
     for work in (return_at_once(), asyncio.sleep(0)):
-        owner = Owner()
-        await owner.deadline.run(work, owner.handle_wait)
-        freed = weakref.ref(owner)
-        del owner
+        run = LimitedRun()
+        await run._limit(work, 60)
+        freed = weakref.ref(run)
+        del run
         assert freed() is None

@@ -167,11 +167,14 @@ class AccessPolicy:
         """
         if sum(map(len, chain.from_iterable(scope["headers"]))) > self.header_bytes:
             return Access(rejection=Rejection("headers"))
-        is_allowed_host = self.allows_host(scope)
+        host = parse_host_name(read_header(scope, b"host"))
+        is_allowed_host = self.hosts is None or host in self.hosts
         if not is_allowed_host and not self.frees_hosts:
             return Access(rejection=Rejection("host"))
         try:
-            needs_token = await self.needs_token()
+            needs_token = self.token is not None or (
+                self.registry is not None and await self.registry.is_required()
+            )
             if not is_allowed_host and not needs_token:
                 return Access(rejection=Rejection("host"))
             checks_origin = presented.checks_origin
@@ -256,19 +259,9 @@ class AccessPolicy:
         caller = await self.registry.find(presented.token.decode("latin-1"))
         return None if caller is None else FoundCaller(caller)
 
-    def allows_host(self, scope: Scope) -> bool:
-        """Return whether the request's ``Host`` is accepted."""
-        return self.hosts is None or parse_host_name(read_header(scope, b"host")) in self.hosts
-
     def matches_token(self, candidate: bytes) -> bool:
         """Return whether this is the token, in constant time."""
         return self.token is not None and hmac.compare_digest(candidate, self.token.encode())
-
-    async def needs_token(self) -> bool:
-        """Return whether requests need a token."""
-        if self.token is not None:
-            return True
-        return self.registry is not None and await self.registry.is_required()
 
 
 def reject_outage(error: StoreError) -> Rejection:

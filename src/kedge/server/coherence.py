@@ -16,6 +16,7 @@ before they are normalized: an id in them is one that the client sent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -59,6 +60,8 @@ class ItemLookup(Protocol):
 
 
 MERGE_COUNT = 8
+
+_get_id = methodcaller("get", "id")
 
 
 class IdSet(Struct, frozen=True):
@@ -107,8 +110,8 @@ class Coherence(NamedTuple):
 
     def extend(self, items: Sequence[Item]) -> "Coherence":
         """Return the value for the context extended by these items."""
-        ids = [id for item in items if (id := item.get("id")) is not None]
-        return Coherence(self.ids.union(ids), *self.track_calls(items))
+        ids = filter(None, map(_get_id, items))
+        return Coherence(self.ids.union(tuple(ids)), *self.track_calls(items))
 
     def track_calls(self, items: Iterable[Item]) -> "tuple[OpenCalls, OrphanOutput | None]":
         """Return the calls that are open after these items, and the first output without a call."""

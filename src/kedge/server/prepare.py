@@ -228,14 +228,11 @@ def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
     """Resolve the references in a request's input, check it against the history, and normalize it."""
-    items = coherence.resolve_references(_list_input(input), service.nodes)
+    sent = [{"role": "user", "content": input}] if isinstance(input, str) else input
+    items = coherence.resolve_references(sent, service.nodes)
     coherence.check_request(history.context.coherence, items, service.nodes)
     coherence.check_encrypted_content(items, service.cipher.decrypt)
     return object_forms.normalize_items(items, key)
-
-
-def _list_input(input: str | Sequence[Item]) -> Sequence[Item]:
-    return [{"role": "user", "content": input}] if isinstance(input, str) else input
 
 
 async def precount_request(body: Body) -> None:
@@ -243,8 +240,11 @@ async def precount_request(body: Body) -> None:
     input = body.get("input") or body.get("items") or ()
 
     def count() -> None:
-        items = [item for item in _list_input(input) if not coherence.is_reference(item)]
-        object_forms.count_items(object_forms.normalize_items(items, key=""))
+        if isinstance(input, str):
+            object_forms.count_text(input)
+        else:
+            items = [item for item in input if not coherence.is_reference(item)]
+            object_forms.count_items(object_forms.normalize_items(items, key=""))
         count_instruction_tokens(body)
 
     texts = (input, body.get("instructions"), body.get("tools"))

@@ -46,61 +46,6 @@ MAX_QUEUE_SECONDS = 24 * 3600.0
 T = TypeVar("T")
 
 
-class Deadline:
-    """The end of a coroutine after a time, or when it is cancelled from outside.
-
-    Args:
-        seconds: The maximum time of the coroutine.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._is_cancelled = False
-        self._timeout: asyncio.Timeout | None = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the time is over, or ``cancel`` was called."""
-        return self._is_cancelled or (self._timeout is not None and self._timeout.expired())
-
-    async def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        on_wait: Callable[[], None] | None = None,
-        seconds: float | None = None,
-    ) -> T | None:
-        """Run a coroutine.
-
-        Args:
-            work: The coroutine.
-            on_wait: Called once if the coroutine waits, in the next turn of the loop. Most requests are answered
-                within one turn.
-            seconds: The maximum time of this coroutine, if it is another one.
-
-        Returns:
-            Its result, or None if the deadline ended it.
-        """
-        waiting = asyncio.get_running_loop().call_soon(on_wait) if on_wait is not None else None
-        try:
-            limit = self._seconds if seconds is None else seconds
-            async with asyncio.timeout(0 if self._is_cancelled else limit) as self._timeout:
-                return await work
-        except TimeoutError:
-            if not self.cancelled:
-                raise
-            return None
-        finally:
-            if waiting is not None:
-                waiting.cancel()
-            self._is_cancelled, self._timeout = self.cancelled, None
-
-    def cancel(self) -> None:
-        """End the coroutine now, or as soon as it waits."""
-        if self._timeout is not None and not self.cancelled:
-            self._timeout.reschedule(asyncio.get_running_loop().time())
-        self._is_cancelled = True
-
-
 Frames = list[bytes]
 Emit = Callable[[Frames], Awaitable[None]]
 
@@ -146,7 +91,7 @@ class Generation(ABC):
         self._receive: Receive | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_started = False
-        self._deadline = Deadline(service.settings.limits.answer_seconds)
+        self._timeout: asyncio.Timeout | None = None
         self._recorded = recorded
         if recorded is not None:
             recorded.model_items, recorded.response_id = draft.prompt.ask.items, response_id
@@ -171,7 +116,8 @@ class Generation(ABC):
     def stop(self, status: str) -> None:
         """Stop from outside: as ``failed`` if the server shuts down, else as ``cancelled``."""
         self._stop_status = status
-        self._deadline.cancel()
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def end(self) -> None:
         """Release all resources. May be called more than once."""
@@ -209,12 +155,13 @@ class Generation(ABC):
             slots: Run when one of these slots is free.
         """
         self._receive = receive
+        seconds = self.service.settings.limits.answer_seconds
         try:
             if slots is None:
-                await self._deadline.run(self._write(emit), self._handle_wait)
-            elif await self._deadline.run(slots.acquire(), seconds=MAX_QUEUE_SECONDS):
+                await self._limit(self._write(emit), seconds)
+            elif await self._limit(slots.acquire(), MAX_QUEUE_SECONDS):
                 try:
-                    await self._deadline.run(self._write(emit), self._handle_wait)
+                    await self._limit(self._write(emit), seconds)
                 finally:
                     slots.release()
         except ApiError as error:
@@ -231,6 +178,24 @@ class Generation(ABC):
         has_reader = self.is_background or self.is_complete or not self.is_cancelled
         if self.is_streamed and has_reader and not self._is_left_to_others:
             await emit(self._finish())
+
+    async def _limit(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        """Run a coroutine until its time is over, or the generation is stopped; return its result, or None.
+
+        If it waits, ``_handle_wait`` is called in the next turn of the loop. Most requests are answered in one turn.
+        """
+        waiting = asyncio.get_running_loop().call_soon(self._handle_wait)
+        self._timeout = timeout = asyncio.timeout(0 if self._stop_status else seconds)
+        try:
+            async with timeout:
+                return await work
+        except TimeoutError:
+            if self._stop_status is None and not timeout.expired():
+                raise
+            return None
+        finally:
+            waiting.cancel()
+            self._timeout = None
 
     async def _settle_tokens(self, reservation: "TokenReservation") -> None:
         """Count the tokens of the answer, also of a partial one: leaving early must not evade a limit."""
@@ -264,7 +229,8 @@ class Generation(ABC):
                 if (aclose := getattr(pieces, "aclose", None)) is not None:
                     await aclose()  # stops the model
         await precount_output(self._writer)
-        if not self._deadline.cancelled:
+        has_expired = self._timeout is not None and self._timeout.expired()
+        if self._stop_status is None and not has_expired:
             await self._complete()
             self.is_complete = True
 

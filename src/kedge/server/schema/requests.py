@@ -12,6 +12,7 @@ something to continue (``check_not_empty``), then coherence, then what the serve
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 from kedge.server import errors
@@ -37,6 +38,8 @@ CONVERSATION = v.TypeUnion(
     "one of a string or object",
     {str: v.Identifier(max_length=256), dict: v.Object({"id!": v.Identifier(max_length=256)})},
 )
+NO_NULL = v.Rejected(errors.INVALID_TYPE, {"expected": "a string", "got": "an object"})
+"""Null as a parameter for which the live API has this message."""
 CONTEXT_MANAGEMENT = v.Object({"type!": STRING, "compact_threshold?": v.Integer(minimum=1000)})
 SUMMARY = v.StringEnum("concise", "detailed", "auto")
 PENALTY = v.Number(minimum=-2, maximum=2)
@@ -74,8 +77,8 @@ CREATE_RESPONSE = Rules(
     },
     types={
         **SHARED_TYPES,
-        "*.model": v.NonNull(STRING),
-        "*.input": v.NonNull(INPUT),
+        "*.model": v.TypeUnion("a string", {str: STRING, NoneType: NO_NULL}),
+        "*.input": v.TypeUnion(INPUT.expected, {**INPUT.by_type, NoneType: NO_NULL}),
         "*.previous_response_id": v.Identifier(max_length=256),
         "*.conversation": CONVERSATION,
         "*.prompt.variables": v.Map(

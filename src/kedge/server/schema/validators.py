@@ -293,14 +293,16 @@ class StringEnum:
             raise invalid_value_error(value, self.values, path)
 
 
-class Null(Struct, frozen=True):
-    """Null; any other value is an unknown member."""
+class Rejected(Struct, frozen=True):
+    """No value, with the error of every value; ``Object`` accepts null as a nullable member."""
 
+    error: errors.ErrorTemplate = errors.UNKNOWN_PARAMETER
+    values: Mapping[str, str] = {}
     expected: str = "null"
 
     def check(self, value: Any, path: JsonPath) -> None:
-        """Reject every value: null is checked by ``Object``."""
-        raise path_error(errors.UNKNOWN_PARAMETER, path)
+        """Reject every value."""
+        raise path_error(self.error, path, **self.values)
 
 
 class AnyJson(Struct, frozen=True):
@@ -545,20 +547,3 @@ class TypeUnion(Struct, frozen=True):
         if validator is None:
             raise invalid_type_error(self, value, path)
         validator.check(value, path)
-
-
-class NonNull(Struct, frozen=True):
-    """A value that must not be null; the live API has a special message for two parameters."""
-
-    inner: Validator
-
-    @property
-    def expected(self) -> str:
-        """That of the inner validator."""
-        return self.inner.expected
-
-    def check(self, value: Any, path: JsonPath) -> None:
-        """Reject null as the live API does, and check everything else."""
-        if value is None:
-            raise path_error(errors.INVALID_TYPE, path, expected="a string", got="an object")
-        self.inner.check(value, path)
