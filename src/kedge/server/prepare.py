@@ -17,13 +17,8 @@ from kedge.server.models import Model, ModelUsage, Prompt
 from kedge.server.object_forms import Item
 from kedge.server.schema import requests
 from kedge.server.state import ServerState
-from kedge.server.storage.context import (
-    EMPTY_CONTEXT,
-    Context,
-    ContextItems,
-    LaneMemory,
-    truncate_history,
-)
+from kedge.server.storage import context as contexts
+from kedge.server.storage.context import Context, LaneMemory
 from kedge.server.storage.items import has_compaction
 from kedge.text.json_text import decode
 
@@ -49,7 +44,7 @@ class History(NamedTuple):
     in_memory: bool = False
 
 
-EMPTY_HISTORY = History(EMPTY_CONTEXT)
+EMPTY_HISTORY = History(contexts.EMPTY_CONTEXT)
 """The history of a request that continues nothing."""
 
 
@@ -260,10 +255,10 @@ def build_model_input(
     if has_compaction(items):
         seen = service.expand_items(slice_from_compaction(items))
         return ModelInput(seen, settings + object_forms.count_items(seen))
-    context = truncate_history(history.context)
+    context = contexts.truncate_history(history.context)
     counts = tuple(map(object_forms.count_item, items))
     tokens = settings + context.tokens + sum(counts)
-    return ModelInput(ContextItems(context, items), tokens, counts)
+    return ModelInput(contexts.ContextItems(context, items), tokens, counts)
 
 
 def count_instruction_tokens(body: Body) -> int:
@@ -329,7 +324,7 @@ def read_prompt_cache(
     model_input: ModelInput,
 ) -> int:
     """Cache a prompt automatically, and return the number of its tokens that were cached before."""
-    context = truncate_history(context)
+    context = contexts.truncate_history(context)
     settings = model_input.tokens - context.tokens - sum(model_input.new_counts)
     prefixes = prompt_cache.iter_prefixes(
         (prompt_cache.hash_prompt_settings(body), settings),

@@ -344,7 +344,7 @@ class ResponseRun(Generation):
         )
         super().__init__(service, draft, writer, self.id, recorded)
         self.is_background = bool(draft.request_fields["background"])
-        self.node = service.nodes.parse_node(draft.key)
+        self.node = service.nodes.keys.parse_node(draft.key)
         self._unstored = unstored
         is_body_stored = self.is_background or draft.idempotency_key is not None
         earlier = history.context.list_items() if history.in_memory else []

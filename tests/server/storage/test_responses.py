@@ -272,7 +272,7 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
 
     state = ServerState(replace(settings, clock=lambda: 1000.0))
     key = state.nodes.new_key()
-    entry = ResponseEntry(state.nodes.parse_node(key), key, None, None, b"{}", b"[]")
+    entry = ResponseEntry(state.nodes.keys.parse_node(key), key, None, None, b"{}", b"[]")
     state.responses.begin(entry, barrier=False)
     state.close()
     assert read_statuses(1000.0 + settings.limits.answer_seconds - 1) == ["in_progress"]

@@ -247,25 +247,13 @@ Body = Mapping[str, Any]
 
 _CREATE = requests.RequestSchema(CREATE_COMPLETION, legacy=("functions", "function_call"))
 
-SHARED_PARAMETERS = (
-    "model",
-    "parallel_tool_calls",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "seed",
-    "service_tier",
-    "store",
-    "stream",
-    "user",
-)
-"""Parameters with the same name and form in the Responses API."""
+OTHER_PARAMETERS = {"tools", "tool_choice", "top_logprobs", "stream_options"}
+"""Parameters with the same name and another form or condition in the Responses API."""
+UNUSED_PARAMETERS = {"moderation", "prompt_cache_options"}
+"""Parameters of both APIs that this server does not use."""
+BOTH_PARAMETERS = _CREATE.members.keys() & requests.CREATE.members.keys()
+SHARED_PARAMETERS = BOTH_PARAMETERS - OTHER_PARAMETERS - UNUSED_PARAMETERS | {"logit_bias", "seed"}
+"""Parameters with the same form in the Responses API, and those that models have besides."""
 
 
 def parse_request(body: object) -> dict[str, Any]:
@@ -311,7 +299,7 @@ def _iter_texts(message: Body) -> Iterator[str]:
 
 def _convert_parameters(body: Body) -> dict[str, Any]:
     """Convert the parameters to those of the Responses API."""
-    params = {name: body[name] for name in SHARED_PARAMETERS if body.get(name) is not None}
+    params = {k: each for k, each in body.items() if k in SHARED_PARAMETERS and each is not None}
     stop = body.get("stop") or ()
     params |= {"truncation": "disabled", "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     if body.get("tools"):

@@ -195,8 +195,7 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     http.check_include(request)
     try:
-        node = service.nodes.get(_find_response(service, request)[0])
-        items = service.nodes.load_context(node.parent).list_items() + decode(node.input)
+        items = service.nodes.list_input(_find_response(service, request)[0])
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None
     return http.paginate(items, request.query_params)

@@ -254,7 +254,7 @@ class RequestSchema(v.Object):
         return errors.UNKNOWN_PARAMETER(path=name)
 
 
-_CREATE = RequestSchema(CREATE_RESPONSE, moved=MOVED_PARAMETERS)
+CREATE = RequestSchema(CREATE_RESPONSE, moved=MOVED_PARAMETERS)
 _SOCKET_CREATE = RequestSchema(SOCKET_CREATE, moved=MOVED_PARAMETERS)
 check_input_tokens = RequestSchema(INPUT_TOKENS).check_body
 check_compact = RequestSchema(COMPACT_RESPONSE).check_body
@@ -265,7 +265,7 @@ check_conversation_items = RequestSchema(CONVERSATION_ITEMS).check_body
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
-    fields = (_SOCKET_CREATE if on_socket else _CREATE).check_body(body)
+    fields = (_SOCKET_CREATE if on_socket else CREATE).check_body(body)
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])

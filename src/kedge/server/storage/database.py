@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
+from kedge.database import sqlite
 from kedge.database.postgres import is_postgresql
 from kedge.database.responses import create_response_tables, use_practice_tables
 from kedge.database.schema import Schema, WrongSchema
-from kedge.database.sqlite import (
-    MEMORY,
-    SQLITE,
-    create_private_file,
-    empty_journal,
-    open_connection,
-    run_transaction,
-)
 from kedge.database.transactions import Dialect, Tx
 from kedge.errors import CannotServe
 
@@ -202,7 +195,7 @@ class SQLiteServerDatabase(ServerDatabase):
         CannotServe: If the file cannot be opened, is in use, or was written by another version.
     """
 
-    dialect = SQLITE
+    dialect = sqlite.SQLITE
 
     def __init__(self, path: str, *, clock: Clock = time.time, in_store: bool = False) -> None:
         self.clock = clock
@@ -210,7 +203,7 @@ class SQLiteServerDatabase(ServerDatabase):
         self._locked: set[str] = set()
         # Opened in the thread that creates the app, used in the thread of its loop.
         try:
-            self._connection = open_connection(
+            self._connection = sqlite.open_connection(
                 _prepare_path(path),
                 wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
                 synchronous="NORMAL",
@@ -225,7 +218,7 @@ class SQLiteServerDatabase(ServerDatabase):
         )
         try:
             if not in_store:  # acquires the lock until the connection is closed
-                run_transaction(
+                sqlite.run_transaction(
                     self._connection, partial(upgrade_schema, name=f"the database {path}")
                 )
             # Fails if the file may only be read.
@@ -243,7 +236,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run statements as one transaction."""
-        return run_transaction(self._connection, lambda _: work())
+        return sqlite.run_transaction(self._connection, lambda _: work())
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function that runs statements."""
@@ -266,7 +259,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def checkpoint(self) -> None:
         """Write the WAL to the file, so that deleted content is overwritten on disk."""
-        empty_journal(self._connection)
+        sqlite.empty_journal(self._connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -276,11 +269,11 @@ class SQLiteServerDatabase(ServerDatabase):
 
 
 def _prepare_path(path: str) -> str:
-    if path == MEMORY:
+    if path == sqlite.MEMORY:
         return path
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    create_private_file(str(file))
+    sqlite.create_private_file(str(file))
     return str(file)
 
 

@@ -6,7 +6,6 @@ newest compaction item.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -40,20 +39,6 @@ ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 _get_type = itemgetter("type")
 
 
-@dataclass(frozen=True, slots=True)
-class ContextNode:
-    """The stored content of one node."""
-
-    id: int
-    parent: int | None
-    input: bytes
-    output: bytes
-
-    def items(self) -> list[Item]:
-        """Return its items."""
-        return [*decode(self.input), *decode(self.output)]
-
-
 class NodeRepository:
     """The nodes of one namespace, and the contexts that end at them.
 
@@ -83,77 +68,61 @@ class NodeRepository:
         self.cache = cache
         self._expand = expand
         self.keys = keys
-        self._next_number = database.next_number
-        self.parse_node = keys.parse_node
 
     def new_key(self) -> str:
         """Return the key of a new node."""
-        return self.keys.new(self._next_number())
+        return self.keys.new(self._database.next_number())
 
     def add(self, key: str, parent: int | None, conversation: str, items: Sequence[Item]) -> int:
         """Add items to a conversation."""
-        node, barrier = self.parse_node(key), has_compaction(items)
-        model_items = self._expand(slice_from_compaction(items)) if barrier else items
-        tokens = count_items(model_items)
+        node, barrier = self.keys.parse_node(key), has_compaction(items)
+        tokens = count_items(self._expand(slice_from_compaction(items)) if barrier else items)
+        content = (encode(items), NO_ITEMS, self.namespace)
         self._execute(
-            "INSERT INTO kedge_server_nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
-            "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                node,
-                key,
-                parent,
-                barrier,
-                tokens,
-                conversation,
-                encode(items),
-                self.namespace,
-                NO_ITEMS,
-            ),
+            "INSERT INTO kedge_server_nodes (id, key, parent, barrier, tokens, conversation, input, output, "
+            "namespace) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (node, key, parent, barrier, tokens, conversation, *content),
         )
         return node
 
-    def get(self, node: int) -> ContextNode:
-        """Return the content of one node.
+    def list_input(self, node: int) -> list[Item]:
+        """Return every item that the model saw before it wrote the output of a node.
 
         Raises:
             LookupError: Another server has deleted it since it was found.
         """
-        found = self._execute(
-            "SELECT id, parent, input, output FROM kedge_server_nodes WHERE id = ?", (node,)
-        )
+        found = self._execute("SELECT parent, input FROM kedge_server_nodes WHERE id = ?", (node,))
         row = found.fetchone()
         if row is None:
             raise LookupError(node)
-        return ContextNode(*row)
+        return self.load_context(row[0]).list_items() + decode(row[1])
 
     def find_item(self, id: str) -> Item | None:
         """Return a stored item, or None."""
-        node = self._find(id)
-        items = node.items() if node else ()
+        items = (item for part in self._find(id) for item in decode(part))
         return next((item for item in items if item["id"] == id), None)
 
     def find_reasoning_before(self, id: str) -> str | None:
         """Return the id of the reasoning item directly before this item in its model's output."""
-        node = self._find(id)
         before: Item | None = None
-        for item in decode(node.output) if node else ():
+        for item in decode(self._find(id)[1]):
             if item["id"] == id:
                 return before["id"] if before and before["type"] == "reasoning" else None
             before = item
         return None
 
-    def _find(self, item_id: str) -> ContextNode | None:
-        """Return the node of an item, or None if its items are only retained for its children."""
+    def _find(self, item_id: str) -> tuple[bytes, bytes]:
+        """Return the input and output of the node of an item; none if its items are only retained for its children."""
         parsed = self.keys.parse_id(ITEM_ID, item_id)
         if parsed is None:
-            return None
+            return NO_ITEMS, NO_ITEMS
         row = self._execute(
-            "SELECT id, parent, input, output FROM kedge_server_nodes n WHERE id = ? AND key = ? "
+            "SELECT input, output FROM kedge_server_nodes n WHERE id = ? AND key = ? "
             "AND namespace = ? AND (expires_at > ? OR EXISTS "
             "(SELECT 1 FROM kedge_server_conversations WHERE id = n.conversation))",
             (*parsed, self.namespace, self._clock()),
         ).fetchone()
-        return row and ContextNode(*row)
+        return row or (NO_ITEMS, NO_ITEMS)
 
     def load_context(self, node: int | None) -> Context:
         """Return the context that ends with a node."""

@@ -13,12 +13,7 @@ from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from kedge.database.responses import (
-    delete_conversation,
-    delete_responses,
-    detach_nodes,
-    find_empty_conversations,
-)
+from kedge.database import responses as tables
 from kedge.server import errors, object_forms
 from kedge.server.object_forms import Item
 from kedge.server.storage.database import ServerDatabase
@@ -274,7 +269,7 @@ class ResponseRepository:
 
     def _delete_nodes(self, nodes: list[int]) -> None:
         if nodes:
-            self._nodes.delete(lambda: delete_responses(self._execute, nodes))
+            self._nodes.delete(lambda: tables.delete_responses(self._execute, nodes))
 
 
 _IS_OWN = "(owner IS NULL OR owner = ?)"
@@ -368,7 +363,7 @@ class ConversationRepository:
     def delete(self, conversation: StoredConversation) -> None:
         """Delete a conversation; items that a response shares with it are retained."""
         self._nodes.delete(
-            lambda: delete_conversation(self._execute, conversation.id, conversation.node)
+            lambda: tables.delete_conversation(self._execute, conversation.id, conversation.node)
         )
 
     def delete_unused(self) -> int:
@@ -377,9 +372,9 @@ class ConversationRepository:
         Returns:
             The number of deleted conversations.
         """
-        rows = find_empty_conversations(self._execute, PURGE_BATCH_SIZE)
+        rows = tables.find_empty_conversations(self._execute, PURGE_BATCH_SIZE)
         for row in rows:
-            self._nodes.delete(lambda row=row: delete_conversation(self._execute, *row))
+            self._nodes.delete(lambda row=row: tables.delete_conversation(self._execute, *row))
         return len(rows)
 
     def items(self, conversation: StoredConversation) -> list[Item]:
@@ -406,7 +401,7 @@ class ConversationRepository:
         def replace() -> list[int]:
             node = self._nodes.add(key, None, conversation.id, others) if others else None
             self._set_node(conversation, node)
-            return detach_nodes(self._execute, conversation.node)
+            return tables.detach_nodes(self._execute, conversation.node)
 
         self._nodes.delete(replace)
         return True
