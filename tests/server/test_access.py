@@ -12,6 +12,7 @@ from kedge.server.access import (
     check_counts,
     counts_as_request,
 )
+from kedge.server.errors import HOST_NOT_ALLOWED, RATE_LIMITED, TOKENS_LIMITED, ErrorTemplate
 
 
 def make_scope(**headers: str) -> Any:
@@ -38,21 +39,21 @@ def test_what_counts_as_a_request(
 
 
 @pytest.mark.parametrize(
-    ("requests", "tokens", "problem"),
-    [(2, 9, None), (3, 9, "requests"), (2, 10, "tokens"), (3, 10, "requests")],
+    ("requests", "tokens", "error"),
+    [(2, 9, None), (3, 9, RATE_LIMITED), (2, 10, TOKENS_LIMITED), (3, 10, RATE_LIMITED)],
 )
 def test_limits_are_reached_by_the_next_request(
-    requests: int, tokens: int, problem: str | None
+    requests: int, tokens: int, error: ErrorTemplate | None
 ) -> None:
     """The last request within a limit is accepted, and none after all tokens were used."""
     caller = AccessToken("ada", "", frozenset(), requests_per_minute=2, tokens_per_minute=10)
     rejection = check_counts(caller, TokenUse(requests, tokens, 30.0)).rejection
-    assert (rejection.problem if rejection else None) == problem
+    assert (rejection.error if rejection else None) == error
 
 
-@pytest.mark.parametrize(("token", "problem"), [(None, "host"), ("secret", None)])
-async def test_any_host_needs_a_token(token: str | None, problem: str | None) -> None:
+@pytest.mark.parametrize(("token", "error"), [(None, HOST_NOT_ALLOWED), ("secret", None)])
+async def test_any_host_needs_a_token(token: str | None, error: ErrorTemplate | None) -> None:
     """A page accepts other host names only while a token protects it."""
     policy = AccessPolicy(token, LOOPBACK_NAMES, frees_hosts=True)
     access = await policy.authorize(make_scope(host="kedge.example"), Credentials(b"secret"))
-    assert (access.rejection.problem if access.rejection else None) == problem
+    assert (access.rejection.error if access.rejection else None) == error

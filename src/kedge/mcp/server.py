@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import kedge
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
+from kedge.server import errors
 from kedge.server.access import (
     AccessPolicy,
     Credentials,
@@ -253,12 +254,12 @@ def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
     return RequestMiddleware(check_encoding, McpFrontEnd(policy))
 
 
-MESSAGES: Mapping[str, str] = {
-    "headers": "the headers of the request are too large",
-    "host": "this host name is not allowed; use a loopback name, or set a token",
-    "origin": "requests of web pages from elsewhere are not allowed",
-    "missing": "send the token as Authorization: Bearer TOKEN",
-    "invalid": "send the token as Authorization: Bearer TOKEN",
+MESSAGES: Mapping[errors.ErrorTemplate, str] = {
+    errors.HEADERS_TOO_LARGE: "the headers of the request are too large",
+    errors.HOST_NOT_ALLOWED: "this host name is not allowed; use a loopback name, or set a token",
+    errors.ORIGIN_NOT_ALLOWED: "requests of web pages from elsewhere are not allowed",
+    errors.API_KEY_MISSING: "send the token as Authorization: Bearer TOKEN",
+    errors.API_KEY_INVALID: "send the token as Authorization: Bearer TOKEN",
 }
 
 
@@ -271,7 +272,7 @@ class McpFrontEnd(FrontEnd):
 
     def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
         """Return an error with a message."""
-        message = MESSAGES.get(rejection.problem, rejection.message)
+        message = MESSAGES.get(rejection.error, rejection.message)
         return JSONResponse({"error": message}, rejection.status)
 
     def build_failure(self, scope: Scope) -> Response:

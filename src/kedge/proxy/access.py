@@ -19,7 +19,7 @@ from kedge.events.fields import get_count, get_object, list_objects
 from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
-from kedge.server import access
+from kedge.server import access, errors
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
@@ -212,15 +212,15 @@ def create_policy(
 
 def build_rejection(rejection: access.Rejection, scope: Scope) -> Response:
     """Return a rejection as an error of the proxy."""
-    match rejection.problem:
-        case "headers":
+    match rejection.error:
+        case errors.HEADERS_TOO_LARGE:
             message = "the headers of the request are too large"
-        case "host":
+        case errors.HOST_NOT_ALLOWED:
             name = access.parse_host_name(access.read_header(scope, b"host"))
             message = f"host {name!r} is not allowed; use a loopback name, or set a token"
-        case "origin":
+        case errors.ORIGIN_NOT_ALLOWED:
             message = "requests from web pages of another origin are not allowed without a token"
-        case "missing" | "invalid":
+        case errors.API_KEY_MISSING | errors.API_KEY_INVALID:
             message = rejection.message or f"send a token of the proxy in the {TOKEN_HEADER} header"
         case _:
             message = rejection.message

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from starlette.types import Scope
 
@@ -67,23 +67,6 @@ class CallerRegistry(Protocol):
         ...
 
 
-Problem = Literal[
-    "headers", "host", "origin", "missing", "invalid", "scope", "requests", "tokens", "outage"
-]
-ACCESS_ERRORS: Mapping[Problem, errors.ErrorTemplate] = {
-    "headers": errors.HEADERS_TOO_LARGE,
-    "host": errors.HOST_NOT_ALLOWED,
-    "origin": errors.ORIGIN_NOT_ALLOWED,
-    "missing": errors.API_KEY_MISSING,
-    "invalid": errors.API_KEY_INVALID,
-    "scope": errors.TOKEN_SCOPE_MISSING,
-    "requests": errors.RATE_LIMITED,
-    "tokens": errors.TOKENS_LIMITED,
-    "outage": errors.DATABASE_UNAVAILABLE,
-}
-"""The error of the API, and with it the HTTP status, of each problem for which a request is rejected."""
-
-
 class Credentials(NamedTuple):
     """What a request presents, and what it needs, as its front end reads it."""
 
@@ -103,7 +86,8 @@ NO_HEADERS: Mapping[str, str] = {}
 class Rejection(NamedTuple):
     """Why a request is rejected. Front ends format it."""
 
-    problem: Problem
+    error: errors.ErrorTemplate
+    """The error of the API, and with it the HTTP status."""
     message: str = ""
     headers: Mapping[str, str] = NO_HEADERS
     """Headers of the response, such as those of the rate limit, as in the hosted API."""
@@ -113,10 +97,10 @@ class Rejection(NamedTuple):
     @property
     def status(self) -> int:
         """The HTTP status."""
-        return ACCESS_ERRORS[self.problem].status
+        return self.error.status
 
 
-REVOKED = Rejection("invalid", "the token was revoked; send a valid one")
+REVOKED = Rejection(errors.API_KEY_INVALID, "the token was revoked; send a valid one")
 
 
 class Access(NamedTuple):
@@ -166,22 +150,22 @@ class AccessPolicy:
             Its caller, or why it is rejected.
         """
         if sum(map(len, chain.from_iterable(scope["headers"]))) > self.header_bytes:
-            return Access(rejection=Rejection("headers"))
+            return Access(rejection=Rejection(errors.HEADERS_TOO_LARGE))
         host = parse_host_name(read_header(scope, b"host"))
         is_allowed_host = self.hosts is None or host in self.hosts
         if not is_allowed_host and not self.frees_hosts:
-            return Access(rejection=Rejection("host"))
+            return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
         try:
             needs_token = self.token is not None or (
                 self.registry is not None and await self.registry.is_required()
             )
             if not is_allowed_host and not needs_token:
-                return Access(rejection=Rejection("host"))
+                return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
             checks_origin = presented.checks_origin
             if (not needs_token if checks_origin is None else checks_origin) and not is_same_origin(
                 scope
             ):
-                return Access(rejection=Rejection("origin"))
+                return Access(rejection=Rejection(errors.ORIGIN_NOT_ALLOWED))
             if presented.is_public or not needs_token:
                 return Access()
             return await self._identify(scope, presented)
@@ -191,7 +175,11 @@ class AccessPolicy:
     async def _identify(self, scope: Scope, presented: Credentials) -> Access:
         found = await self.find_sender(presented)
         if found is None:
-            return Access(rejection=Rejection("invalid" if presented.token else "missing"))
+            return Access(
+                rejection=Rejection(
+                    errors.API_KEY_INVALID if presented.token else errors.API_KEY_MISSING
+                )
+            )
         if found.caller is None:
             return Access()
         needed = "page" if found.is_session else presented.needed
@@ -202,7 +190,7 @@ class AccessPolicy:
         """Check whether a named token has a scope, and count the request if its token has limits."""
         if needed not in caller.scopes:
             message = f"this token lacks the scope {needed}; use a token with this scope"
-            return Access(rejection=Rejection("scope", message, needed=needed))
+            return Access(rejection=Rejection(errors.TOKEN_SCOPE_MISSING, message, needed=needed))
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
         if self.registry is None or not is_counted or limits == (None, None):
             return Access(caller)
@@ -267,7 +255,7 @@ class AccessPolicy:
 def reject_outage(error: StoreError) -> Rejection:
     """Log that a token could not be checked, and return the rejection."""
     log.warning("a token could not be checked: %s", error)
-    return Rejection("outage", "the token could not be checked; try again")
+    return Rejection(errors.DATABASE_UNAVAILABLE, "the token could not be checked; try again")
 
 
 def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
@@ -282,14 +270,14 @@ def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
             headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
             headers[f"x-ratelimit-reset-{name}"] = f"{seconds}s"
     if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
-        problem = "requests"
+        error = errors.RATE_LIMITED
     elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
-        problem = "tokens"
+        error = errors.TOKENS_LIMITED
     else:
         return Access(caller, headers=headers)
     headers["retry-after"] = str(seconds)
     message = f"the limit of this token is reached; try again in {seconds} seconds"
-    return Access(caller, Rejection(problem, message, headers, counts.seconds_left))
+    return Access(caller, Rejection(error, message, headers, counts.seconds_left))
 
 
 def counts_as_request(scope: Scope, needed: str, *, is_session: bool) -> bool:
@@ -345,7 +333,7 @@ def parse_host_name(host: bytes) -> str:
 
 def build_access_error(rejection: Rejection, policy: AccessPolicy) -> errors.ApiError:
     """Return a rejection as an error of the API."""
-    return ACCESS_ERRORS[rejection.problem](
+    return rejection.error(
         most=policy.header_bytes,
         scope=rejection.needed,
         seconds=f"{rejection.seconds_left:.3g}",

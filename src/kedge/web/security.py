@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
 
-from kedge.server import access
+from kedge.server import access, errors
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.store import AccessToken, Store, TokenRegistry
 
@@ -181,16 +181,16 @@ class LoginThrottle:
                 return
 
 
-REJECTIONS: Mapping[str, tuple[str, str]] = {
-    "headers": ("headers_too_large", "the headers of the request are too large"),
-    "host": ("wrong_host", "this page accepts loopback host names only"),
-    "origin": ("cross_site", "a write must be sent by the page itself, as JSON"),
-    "missing": ("token_needed", "send the server's token as Authorization: Bearer …"),
-    "invalid": ("token_needed", "send the server's token as Authorization: Bearer …"),
-    "scope": ("scope_missing", ""),
-    "requests": ("rate_limited", ""),
-    "tokens": ("rate_limited", ""),
-    "outage": ("store", ""),
+REJECTIONS: Mapping[errors.ErrorTemplate, tuple[str, str]] = {
+    errors.HEADERS_TOO_LARGE: ("headers_too_large", "the headers of the request are too large"),
+    errors.HOST_NOT_ALLOWED: ("wrong_host", "this page accepts loopback host names only"),
+    errors.ORIGIN_NOT_ALLOWED: ("cross_site", "a write must be sent by the page itself, as JSON"),
+    errors.API_KEY_MISSING: ("token_needed", "send the server's token as Authorization: Bearer …"),
+    errors.API_KEY_INVALID: ("token_needed", "send the server's token as Authorization: Bearer …"),
+    errors.TOKEN_SCOPE_MISSING: ("scope_missing", ""),
+    errors.RATE_LIMITED: ("rate_limited", ""),
+    errors.TOKENS_LIMITED: ("rate_limited", ""),
+    errors.DATABASE_UNAVAILABLE: ("store", ""),
 }
 """The code and the message of each rejection; that of the rejection itself if it is empty."""
 
@@ -220,7 +220,7 @@ class PageFrontEnd(FrontEnd):
         is_page = scope["method"] in access.SAFE_METHODS and not scope["path"].startswith("/api/")
         if is_page and rejection.status == 401 and rejection is not access.REVOKED:
             return RedirectResponse("/login", 303)
-        code, message = REJECTIONS[rejection.problem]
+        code, message = REJECTIONS[rejection.error]
         return error_response(rejection.status, code, message or rejection.message)
 
     def build_failure(self, scope: Scope) -> Response:

@@ -256,14 +256,10 @@ class ContextCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._used_bytes = 0
+        self.used_bytes = 0
+        """The approximate size of the cached contexts."""
         self._entries: dict[int, _CacheEntry] = {}
         self._leaves: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def used_bytes(self) -> int:
-        """The approximate size of the cached contexts."""
-        return self._used_bytes
 
     def get(self, node: int) -> Context | None:
         """Return a context and mark it as recently used."""
@@ -287,8 +283,8 @@ class ContextCache:
             self._leaves.pop(parent, None)
         self._entries[node] = _CacheEntry(context, parent)
         self._leaves[node] = None
-        self._used_bytes += context.size
-        while self._used_bytes > self._max_bytes and self._leaves:
+        self.used_bytes += context.size
+        while self.used_bytes > self._max_bytes and self._leaves:
             self._evict(next(iter(self._leaves)))
 
     def discard(self, node: int) -> None:
@@ -300,12 +296,12 @@ class ContextCache:
         """Evict all contexts."""
         self._entries.clear()
         self._leaves.clear()
-        self._used_bytes = 0
+        self.used_bytes = 0
 
     def _evict(self, node: int) -> None:
         entry = self._entries.pop(node)
         self._leaves.pop(node, None)
-        self._used_bytes -= entry.context.size
+        self.used_bytes -= entry.context.size
         if entry.parent is None:
             return
         above = self._entries[entry.parent]
