@@ -13,7 +13,8 @@ from starlette.responses import Response
 from engines.conftest import open_engine
 from engines.fake_server import connect_to, json_response
 from engines.runs import check_law, collect_events, last_text, request_bodies, send_lines
-from kedge.engines import ResponsesEngine
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.errors import UnknownSetting
 from kedge.events import TextDelta
 from kedge.events.run import ModeChanged
 from kedge.planning import ConversationState, get_state, set_state
@@ -153,3 +154,10 @@ async def test_before_send_is_awaited_with_each_turn(engine: ResponsesEngine, mo
     turn = await engine.run(turn, before_send=record, **options)
     await engine.run(turn.append(user("Again")), before_send=record, **options)
     assert seen == [(1, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("kind", [ResponsesEngine, ChatCompletionsEngine, AnthropicEngine])
+def test_constructor_rejects_unknown_settings(kind: type[Engine]) -> None:
+    """An engine that is constructed directly does not ignore a misspelled setting."""
+    with pytest.raises(UnknownSetting, match="has no setting 'prompt_cash'; did you mean"):
+        kind("m", make_client=list, scope="s", prompt_cash=True)  # pyright: ignore[reportCallIssue]

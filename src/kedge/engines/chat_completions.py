@@ -11,40 +11,16 @@ OpenRouter. What came from a server is sent back to it as it came, and to no oth
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.engines.param_rules import (
-    NO_SERVER_STATE,
-    STATELESS_RULES,
-    Members,
-    ParamRules,
-    map_by_type,
-    map_members,
-    map_params,
-    omit,
-    reject_unless,
-    rename,
-)
+from kedge import turns
+from kedge.engines import param_rules
+from kedge.engines.param_rules import Members, ParamRules, omit, reject_unless, rename
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
 from kedge.errors import UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaquePart,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-)
+from kedge.turns import Block, TextPart
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
 
@@ -67,7 +43,7 @@ def messages_from_blocks(blocks: Iterable[Block]) -> list[Message]:
     Raises:
         UnsupportedBlock: The API has no form for a block.
     """
-    plan = plan_request(Turn(blocks), scope="", mode="stateless", now=0.0)
+    plan = plan_request(turns.Turn(blocks), scope="", mode="stateless", now=0.0)
     return render_messages(plan.without_reasoning(), "chat")
 
 
@@ -86,21 +62,23 @@ class _ChatRenderer(MessageRenderer):
     own: frozenset[str]
     """The responses of this server."""
 
-    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
+    def _render_user(
+        self, results: Sequence[turns.ToolResultBlock], inputs: Inputs
+    ) -> list[Message]:
         return [*map(self._render_result, results), *map(self._render_input, inputs)]
 
     def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
         messages: list[Message] = []
         for block in blocks:
             match block:
-                case AssistantBlock():
+                case turns.AssistantBlock():
                     parts = [self._render_output_part(part, block) for part in block.parts]
                     message = _open_message(messages, "tool_calls", *_REASONING_MEMBERS)
                     message["content"] = [*message.get("content", ()), *parts]
-                case ToolCallBlock():
+                case turns.ToolCallBlock():
                     message = messages[-1] if messages else _open_message(messages)
                     message.setdefault("tool_calls", []).append(self._render_call(block))
-                case ReasoningBlock():
+                case turns.ReasoningBlock():
                     message = _open_message(messages, "tool_calls")
                     if not self._get_members(block, CHAT_MESSAGE):
                         reasoning = message.get("reasoning_content", "") + "".join(block.texts)
@@ -120,7 +98,7 @@ class _ChatRenderer(MessageRenderer):
         audio = members.get("audio")
         if isinstance(audio, dict) and "id" in audio:
             message["audio"] = {"id": audio["id"]}
-        parts = block.parts if isinstance(block, AssistantBlock) else ()
+        parts = block.parts if isinstance(block, turns.AssistantBlock) else ()
         noted = [each for part in parts for each in part.extra.get("annotations", ())]
         annotations = [thaw(each) for each in noted if each.get("type") in each]
         if annotations and block.response_id in self.own:
@@ -133,7 +111,7 @@ class _ChatRenderer(MessageRenderer):
         members = select_members(block.extra, (name,))
         return thaw(members[name]) if members else {}
 
-    def _render_call(self, block: ToolCallBlock) -> Message:
+    def _render_call(self, block: turns.ToolCallBlock) -> Message:
         call_id, members = self._assign_id(block), self._get_members(block, CHAT_CALL)
         if block.custom:
             function = {"name": block.name, "input": block.arguments}
@@ -141,7 +119,7 @@ class _ChatRenderer(MessageRenderer):
         function = {"name": block.name, "arguments": block.arguments or "{}"}
         return {**members, "id": call_id, "type": "function", "function": function}
 
-    def _render_result(self, block: ToolResultBlock) -> Message:
+    def _render_result(self, block: turns.ToolResultBlock) -> Message:
         for part in block.parts:
             if not isinstance(part, TextPart):
                 remedy = "put it into a user block after the result"
@@ -149,39 +127,39 @@ class _ChatRenderer(MessageRenderer):
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "tool", "tool_call_id": self._resolve_id(block), "content": content}
 
-    def _render_input(self, block: UserBlock | SystemBlock) -> Message:
-        if isinstance(block, SystemBlock):
+    def _render_input(self, block: turns.UserBlock | turns.SystemBlock) -> Message:
+        if isinstance(block, turns.SystemBlock):
             return {"role": block.role, "content": block.text}
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "user", "content": content}
 
-    def _render_output_part(self, part: Part, block: Block) -> Message:
+    def _render_output_part(self, part: turns.Part, block: Block) -> Message:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
-            case RefusalPart():
+            case turns.RefusalPart():
                 return {"type": "refusal", "refusal": part.text}
             case _:
                 raise self._reject(block, "write it as text")
 
-    def _render_input_part(self, part: Part, block: Block) -> Message:
+    def _render_input_part(self, part: turns.Part, block: Block) -> Message:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
-            case ImagePart() if part.url:
+            case turns.ImagePart() if part.url:
                 detail = {} if part.detail == "auto" else {"detail": part.detail}
                 return {"type": "image_url", "image_url": {"url": part.url, **detail}}
-            case ImagePart():
+            case turns.ImagePart():
                 remedy = "pass the image data with kedge.image"
                 raise self._reject(block, remedy, "it refers to an image by its file id")
-            case FilePart() if not part.url:
+            case turns.FilePart() if not part.url:
                 source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
                 named = {"filename": part.filename} if part.filename else {}
                 return {"type": "file", "file": {**source, **named}}
-            case FilePart():
+            case turns.FilePart():
                 remedy = "pass the file data with kedge.file"
                 raise self._reject(block, remedy, "it refers to a file by its URL")
-            case OpaquePart() if _is_native(part):
+            case turns.OpaquePart() if _is_native(part):
                 return thaw(part.content)
             case _:
                 raise self._reject(block, "remove that part", "it contains a part of another API")
@@ -194,7 +172,7 @@ def _open_message(messages: list[Message], *members: str) -> Message:
     return messages[-1]
 
 
-def _is_native(part: OpaquePart) -> bool:
+def _is_native(part: turns.OpaquePart) -> bool:
     """Return whether an unknown part may be of this API; parts of the Responses API have other names."""
     kind = str(part.content.get("type"))
     return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
@@ -267,20 +245,23 @@ _FORMATS: ParamRules = {
 def _map_include(names: Any) -> Members:
     if names in ([LOGPROBS], (LOGPROBS,)):
         return {"logprobs": True}
-    return reject_unless("include", NO_SERVER_STATE, [], ())(names)
+    return reject_unless("include", param_rules.NO_SERVER_STATE, [], ())(names)
 
 
 def build_param_rules(max_tokens: str) -> ParamRules:
     """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
-        **STATELESS_RULES,
+        **param_rules.STATELESS_RULES,
         "max_output_tokens": rename(max_tokens),
-        "tool_choice": map_by_type("tool_choice", _CHOICES),
-        "text": map_members(
+        "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
+        "text": param_rules.map_members(
             "text",
-            {"format": map_by_type("text.format", _FORMATS), "verbosity": rename("verbosity")},
+            {
+                "format": param_rules.map_by_type("text.format", _FORMATS),
+                "verbosity": rename("verbosity"),
+            },
         ),
-        "reasoning": map_members(
+        "reasoning": param_rules.map_members(
             "reasoning",
             {
                 "effort": rename("reasoning_effort"),
@@ -353,7 +334,7 @@ class ChatCompletionsEngine(StatelessEngine):
     ) -> dict[str, Any]:
         if params.get("n") not in (None, 1):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
-        more = map_params(params, self._param_rules)
+        more = param_rules.map_params(params, self._param_rules)
         if "tools" not in {**body, **more}:
             more = {k: v for k, v in more.items() if v not in TOOL_ONLY_PARAMS.get(k, ())}
         if "stream" in body:

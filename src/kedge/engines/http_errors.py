@@ -10,15 +10,7 @@ from math import isfinite
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from kedge.errors import (
-    EngineError,
-    NotAuthorized,
-    RateLimited,
-    RequestRefused,
-    ServerFailed,
-    StreamCut,
-    Unreachable,
-)
+from kedge import errors
 from kedge.security.urls import parse_base_url
 
 PLACEHOLDER_KEY = "none"
@@ -51,7 +43,7 @@ _PERMANENT_REASONS = re.compile(
     re.IGNORECASE,
 )
 """Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
-_STATUS_ERRORS = {401: NotAuthorized, 403: NotAuthorized, 429: RateLimited}
+_STATUS_ERRORS = {401: errors.NotAuthorized, 403: errors.NotAuthorized, 429: errors.RateLimited}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,7 @@ class ErrorBuilder:
             return parse_base_url(self.base_url).join(path)
         except ValueError as error:
             message = f"there is no such object: {error}"
-            raise RequestRefused(message, provider=self.provider, status=404) from None
+            raise errors.RequestRefused(message, provider=self.provider, status=404) from None
 
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""
@@ -99,12 +91,12 @@ class ErrorBuilder:
             shown = shown.__cause__ or shown.__context__
         return exc
 
-    def build_cut(self, exc: Exception) -> StreamCut:
+    def build_cut(self, exc: Exception) -> errors.StreamCut:
         """Return the error for a response that broke off."""
         message = f"the connection broke in the middle of the response ({type(exc).__name__})"
-        return StreamCut(message, provider=self.provider, retryable=True)
+        return errors.StreamCut(message, provider=self.provider, retryable=True)
 
-    def build_unreachable(self, exc: Exception, *, timed_out: bool = False) -> Unreachable:
+    def build_unreachable(self, exc: Exception, *, timed_out: bool = False) -> errors.Unreachable:
         """Return the error for a request without a response.
 
         Args:
@@ -117,9 +109,9 @@ class ErrorBuilder:
         message = f"could not reach the server at {address} ({type(first).__name__})"
         if isinstance(first, TimeoutError) or timed_out:
             message = f"the server at {address} did not answer in time"
-        return Unreachable(message, provider=self.provider, retryable=True)
+        return errors.Unreachable(message, provider=self.provider, retryable=True)
 
-    def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
+    def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> errors.EngineError:
         """Return the error for a response with an error status."""
         # Redacted before it is truncated, which could leave a part of the key.
         fields = {
@@ -128,9 +120,10 @@ class ErrorBuilder:
         message = fields.pop("message")
         if 300 <= status < 400:
             message = self.redact(_describe_redirect(headers))
-        kind, retryable = _STATUS_ERRORS.get(status, RequestRefused), status in (408, 409, 429)
+        kind = _STATUS_ERRORS.get(status, errors.RequestRefused)
+        retryable = status in (408, 409, 429)
         if status >= 500:
-            kind = ServerFailed
+            kind = errors.ServerFailed
             retryable = status != 501 and not is_permanent_failure(fields["code"], message)
         if (decision := headers.get("x-should-retry")) in ("true", "false"):
             retryable = decision == "true"

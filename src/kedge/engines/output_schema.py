@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
 from typing_extensions import TypeVar
 
-from kedge.engines.json_schema import (
-    DEFINITIONS_PATH,
-    drop_unserializable_defaults,
-    list_subschemas,
-    map_subschemas,
-    replace_iterables,
-    schema_generator,
-    to_strict_schema,
-)
+from kedge.engines import json_schema
+from kedge.engines.json_schema import DEFINITIONS_PATH
 from kedge.errors import InvalidSetting
 from kedge.turns import UserBlock, user
 from kedge.turns.frozen_json import FrozenMap, thaw
@@ -147,7 +140,7 @@ class OutputSchema(Generic[OutputT_co]):
         if not self.adapter and not _is_closed(schema):
             return None
         try:
-            return to_strict_schema(schema, _NotStrict)
+            return json_schema.to_strict_schema(schema, _NotStrict)
         except _NotStrict:
             return None
 
@@ -261,7 +254,7 @@ def _build_schema(
 
 def _move_references(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """Return the schema with ``new`` for ``old`` at the start of references, except for those to ``$defs``."""
-    moved = map_subschemas(schema, lambda each: _move_references(each, old, new))
+    moved = json_schema.map_subschemas(schema, lambda each: _move_references(each, old, new))
     reference = str(schema.get("$ref", ""))
     if reference.startswith(old) and not reference.startswith(DEFINITIONS_PATH):
         moved["$ref"] = new + reference.removeprefix(old)
@@ -283,22 +276,22 @@ def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, An
     from pydantic import PydanticUserError, TypeAdapter
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(replace_iterables(output))
-        schema = adapter.json_schema(schema_generator=schema_generator())
+        adapter: TypeAdapter[Any] = TypeAdapter(json_schema.replace_iterables(output))
+        schema = adapter.json_schema(schema_generator=json_schema.schema_generator())
     except (PydanticUserError, TypeError, NameError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidSetting(
             f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
             f"dataclass, or a JSON schema, not {output!r}: {reason}"
         ) from error
-    drop_unserializable_defaults(schema)
+    json_schema.drop_unserializable_defaults(schema)
     return adapter, schema
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:
     """Return whether every member is required at all levels: then the strict form accepts the same values."""
     here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
-    return here and all(map(_is_closed, list_subschemas(schema)))
+    return here and all(map(_is_closed, json_schema.list_subschemas(schema)))
 
 
 def _strip_fence(text: str) -> str:

@@ -14,29 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
+from kedge import turns
 from kedge.engines.heal_rules import is_format_rejected
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch
 from kedge.engines.request_metrics import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
+from kedge.events import run as run_events
 from kedge.events.request_record import RequestRecord, sum_usage
-from kedge.events.run import (
-    AnswerFinished,
-    Healed,
-    OutputAccepted,
-    OutputRejected,
-    TurnFinished,
-)
+from kedge.events.run import TurnFinished
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
-from kedge.turns import (
-    AssistantBlock,
-    OpaqueBlock,
-    ReasoningBlock,
-    ToolCallBlock,
-    Turn,
-    UserBlock,
-)
+from kedge.turns import Turn
 from kedge.turns.turn import find_answer_blocks
 
 if TYPE_CHECKING:
@@ -112,7 +101,7 @@ class Reply(Generic[ReplyT_co]):
         if running := find_running(self.turn):
             return running.response_id
         answer = takewhile(
-            lambda block: not isinstance(block, UserBlock), reversed(self.turn.blocks)
+            lambda block: not isinstance(block, turns.UserBlock), reversed(self.turn.blocks)
         )
         return next((block.response_id for block in answer if block.response_id), "")
 
@@ -126,9 +115,11 @@ class Reply(Generic[ReplyT_co]):
         """The reasoning of the last response, or its summary, as far as the provider returns it."""
         found: list[str] = []
         for block in reversed(self.turn.blocks):
-            if isinstance(block, ReasoningBlock):
+            if isinstance(block, turns.ReasoningBlock):
                 found += reversed(block.texts or block.summary)
-            elif not isinstance(block, AssistantBlock | ToolCallBlock | OpaqueBlock):
+            elif not isinstance(
+                block, turns.AssistantBlock | turns.ToolCallBlock | turns.OpaqueBlock
+            ):
                 break
         return "\n\n".join(reversed(found))
 
@@ -158,7 +149,7 @@ async def run_until_valid(
         try:
             async with aclosing(engine.events(sent, sending)) as events:
                 async for event in events:
-                    has_answer = has_answer or isinstance(event, AnswerFinished)
+                    has_answer = has_answer or isinstance(event, run_events.AnswerFinished)
                     if isinstance(event, TurnFinished):
                         turn = event.turn
                     else:
@@ -169,7 +160,7 @@ async def run_until_valid(
                 raise
             prompted_models.add(model)
             record_healing("format", "")
-            yield Healed("format", status=error.status)
+            yield run_events.Healed("format", status=error.status)
             continue
         if find_running(turn) or any(
             problem.kind == "unanswered" for problem in find_problems(turn)
@@ -189,11 +180,11 @@ async def run_until_valid(
             text = answer_text(shown, sent)
             if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
-            yield OutputRejected(attempt, mismatch.problems, text)
+            yield run_events.OutputRejected(attempt, mismatch.problems, text)
             turn, attempt = turn.append(schema.build_correction(mismatch)), attempt + 1
         else:
             count("outputs_total", outcome="accepted")
-            yield OutputAccepted(value)
+            yield run_events.OutputAccepted(value)
             yield TurnFinished(turn)
             return
 
@@ -234,6 +225,6 @@ def answer_text(turn: Turn, sent: Turn | None = None) -> str:
 
 def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
     """Return the text of the refusal in the model's last message; empty if there is none."""
-    blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
+    blocks = [b for b in turn.blocks if isinstance(b, turns.AssistantBlock)]
     last = (find_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
     return last[0].refusal if last else ""

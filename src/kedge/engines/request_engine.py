@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 
 from msgspec.structs import replace
 
+from kedge import errors, planning
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import is_permanent_failure
@@ -29,36 +30,14 @@ from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport
-from kedge.errors import AnswerIncomplete, EngineError, KedgeError, ServerFailed, StreamCut
+from kedge.errors import EngineError, KedgeError, StreamCut
 from kedge.events import Event, Outcome, StreamEvent
+from kedge.events import run as run_events
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
-from kedge.events.run import (
-    VISIBLE_EVENTS,
-    AnswerFinished,
-    FellBack,
-    Healed,
-    ModeChanged,
-    RequestPlanned,
-    RequestSent,
-    ResendReason,
-    TurnFinished,
-)
 from kedge.memory.judge import MemoryCheck
 from kedge.observe import count, get_logger, measure
-from kedge.planning import (
-    AnchorRecord,
-    CacheRules,
-    Mode,
-    Reason,
-    RejectedAnchor,
-    RequestPlan,
-    Status,
-    TokenCounts,
-    get_state,
-    record_response,
-    tag_blocks,
-)
+from kedge.planning import CacheRules, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
 from kedge.planning.render import measure_full_body
 from kedge.turns import Turn, system
@@ -114,11 +93,11 @@ class Session:
     members: dict[str, Any]
     requested_mode: Mode
     streaming: bool
-    running: AnchorRecord | None = None
+    running: planning.AnchorRecord | None = None
     mode: Mode = "stateless"
     mode_reason: str = ""
     full: bool = False
-    rejected: tuple[RejectedAnchor, ...] = ()
+    rejected: tuple[planning.RejectedAnchor, ...] = ()
     reasoning: bool = True
     include: bool = False
     include_rejected: bool = False
@@ -161,13 +140,13 @@ class Session:
             return []
         count("responses_mode_changed_total", reason=reason)
         log.warning("mode %s instead of %s: %s", self.mode, before, reason)
-        return [ModeChanged(self.mode, before, reason)]
+        return [run_events.ModeChanged(self.mode, before, reason)]
 
-    def drop_anchor(self, plan: RequestPlan, reason: Reason) -> None:
+    def drop_anchor(self, plan: RequestPlan, reason: planning.Reason) -> None:
         """Send everything from now on, because the anchor of a plan cannot be used."""
         self.full = True
         if plan.anchor is not None:
-            unused = RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
+            unused = planning.RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
             self.rejected = (*plan.rejected, unused)
 
     def report_plan(self) -> list[Event]:
@@ -176,9 +155,9 @@ class Session:
         running = self.running.response_id if self.running else ""
         fallback = None if running else self.plan.fallback
         if not fallback:
-            return [RequestPlanned(self.plan, running)]
+            return [run_events.RequestPlanned(self.plan, running)]
         log.warning("no valid anchor (%s); sending everything", fallback)
-        return [RequestPlanned(self.plan), FellBack(fallback)]
+        return [run_events.RequestPlanned(self.plan), run_events.FellBack(fallback)]
 
     def attach_context(self, error: EngineError) -> EngineError:
         """Return the error with the plan and the Turn to continue from, unless it has them already."""
@@ -248,7 +227,7 @@ class Answer:
             feed(event)
             passed.append(event)
             if session.held is None and not session.shown and session.request.streaming:
-                session.shown = isinstance(event, VISIBLE_EVENTS)
+                session.shown = isinstance(event, run_events.VISIBLE_EVENTS)
         return passed if session.held is None else []
 
     async def aclose(self) -> None:
@@ -305,6 +284,9 @@ class RequestEngine(Engine):
         open_transport: Callable[[Callable[[], AnyClient], str], Transport],
         **settings: Unpack[EngineSettings],
     ) -> None:
+        known = EngineSettings.__annotations__.keys()
+        for name in settings.keys() - known:
+            raise errors.UnknownSetting(name, known, f"the engine of {model!r}")
         self.model = model
         self.name = settings.get("provider", self.name)
         self.scope = settings["scope"]
@@ -329,7 +311,7 @@ class RequestEngine(Engine):
             await request.before_send(turn)
         session = await self._start(turn, request)
         notices = session.report_mode(session.requested_mode, session.mode_reason)
-        healed: set[ResendReason] = set()
+        healed: set[run_events.ResendReason] = set()
         while True:
             for event in notices:
                 yield event
@@ -353,8 +335,8 @@ class RequestEngine(Engine):
                 if session.failure is not None:
                     raise session.failure
                 raise_for_outcome(outcome, self.name, finished, answer.cut)
-                yield AnswerFinished(outcome, finished, session.plan)
-                yield TurnFinished(finished)
+                yield run_events.AnswerFinished(outcome, finished, session.plan)
+                yield run_events.TurnFinished(finished)
                 break
             except HealableError as failure:
                 notices = await self._prepare_resend(session, failure, healed)
@@ -369,12 +351,12 @@ class RequestEngine(Engine):
         if self.prompt_cache:
             self._prompts.record(session.plan, session.head)
         size = len(session.content)
-        sent = RequestSent(size, measure_full_body(session.plan, size))
+        sent = run_events.RequestSent(size, measure_full_body(session.plan, size))
         log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
         return [sent]
 
     async def _prepare_resend(
-        self, session: Session, failure: HealableError, healed: set[ResendReason]
+        self, session: Session, failure: HealableError, healed: set[run_events.ResendReason]
     ) -> list[Event]:
         """Heal a session, and return the events of that; raise if it must not be healed."""
         error, mode = session.attach_context(failure.error), session.mode
@@ -384,7 +366,9 @@ class RequestEngine(Engine):
         session.turn = failure.turn or session.turn
         lost = await self._heal(session, failure)
         record_healing(failure.reason, "".join(lost))
-        event = Healed(failure.reason, lost, error.response_id, error.usage, error.status)
+        event = run_events.Healed(
+            failure.reason, lost, error.response_id, error.usage, error.status
+        )
         return [event, *session.report_mode(mode, failure.reason)]
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
@@ -420,7 +404,7 @@ class RequestEngine(Engine):
             params=params,
             extra=extra,
             members={**params, **extra},
-            requested_mode=request.mode or get_state(turn).mode or self.mode,
+            requested_mode=request.mode or planning.get_state(turn).mode or self.mode,
             streaming=request.streaming or self.transport.always_streams,
         )
 
@@ -525,7 +509,7 @@ class RequestEngine(Engine):
         stored: bool,
         lost: bool = False,
         reused: bool = False,
-        counted: TokenCounts | None = None,
+        counted: planning.TokenCounts | None = None,
     ) -> Turn:
         """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
 
@@ -544,12 +528,12 @@ class RequestEngine(Engine):
                 response_id = outcome.response_id
                 log.warning("no anchor: %s", problem, response_id=response_id, turn_id=turn.id)
                 count("responses_without_id_total")
-            return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
-        status: Status = "running" if is_running else "incomplete"
+            return turn.append(*planning.tag_blocks(blocks, outcome.response_id))
+        status: planning.Status = "running" if is_running else "incomplete"
         if outcome.completed:
             status = "lost" if lost else "completed"
         log.debug("the response is %s", status, response_id=outcome.response_id)
-        return record_response(
+        return planning.record_response(
             turn,
             () if is_running else blocks,
             response_id=outcome.response_id,
@@ -567,7 +551,7 @@ class RequestEngine(Engine):
         """Return the number of tokens that the server counted for a request."""
         tokens = answer.get("input_tokens")
         if not isinstance(tokens, int):
-            raise ServerFailed("the server did not return a token count", provider=self.name)
+            raise errors.ServerFailed("the server did not return a token count", provider=self.name)
         return tokens
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
@@ -592,11 +576,13 @@ def raise_for_outcome(
             return
         case "incomplete":
             message = f"the response stopped before its end ({outcome.reason or 'no reason given'})"
-            error = AnswerIncomplete(message, provider=provider, code=outcome.reason)
+            error = errors.AnswerIncomplete(message, provider=provider, code=outcome.reason)
         case "failed":
             message = outcome.message or "the server reported a failure"
             retryable = not is_permanent_failure(outcome.code, message)
-            error = ServerFailed(message, provider=provider, code=outcome.code, retryable=retryable)
+            error = errors.ServerFailed(
+                message, provider=provider, code=outcome.code, retryable=retryable
+            )
         case "cut":
             message = "the stream ended before the response was complete; the Turn is unchanged"
             error = cut or StreamCut(message, provider=provider, retryable=True)

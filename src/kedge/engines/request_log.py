@@ -11,26 +11,9 @@ from kedge.engines.content_filter import ContentFilters
 from kedge.engines.request_metrics import count_request, record_request
 from kedge.engines.request_options import KNOWN_PARAMS, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
-from kedge.events import Event, Outcome, ResponseStarted, Usage
-from kedge.events.request_record import (
-    ANCHOR_MEMBERS,
-    MAX_OMITTED,
-    MAX_REJECTED,
-    RejectedCandidate,
-    RequestRecord,
-    ResponseStatus,
-    find_request,
-)
-from kedge.events.run import (
-    VISIBLE_EVENTS,
-    AnswerFinished,
-    AttemptFailed,
-    Healed,
-    HealReason,
-    RequestPlanned,
-    RequestSent,
-    TurnEdited,
-)
+from kedge.events import Event, Outcome, ResponseStarted, Usage, request_record
+from kedge.events import run as run_events
+from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields
 from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
@@ -80,7 +63,7 @@ class RequestLog:
         """Whether the first output of the current answer is recorded."""
         self._open: RequestRecord | None = None
         self._is_sent_earlier = False
-        self._healed: HealReason | None = None
+        self._healed: run_events.HealReason | None = None
         self._unmatched = 0
         self._started_at = 0.0
 
@@ -92,25 +75,25 @@ class RequestLog:
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
         match event:
-            case RequestPlanned(plan, ""):
+            case run_events.RequestPlanned(plan, ""):
                 self.plans.append(plan)
                 self._open = self._start(plan)
-            case RequestPlanned(plan, running):
+            case run_events.RequestPlanned(plan, running):
                 self._open = self._continue(plan, running)
-            case TurnEdited("repair", diff):
+            case run_events.TurnEdited("repair", diff):
                 self._unmatched += sum(isinstance(each, ToolResultBlock) for each in diff.removed)
-            case RequestSent() if self._open:
+            case run_events.RequestSent() if self._open:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=event.body_bytes)
                 saved = event.full_bytes - event.body_bytes
                 self._open = replace(self._open, sent_bytes=event.body_bytes, saved_bytes=saved)
-            case AnswerFinished():
+            case run_events.AnswerFinished():
                 if self._open is None:  # an engine that reports no plan
                     self._open = self._start(event.plan)
                 self._end(self.complete(event.outcome, event.turn))
-            case AttemptFailed():
+            case run_events.AttemptFailed():
                 problem = f"{event.error.__name__}; the request was sent again"
                 self._fail(_classify_error(event.error), problem, event)
-            case Healed(reason):
+            case run_events.Healed(reason):
                 status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
                 self._fail(status, HEALING_TEXTS[reason], event)
                 self._healed = reason
@@ -119,7 +102,9 @@ class RequestLog:
                 self._open = replace(
                     self._open, provider_response_id=event.response_id, status=status
                 )
-            case _ if self._open and isinstance(event, VISIBLE_EVENTS) and not self.has_output:
+            case _ if (
+                self._open and isinstance(event, run_events.VISIBLE_EVENTS) and not self.has_output
+            ):
                 self.has_output, seconds = True, time.perf_counter() - self._started_at
                 if not self._is_sent_earlier:
                     self._open = replace(self._open, first_token_seconds=seconds)
@@ -150,7 +135,7 @@ class RequestLog:
         }
         anchor = get_state(turn).anchor(outcome.response_id) if outcome.response_id else None
         if anchor:
-            members.update({name: getattr(anchor, name) for name in ANCHOR_MEMBERS})
+            members.update({name: getattr(anchor, name) for name in request_record.ANCHOR_MEMBERS})
             if anchor.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
         return self._finish(outcome.usage, **members)
@@ -159,7 +144,7 @@ class RequestLog:
         """Return the record of a request that was sent earlier; without what was sent if that is not known."""
         started = self._start(plan)
         self._is_sent_earlier = True
-        found = find_request(plan.source) if isinstance(plan.source, Turn) else None
+        found = request_record.find_request(plan.source) if isinstance(plan.source, Turn) else None
         return found or RequestRecord(
             provider=self.provider,
             scope=plan.scope,
@@ -193,19 +178,21 @@ class RequestLog:
             results_by_fallback=matches["fallback"],
             results_unmatched=unmatched,
             rejected=tuple(
-                RejectedCandidate(each.response_id, each.reason, describe_rejection(each, plan))
-                for each in plan.rejected[:MAX_REJECTED]
+                request_record.RejectedCandidate(
+                    each.response_id, each.reason, describe_rejection(each, plan)
+                )
+                for each in plan.rejected[: request_record.MAX_REJECTED]
             ),
-            more_rejected=max(len(plan.rejected) - MAX_REJECTED, 0),
+            more_rejected=max(len(plan.rejected) - request_record.MAX_REJECTED, 0),
             start=plan.body_start,
-            omitted=plan.list_omitted()[:MAX_OMITTED],
+            omitted=plan.list_omitted()[: request_record.MAX_OMITTED],
         )
 
     def _fail(
         self,
-        status: ResponseStatus,
+        status: request_record.ResponseStatus,
         error: str,
-        source: AttemptFailed | Healed | EngineError | None = None,
+        source: run_events.AttemptFailed | run_events.Healed | EngineError | None = None,
     ) -> None:
         if self._open is not None:
             named, usage = (source.response_id, source.usage) if source else ("", None)
@@ -287,7 +274,7 @@ def filter_json(value: Any, filters: ContentFilters) -> Any:
             return value
 
 
-def _classify_error(error: type[EngineError]) -> ResponseStatus:
+def _classify_error(error: type[EngineError]) -> request_record.ResponseStatus:
     if issubclass(error, RequestRefused):
         return "refused"
     if issubclass(error, StreamCut):

@@ -12,31 +12,17 @@ from typing import Any, Literal, Unpack, cast
 
 from msgspec.structs import replace
 
+from kedge import planning
+from kedge.engines import heal_rules
+from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
-from kedge.engines.heal_rules import (
-    OBJECT_LOCKED,
-    HealableError,
-    RequestSummary,
-    as_healable,
-    error_from_event,
-    find_lost,
-    is_format_rejected,
-    is_live_only,
-    is_server_error,
-    lost_context,
-)
+from kedge.engines.heal_rules import HealableError, as_healable, is_server_error, lost_context
 from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
 from kedge.engines.request_metrics import record_lost_context
 from kedge.engines.request_options import (
     ENCRYPTED_REASONING,
     build_input,
     to_resend_limit,
-)
-from kedge.engines.responses_endpoints import (
-    continue_stream,
-    fetch_response,
-    identify_server,
-    stream_response,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
 from kedge.engines.transport import RawResponse, Transport, encode_body
@@ -51,19 +37,7 @@ from kedge.memory.evidence import REJECTION_STATUSES, EvidenceStore, KnownServer
 from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
-from kedge.planning import (
-    DEFAULT_RETENTION,
-    AnchorRecord,
-    CacheRules,
-    Mode,
-    RejectedAnchor,
-    RequestPlan,
-    Status,
-    find_running,
-    get_state,
-    plan_request,
-    set_state,
-)
+from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
 from kedge.planning.digests import prefix_digest
 from kedge.planning.render import get_conversation_id
@@ -107,7 +81,7 @@ class ResponsesEngine(RequestEngine):
         self,
         model: str,
         *,
-        retention: float | None = DEFAULT_RETENTION,
+        retention: float | None = planning.DEFAULT_RETENTION,
         max_depth: int | None = None,
         verify_every: int = 0,
         transport: Literal["http", "websocket"] = "http",
@@ -209,7 +183,7 @@ class ResponsesEngine(RequestEngine):
     def _create(self, turn: Turn, request: Request) -> Session:
         session = super()._create(turn, request)
         session.check = self._open_check(session)
-        session.running = find_running(turn, self.scope)
+        session.running = planning.find_running(turn, self.scope)
         return session
 
     def _open_check(self, session: Session) -> MemoryCheck:
@@ -289,7 +263,7 @@ class ResponsesEngine(RequestEngine):
         check = session.check
         plan = self._make_plan(session)
         if check.way != "direct" and self.transport.identity is None:
-            await identify_server(self.transport)
+            await endpoints.identify_server(self.transport)
             self.memory.identify(check, self.transport.identity or "")
             plan = self._make_plan(session)
         if check.way == "probe":
@@ -333,8 +307,10 @@ class ResponsesEngine(RequestEngine):
         if session.running is not None:
             response_id = session.running.response_id
             if session.request.streaming and not in_background:
-                return await stream_response(self.transport, response_id, decoder)
-            return await fetch_response(self.transport, response_id, wait=not in_background)
+                return await endpoints.stream_response(self.transport, response_id, decoder)
+            return await endpoints.fetch_response(
+                self.transport, response_id, wait=not in_background
+            )
         send = partial(super().post, session, decoder)
         try:
             reply = await (self.objects.send(send) if session.object_id else send())
@@ -342,7 +318,7 @@ class ResponsesEngine(RequestEngine):
             if session.owned and session.plan.anchor:  # nothing was added to the object
                 await self.objects.release(session.owned, session.plan.anchor.response_id)
             raise
-        return continue_stream(self.transport, reply, decoder) if in_background else reply
+        return endpoints.continue_stream(self.transport, reply, decoder) if in_background else reply
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error, or one that can be healed; see ``HEAL_RULES``."""
@@ -365,7 +341,8 @@ class ResponsesEngine(RequestEngine):
 
     def _may_reject_include(self, session: Session, error: EngineError) -> bool:
         """Return whether the first request for encrypted reasoning may have failed because of it."""
-        if (error.param and not error.param.startswith("include")) or is_format_rejected(error):
+        is_other = error.param and not error.param.startswith("include")
+        if is_other or heal_rules.is_format_rejected(error):
             return False  # another member was rejected
         is_first = session.include and session.check.reasoning.accepted is None
         # After a server error the conversation object may contain the request already.
@@ -385,7 +362,8 @@ class ResponsesEngine(RequestEngine):
             if is_start and named and named == session.object_id:
                 check.evidence.names_conversations = True
         if isinstance(event, StreamFailed):
-            failure = as_healable(error_from_event(event, self.name), _summarize(session))
+            error = heal_rules.error_from_event(event, self.name)
+            failure = as_healable(error, _summarize(session))
             if failure is not None:
                 raise failure
 
@@ -447,7 +425,7 @@ class ResponsesEngine(RequestEngine):
         if reused:
             state = state.mark_lost({outcome.response_id}, plan.scope)
         if judgment.reason and not judgment.resend:
-            state = state.mark_lost(find_lost(state, plan, all_older=True), plan.scope)
+            state = state.mark_lost(heal_rules.find_lost(state, plan, all_older=True), plan.scope)
         if judgment.reason:
             # The model made these calls without the context, so they are not run.
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
@@ -483,8 +461,8 @@ class ResponsesEngine(RequestEngine):
         state, lost = get_state(session.turn), tuple[str, ...]()
         match reason:
             case "gone" | "unsupported" | "forgot" | "audit":
-                lost = find_lost(state, plan, all_older=reason == "gone")
-                if reason == "unsupported" or not is_live_only(state, plan):
+                lost = heal_rules.find_lost(state, plan, all_older=reason == "gone")
+                if reason == "unsupported" or not heal_rules.is_live_only(state, plan):
                     now = self._clock()
                     created_at = plan.anchor.created_at if plan.anchor else now
                     check.record_rejection(reason, created_at, now)
@@ -501,7 +479,7 @@ class ResponsesEngine(RequestEngine):
                 session.drop_anchor(plan, "empty_input")
             case "conversation":
                 state = replace(state, conversation_id="")
-                is_used = bool(error.response_id) or error.code == OBJECT_LOCKED
+                is_used = bool(error.response_id) or error.code == heal_rules.OBJECT_LOCKED
                 session.drop_anchor(plan, "taken" if is_used else "lost")
             case "reasoning":
                 session.reasoning = False
@@ -509,7 +487,7 @@ class ResponsesEngine(RequestEngine):
                 session.include, session.include_rejected = False, True
         if state is not get_state(session.turn):
             session.turn = set_state(session.turn, state)
-        session.running = find_running(session.turn, self.scope)
+        session.running = planning.find_running(session.turn, self.scope)
         await self.memory.save(check)
         self._check_resend(session, error)
         return lost
@@ -551,7 +529,7 @@ class ResponsesEngine(RequestEngine):
         if way in ("direct", "held") or plan.anchor is None:
             return plan
         # The server's answer could not be judged.
-        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
+        untrusted = planning.RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
         return replace(
             self._plan_mode(session, "stateless"),
             mode=plan.mode,
@@ -559,19 +537,19 @@ class ResponsesEngine(RequestEngine):
             conditional=way == "probe" or self.transport.identity is None,
         )
 
-    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> planning.CacheRules:
         retention = str(params.get("prompt_cache_retention"))
         lifetime = RETENTIONS.get(retention, self.cache_rules.lifetime)
         return replace(self.cache_rules, lifetime=lifetime)
 
-    def _plan_mode(self, session: Session, mode: Mode) -> RequestPlan:
+    def _plan_mode(self, session: Session, mode: planning.Mode) -> RequestPlan:
         """Plan a request in a mode, whatever the evidence about the server's memory."""
         evidence, extra = session.check.evidence, tuple[AnchorRecord, ...]()
         if mode == "chained":
             # Responses that only a connection remembers are not known to requests outside of it.
             live = self.transport.live_anchors(session.turn) if session.is_live else ()
             extra = (*session.request.candidates, *live)
-        plan = plan_request(
+        plan = planning.plan_request(
             session.turn,
             scope=self.scope,
             mode=mode,
@@ -611,11 +589,11 @@ async def delete_unused_objects(engine: Engine, store: ObjectStore) -> dict[Unus
     return await inner.objects.delete_unused(store) if isinstance(inner, ResponsesEngine) else {}
 
 
-def _summarize(session: Session) -> RequestSummary:
+def _summarize(session: Session) -> heal_rules.RequestSummary:
     """Return the properties that decide whether a rejection of a request can be healed."""
     body, items = session.body, session.body["input"]
     has_reasoning = session.reasoning and any(item["type"] == "reasoning" for item in items)
-    return RequestSummary(
+    return heal_rules.RequestSummary(
         previous_response_id=body.get("previous_response_id", ""),
         conversation_id=body.get("conversation", ""),
         has_reasoning=has_reasoning,
@@ -630,6 +608,6 @@ def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
     return was_stored and not has_hidden_context(body)
 
 
-def _end_running(turn: Turn, running: AnchorRecord, status: Status) -> Turn:
+def _end_running(turn: Turn, running: AnchorRecord, status: planning.Status) -> Turn:
     """Return the Turn without an answer in the background, so that it can be sent again."""
     return set_state(turn, get_state(turn).with_anchor(replace(running, status=status, request="")))

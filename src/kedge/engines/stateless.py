@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
+from kedge import turns
 from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
@@ -29,18 +30,7 @@ from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    SystemBlock,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UnknownBlock,
-    UserBlock,
-)
+from kedge.turns import Block, ToolCallBlock, ToolResultBlock
 
 MODE_CHANGE_REASON = "stateless_api"
 """The reason why a request is stateless although another mode was requested."""
@@ -138,7 +128,7 @@ class StatelessEngine(RequestEngine):
             return ""  # the request itself reports it
         return ""
 
-    async def _settle(self, session: Session, outcome: Outcome) -> Turn:
+    async def _settle(self, session: Session, outcome: Outcome) -> turns.Turn:
         cache = session.plan.cache
         counted = count_prompt(outcome, cache) if cache else None
         return self._record_outcome(session, session.turn, outcome, stored=False, counted=counted)
@@ -148,7 +138,8 @@ class StatelessEngine(RequestEngine):
         statuses, words = self.reasoning_errors
         if error.status in statuses and all(word in error.message for word in words):
             is_missing = self.can_replay_reasoning and not session.plan.unsealed
-            if is_missing or any(isinstance(block, ReasoningBlock) for block in session.plan.sent):
+            kinds = {block.kind for block in session.plan.sent}
+            if is_missing or "reasoning" in kinds:
                 return HealableError("reasoning", error)
         advice = self._advice.unreachable if isinstance(error, Unreachable) else ""
         if error.status == 404:
@@ -167,7 +158,7 @@ class StatelessEngine(RequestEngine):
 
 
 Message = dict[str, Any]
-Inputs = Sequence[UserBlock | SystemBlock]
+Inputs = Sequence[turns.UserBlock | turns.SystemBlock]
 
 
 class MessageRenderer(ABC):
@@ -206,7 +197,8 @@ class MessageRenderer(ABC):
                 continue
             results = [each for each in blocks if isinstance(each, ToolResultBlock)]
             self._check_tool_results(calls, results)
-            calls, inputs = [], [b for b in blocks if isinstance(b, UserBlock | SystemBlock)]
+            inputs = [b for b in blocks if isinstance(b, turns.UserBlock | turns.SystemBlock)]
+            calls = []
             messages += self._render_user(results, inputs)
         self._check_tool_results(calls, [])
         return messages
@@ -221,7 +213,7 @@ class MessageRenderer(ABC):
 
     def _reject(self, block: Block, remedy: str, detail: str = "") -> UnsupportedBlock:
         """Return the error for a block that the provider cannot express, with the reason and the remedy."""
-        kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
+        kind = f"opaque {block.type}" if isinstance(block, turns.OpaqueBlock) else block.kind
         what = f"block {block.id} ({kind})" + (f": {detail}" if detail else "")
         message = f"{self.provider} cannot express {what}; {remedy} before sending"
         return UnsupportedBlock(message, block.id)
@@ -241,7 +233,7 @@ class MessageRenderer(ABC):
         return self._assigned_ids.get(result.call_id, result.call_id)
 
     def _check_block(self, block: Block) -> None:
-        if isinstance(block, UnknownBlock):
+        if isinstance(block, turns.UnknownBlock):
             raise UnsupportedBlock(
                 f"block {block.id} is of a kind that this version of Kedge does not know "
                 f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
@@ -264,4 +256,5 @@ class MessageRenderer(ABC):
 
 
 def _is_output(block: Block) -> bool:
-    return isinstance(block, AssistantBlock | ToolCallBlock | ReasoningBlock | OpaqueBlock)
+    is_message = isinstance(block, turns.AssistantBlock | ToolCallBlock)
+    return is_message or isinstance(block, turns.ReasoningBlock | turns.OpaqueBlock)

@@ -19,16 +19,9 @@ from kedge.engines.request_options import Request
 from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
+from kedge.events import run as run_events
 from kedge.events.request_record import keep_request, sum_usage
-from kedge.events.run import (
-    VISIBLE_EVENTS,
-    AnswerFinished,
-    OutputAccepted,
-    RequestPlanned,
-    ToolFinished,
-    TurnEdited,
-    TurnFinished,
-)
+from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import RequestPlan, get_state, record_response
 from kedge.turns import Block, Turn
@@ -110,14 +103,14 @@ class RunStream(AsyncResource, ABC, Generic[R]):
     def _track_output(self, event: Event) -> None:
         """Record the text and the value of a typed answer."""
         match event:
-            case RequestPlanned():
+            case run_events.RequestPlanned():
                 self._output_text = ""
             case TextDelta():
                 item = event.item_id, event.output_index, event.content_index
                 if item != self._output_item:
                     self._output_text, self._output_item = "", item
                 self._output_text += event.delta
-            case OutputAccepted():
+            case run_events.OutputAccepted():
                 self._output = event.value
             case _:
                 pass
@@ -196,7 +189,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """The records of the requests of this run."""
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""
-        self.trace: list[TurnEdited] = []
+        self.trace: list[run_events.TurnEdited] = []
         """The changes to the Turn by each middleware."""
         # The ids of the Turn, and those bound by the caller.
         ids = {"turn_id": turn.id}
@@ -270,7 +263,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         return self.turn
 
     def _handle_event(self, event: Event) -> Event:
-        if self.log.has_output and isinstance(event, VISIBLE_EVENTS):
+        if self.log.has_output and isinstance(event, run_events.VISIBLE_EVENTS):
             return event
         self.log.record_event(event)
         if isinstance(event, AnswerFinished | TurnFinished):
@@ -288,9 +281,9 @@ class Stream(RunStream[Turn], Generic[OutputT]):
             case AnswerFinished():
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
-            case ToolFinished():
+            case run_events.ToolFinished():
                 self._tool_results.append(event.result)
-            case TurnEdited():
+            case run_events.TurnEdited():
                 self.trace.append(event)
             case _:
                 pass

@@ -14,22 +14,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kedge import turns
 from kedge.errors import UnsupportedBlock
 from kedge.text.json_text import encode_escaped, encode_sorted, encode_string
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaqueBlock,
-    Part,
-    RefusalPart,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    UserBlock,
-    item_from_block,
-)
+from kedge.turns import Block, TextPart, ToolCallBlock, ToolResultBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.responses_items import drop_ciphertext
 from kedge.turns.server_fields import (
@@ -76,7 +64,7 @@ def get_members(block: Block) -> FrozenMap:
 
 def strip_members(block: Block) -> Block:
     """Return the block without uninterpreted members, as a program or a server that drops them repeats it."""
-    if isinstance(block, AssistantBlock) and any(part.extra for part in block.parts):
+    if isinstance(block, turns.AssistantBlock) and any(part.extra for part in block.parts):
         block = replace(block, parts=tuple(replace(part, extra=EMPTY) for part in block.parts))
     return replace(block, extra=EMPTY) if get_members(block) else block
 
@@ -156,17 +144,17 @@ _overheads: dict[object, int] = {}
 
 
 def _measure_slowly(block: Block) -> int:
-    if isinstance(block, OpaqueBlock) and block.type == "reasoning":  # never sent
+    if isinstance(block, turns.OpaqueBlock) and block.type == "reasoning":  # never sent
         return 0
     try:
-        return len(encode_escaped(item_from_block(block))) + 1
+        return len(encode_escaped(turns.item_from_block(block))) + 1
     except (UnsupportedBlock, ValueError, TypeError):
         return 0
 
 
 _MESSAGE_FORMS: dict[object, bytes] = {
-    UserBlock: b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}',
-    AssistantBlock: b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}',
+    turns.UserBlock: b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}',
+    turns.AssistantBlock: b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}',
 }
 
 
@@ -194,7 +182,7 @@ _ENCODERS: dict[object, Callable[[Any], bytes | None]] = {
 }
 
 
-def _canonical_part(part: Part) -> CanonicalForm:
+def _canonical_part(part: turns.Part) -> CanonicalForm:
     match part:
         case TextPart():
             cited = part.extra.get(CITATIONS)
@@ -202,12 +190,12 @@ def _canonical_part(part: Part) -> CanonicalForm:
             annotations = drop_nulls(part.extra.get("annotations"))
             noted = {"annotations": thaw(annotations)} if annotations else {}
             return {"type": "text", "text": part.text, **citations, **noted}
-        case RefusalPart():
+        case turns.RefusalPart():
             return {"type": "refusal", "text": part.text}
-        case ImagePart():
+        case turns.ImagePart():
             source = {"url": part.url, "file_id": part.file_id}
             return {"type": "image", "detail": part.detail, **_drop_empty(source)}
-        case FilePart():
+        case turns.FilePart():
             source = {"url": part.url, "data": part.data, "file_id": part.file_id}
             return {"type": "file", "filename": part.filename, **_drop_empty(source)}
         case _:

@@ -16,18 +16,9 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, cast
 
+from kedge import turns
 from kedge.events.fields import repair_surrogates
-from kedge.turns import (
-    FilePart,
-    ImagePart,
-    OpaquePart,
-    Part,
-    RefusalPart,
-    TextPart,
-    ToolResultBlock,
-    file,
-    image,
-)
+from kedge.turns import FilePart, ImagePart, Part, TextPart
 from kedge.turns.attachments import detect_media_type, split_data_url
 from kedge.turns.parts import PART_TYPES
 
@@ -126,7 +117,7 @@ MAX_ATTACHMENT = 20_000_000
 def to_parts(value: object) -> tuple[Part, ...]:
     """Return the parts for a returned value."""
     match value:
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             return tuple(map(_to_part, value.parts)) or (TextPart(""),)
         case list() | tuple() if _has_attachments(cast("list[object]", value)):
             return tuple(map(_to_part, cast("list[object]", value)))
@@ -181,9 +172,9 @@ def _to_part(value: object) -> Part:
         case str():
             text = str.__str__(value)  # the value of a string enum, not its name
             return TextPart(repair_surrogates(text))
-        case RefusalPart():
+        case turns.RefusalPart():
             return TextPart(value.text)  # a refusal part is valid only in a message of a model
-        case TextPart() | ImagePart() | FilePart() | OpaquePart():
+        case TextPart() | ImagePart() | FilePart() | turns.OpaquePart():
             return value
         case bytes() | bytearray() | memoryview():
             return _bytes_to_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
@@ -194,9 +185,9 @@ def _to_part(value: object) -> Part:
 def _bytes_to_part(content: bytes) -> Part:
     media_type = detect_media_type(content)
     if media_type == "application/pdf":
-        return file(content, filename="result.pdf", media_type=media_type)
+        return turns.file(content, filename="result.pdf", media_type=media_type)
     if media_type:
-        return image(content, media_type=media_type)
+        return turns.image(content, media_type=media_type)
     try:
         return TextPart(content.decode())
     except UnicodeDecodeError:

@@ -14,19 +14,8 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn, UnsupportedBlock
-from kedge.turns.blocks import (
-    NATIVE_API,
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    Source,
-    SystemBlock,
-    ToolCallBlock,
-    ToolResultBlock,
-    UnknownBlock,
-    UserBlock,
-)
+from kedge.turns import blocks
+from kedge.turns.blocks import Block, OpaqueBlock, ReasoningBlock
 from kedge.turns.frozen_json import FrozenMap, freeze, thaw
 from kedge.turns.parts import (
     AssistantPart,
@@ -94,22 +83,22 @@ def item_from_block(block: Block) -> Item:
         UnsupportedBlock: If the API has no form for the block.
     """
     match block:
-        case UserBlock():
+        case blocks.UserBlock():
             content = _encode_content(block.parts)
             return {**_encode_members(block), "type": "message", "role": "user", "content": content}
-        case AssistantBlock():
+        case blocks.AssistantBlock():
             content = [_encode_output_part(part) for part in block.parts]
             fields = _encode_members(block, RESENT_FIELDS)
             return {"type": "message", "role": "assistant", "content": content, **fields}
-        case SystemBlock():
+        case blocks.SystemBlock():
             content, members = _encode_content((TextPart(block.text),)), _encode_members(block)
             return {**members, "type": "message", "role": block.role, "content": content}
-        case ToolCallBlock():
+        case blocks.ToolCallBlock():
             kind, written = CALL_FORMS[block.custom]
             call = {"type": kind, "call_id": block.call_id, "name": block.name}
             members = _encode_members(block, RESENT_FIELDS)
             return {**call, written: block.arguments, **members}
-        case ToolResultBlock():
+        case blocks.ToolResultBlock():
             kind = f"{CALL_FORMS[block.custom][0]}_output"
             output = _encode_content(block.parts)
             members = _encode_members(block)
@@ -118,7 +107,7 @@ def item_from_block(block: Block) -> Item:
             return _encode_reasoning(block)
         case OpaqueBlock():
             return _encode_opaque(block)
-        case UnknownBlock():
+        case blocks.UnknownBlock():
             raise UnsupportedBlock(
                 f"block {block.id} is of a kind that this version of Kedge does not know "
                 f"({block.form.get('kind')!r}); remove it or upgrade Kedge"
@@ -142,7 +131,7 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
         raise InvalidTurn(f"an item must be an object, not {type(item).__name__}")
     item = _infer_type(item)
     if isinstance(item.get("id"), str):
-        source = identity.get("source") or Source()
+        source = identity.get("source") or blocks.Source()
         if not source.item_id:
             identity["source"] = replace(source, item_id=item["id"])
     kind = item["type"]
@@ -198,7 +187,7 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
 
 
 def _encode_opaque(block: OpaqueBlock) -> Item:
-    if api := block.metadata.get(NATIVE_API):
+    if api := block.metadata.get(blocks.NATIVE_API):
         raise UnsupportedBlock(
             f"block {block.id} ({block.type}) is of the {api} API, and this API has no such item; "
             "remove it or write it as text before sending"
@@ -277,12 +266,12 @@ def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
     rest = _add_unread_fields(item, identity, "content", "role")
     match item.get("role"):
         case "user":
-            return UserBlock(_read_parts(item.get("content"), _INPUT_PART_READERS), **rest)
+            return blocks.UserBlock(_read_parts(item.get("content"), _INPUT_PART_READERS), **rest)
         case "assistant":
             # Some servers write null for the content of a message without text.
             content = () if item.get("content") is None else item["content"]
             parts = _read_parts(content, _OUTPUT_PART_READERS)
-            return AssistantBlock(cast("tuple[AssistantPart, ...]", parts), **rest)
+            return blocks.AssistantBlock(cast("tuple[AssistantPart, ...]", parts), **rest)
         case "system" | "developer" as role:
             return _read_system(item, role, rest)
         case _:
@@ -293,7 +282,7 @@ def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> Block | None:
     parts = _read_parts(item.get("content"), _INPUT_PART_READERS)
     if len(parts) != 1 or not isinstance(parts[0], TextPart) or parts[0].extra:
         return None
-    return SystemBlock(parts[0].text, role, **rest)
+    return blocks.SystemBlock(parts[0].text, role, **rest)
 
 
 def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
@@ -301,14 +290,14 @@ def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
     written = CALL_FORMS[custom][1]
     name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
     rest = _add_unread_fields(item, identity, "call_id", "name", written)
-    return ToolCallBlock(name, arguments, call_id, custom, **rest)
+    return blocks.ToolCallBlock(name, arguments, call_id, custom, **rest)
 
 
 def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
     custom = item["type"] == "custom_tool_call_output"
     parts = _read_parts(item.get("output"), _INPUT_PART_READERS)
     rest = _add_unread_fields(item, identity, "call_id", "output")
-    return ToolResultBlock(cast("str", item.get("call_id")), parts, custom, **rest)
+    return blocks.ToolResultBlock(cast("str", item.get("call_id")), parts, custom, **rest)
 
 
 def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:

@@ -4,23 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from kedge.engines import param_rules
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
 from kedge.engines.json_schema import has_type, is_open_ended, map_subschemas
-from kedge.engines.param_rules import (
-    NO_SERVER_STATE,
-    STATELESS_RULES,
-    Members,
-    ParamRule,
-    ParamRules,
-    map_by_type,
-    map_members,
-    map_params,
-    merge,
-    omit,
-    reject_unless,
-    rename,
-)
+from kedge.engines.param_rules import Members, ParamRules, reject_unless, rename
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.transport import Sdk
@@ -59,7 +47,7 @@ def map_tool(definition: Mapping[str, Any]) -> Members:
     """Convert a function of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function":
-            converted = omit(definition, "type", "parameters", "strict")
+            converted = param_rules.omit(definition, "type", "parameters", "strict")
             converted["input_schema"] = definition.get("parameters") or {"type": "object"}
             return {**converted, "strict": True} if definition.get("strict") else converted
         case "custom" if "input_schema" not in definition:
@@ -69,7 +57,7 @@ def map_tool(definition: Mapping[str, Any]) -> Members:
             return dict(definition)
 
 
-def _map_choice(kind: str) -> ParamRule:
+def _map_choice(kind: str) -> param_rules.ParamRule:
     return lambda _: {"tool_choice": {"type": kind}}
 
 
@@ -149,26 +137,26 @@ _REASONING: ParamRules = {
     "summary": lambda _: {"thinking": {"display": "summarized"}},
 }
 PARAM_RULES: ParamRules = {
-    **STATELESS_RULES,
+    **param_rules.STATELESS_RULES,
     "max_output_tokens": rename("max_tokens"),
-    "tool_choice": map_by_type("tool_choice", _CHOICES),
+    "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
     "parallel_tool_calls": lambda allowed: (
         {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
     ),
-    "text": map_members(
+    "text": param_rules.map_members(
         "text",
         {
-            "format": map_by_type("text.format", _FORMATS),
+            "format": param_rules.map_by_type("text.format", _FORMATS),
             "verbosity": reject_unless("text.verbosity", "request it in a system block", "medium"),
         },
     ),
-    "reasoning": map_members("reasoning", _REASONING),
+    "reasoning": param_rules.map_members("reasoning", _REASONING),
     "stop": lambda stop: {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)},
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
-    "store": reject_unless("store", NO_SERVER_STATE, False),
-    "include": reject_unless("include", NO_SERVER_STATE, [], ()),
+    "store": reject_unless("store", param_rules.NO_SERVER_STATE, False),
+    "include": reject_unless("include", param_rules.NO_SERVER_STATE, [], ()),
     "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
 }
 """The conversion of each parameter."""
@@ -256,7 +244,7 @@ class AnthropicEngine(StatelessEngine):
     ) -> dict[str, Any]:
         if plan.instructions is not None:
             body["system"] = plan.instructions
-        merge(body, map_params(params, self._param_rules))
+        param_rules.merge(body, param_rules.map_params(params, self._param_rules))
         return reconcile_body(body)
 
     def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:

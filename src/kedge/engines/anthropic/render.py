@@ -13,29 +13,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
+from kedge import turns
 from kedge.engines.stateless import Inputs, Message, MessageRenderer
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import CITATIONS
-from kedge.turns import (
-    NATIVE_API,
-    AssistantBlock,
-    Block,
-    FilePart,
-    FrozenMap,
-    ImagePart,
-    OpaqueBlock,
-    OpaquePart,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    UserBlock,
-)
+from kedge.turns import Block, ImagePart, TextPart, ToolCallBlock, ToolResultBlock
 from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import NATIVE_KEY
@@ -62,14 +46,14 @@ class _AnthropicRenderer(MessageRenderer):
         content: list[Content] = []
         for block in blocks:
             match block:
-                case AssistantBlock():
+                case turns.AssistantBlock():
                     parts = filter(_has_content, block.parts)
                     content += [self._render_output_part(part, block) for part in parts]
                 case ToolCallBlock():
                     content.append(self._render_call(block))
-                case ReasoningBlock():
+                case turns.ReasoningBlock():
                     content.append(_render_reasoning(block))
-                case OpaqueBlock():
+                case turns.OpaqueBlock():
                     content.append(self._render_native(block))
                 case _:
                     pass
@@ -78,7 +62,7 @@ class _AnthropicRenderer(MessageRenderer):
     def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
         content = [self._render_result(block) for block in results]
         for block in inputs:
-            if isinstance(block, UserBlock):
+            if isinstance(block, turns.UserBlock):
                 parts = self._render_input_parts(block)
                 if not parts:
                     raise self._reject(block, "give it text", "it is empty")
@@ -87,7 +71,7 @@ class _AnthropicRenderer(MessageRenderer):
             remedy = "move it directly before or after a user block"
             raise self._reject(inputs[0], remedy, "it is not beside a user block")
         messages: list[Message] = [{"role": "user", "content": content}]
-        if system := [block.text for block in inputs if isinstance(block, SystemBlock)]:
+        if system := [block.text for block in inputs if isinstance(block, turns.SystemBlock)]:
             messages.append({"role": "system", "content": "\n\n".join(system)})
         return messages
 
@@ -112,10 +96,10 @@ class _AnthropicRenderer(MessageRenderer):
         remedy = "correct the arguments, or remove the call and its result"
         raise self._reject(block, remedy, "its arguments are not a JSON object")
 
-    def _render_native(self, block: OpaqueBlock) -> Content:
+    def _render_native(self, block: turns.OpaqueBlock) -> Content:
         """Convert a block of a kind that only this API has: one of its own answers, or of a known type."""
         is_native = (
-            block.metadata.get(NATIVE_API) == NATIVE_KEY
+            block.metadata.get(turns.NATIVE_API) == NATIVE_KEY
             or block.type in ("server_tool_use", "mcp_tool_use")
             or block.type.endswith("_tool_result")
         )
@@ -130,35 +114,35 @@ class _AnthropicRenderer(MessageRenderer):
         call_id = self._resolve_id(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
-    def _render_input_parts(self, block: UserBlock | ToolResultBlock) -> list[Content]:
+    def _render_input_parts(self, block: turns.UserBlock | ToolResultBlock) -> list[Content]:
         parts = filter(_has_content, block.parts)
         return [self._render_input_part(part, block) for part in parts]
 
-    def _render_output_part(self, part: Part, block: Block) -> Content:
+    def _render_output_part(self, part: turns.Part, block: Block) -> Content:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text, **_render_citations(part)}
-            case RefusalPart():  # this API can express a refusal only as text
+            case turns.RefusalPart():  # this API can express a refusal only as text
                 return {"type": "text", "text": part.text}
             case _:
                 raise self._reject(block, "write it as text")
 
-    def _render_input_part(self, part: Part, block: Block) -> Content:
+    def _render_input_part(self, part: turns.Part, block: Block) -> Content:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
             case ImagePart():
                 return {"type": "image", "source": self._render_source(part, block)}
-            case FilePart():
+            case turns.FilePart():
                 title = {"title": part.filename} if part.filename else {}
                 source = self._render_source(part, block)
                 return {"type": "document", "source": source, **title}
-            case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
+            case turns.OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
                 raise self._reject_part(block, "it contains a part of another API")
 
-    def _render_source(self, part: ImagePart | FilePart, block: Block) -> Content:
+    def _render_source(self, part: ImagePart | turns.FilePart, block: Block) -> Content:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
         is_image = isinstance(part, ImagePart)
@@ -182,7 +166,7 @@ class _AnthropicRenderer(MessageRenderer):
         return self._reject(block, "remove that part", detail)
 
 
-def _render_reasoning(block: ReasoningBlock) -> Content:
+def _render_reasoning(block: turns.ReasoningBlock) -> Content:
     if _get_native_item(block) == REDACTED_REASONING:
         return {"type": "redacted_thinking", "data": block.encrypted_content}
     text = "".join(block.texts)
@@ -192,12 +176,12 @@ def _render_reasoning(block: ReasoningBlock) -> Content:
 def _get_native_members(block: Block) -> Content:
     """Return the fields of a call that only this API has."""
     item = _get_native_item(block)
-    return thaw(item) if isinstance(item, FrozenMap) else {}
+    return thaw(item) if isinstance(item, turns.FrozenMap) else {}
 
 
 def _get_native_item(block: Block) -> object:
     item = block.extra.get("item")
-    return item.get(NATIVE_KEY) if isinstance(item, FrozenMap) else None
+    return item.get(NATIVE_KEY) if isinstance(item, turns.FrozenMap) else None
 
 
 def _render_citations(part: TextPart) -> Content:
@@ -205,6 +189,6 @@ def _render_citations(part: TextPart) -> Content:
     return {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
 
 
-def _has_content(part: Part) -> bool:
+def _has_content(part: turns.Part) -> bool:
     """Return whether a part is not empty: this API rejects empty text."""
     return not isinstance(part, TextPart) or bool(part.text.strip())

@@ -19,14 +19,8 @@ from websockets.http11 import Response as HandshakeResponse
 
 from kedge.engines.http_client import wait_to_retry
 from kedge.engines.transport import AnyClient, RawResponse, Transport
-from kedge.engines.websocket.connection import (
-    CONNECTION_LIMIT_CODE,
-    ConnectionPool,
-    Lane,
-    LaneFailed,
-    SocketConnection,
-    SocketMessage,
-)
+from kedge.engines.websocket import connection as sockets
+from kedge.engines.websocket.connection import SocketMessage
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.memory.evidence import read_identity
@@ -79,7 +73,7 @@ class SocketTransport(Transport):
         check_positive_int("connections", connections)
         check_positive_int("lanes", lanes)
         self._pools = PerLoop(
-            lambda: ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
+            lambda: sockets.ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
             lambda pool: pool.aclose(),
         )
 
@@ -117,7 +111,7 @@ class SocketTransport(Transport):
             try:
                 return await self._create_response(body, parent_id)
             except EngineError as error:
-                if error.code == CONNECTION_LIMIT_CODE and rotations:
+                if error.code == sockets.CONNECTION_LIMIT_CODE and rotations:
                     rotations -= 1
                 else:
                     retries = await wait_to_retry(error, retries, most)
@@ -133,7 +127,9 @@ class SocketTransport(Transport):
         release = partial(pool.release, connection, lane)
         return RawResponse(self.client, self._read_messages(lane, first), release, streaming=True)
 
-    async def _read_messages(self, lane: Lane, message: SocketMessage) -> AsyncGenerator[bytes]:
+    async def _read_messages(
+        self, lane: sockets.Lane, message: SocketMessage
+    ) -> AsyncGenerator[bytes]:
         """Yield the messages of a response as they arrive, up to the last, each as a server-sent event."""
         while True:
             yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
@@ -142,12 +138,12 @@ class SocketTransport(Transport):
             try:
                 async with timeout(self.client.timeouts.read):
                     message = await lane.next_message()
-            except (LaneFailed, TimeoutError) as error:
+            except (sockets.LaneFailed, TimeoutError) as error:
                 reason = str(error) or "no message arrived in time"
                 raise self._fail(StreamCut, f"the response was cut: {reason}") from None
 
     async def _send_on_lane(
-        self, connection: SocketConnection, lane: Lane, content: bytes
+        self, connection: sockets.SocketConnection, lane: sockets.Lane, content: bytes
     ) -> SocketMessage:
         try:
             async with timeout(self.client.timeouts.read):
@@ -155,7 +151,7 @@ class SocketTransport(Transport):
                 first = await lane.next_message()
         except TimeoutError:
             raise self._fail(Unreachable, "the server did not answer in time") from None
-        except LaneFailed as lost:
+        except sockets.LaneFailed as lost:
             raise self._fail(StreamCut, f"there was no response: {lost}") from None
         except (WebSocketException, OSError) as error:
             message = f"the connection ended before the request was sent ({type(error).__name__})"
