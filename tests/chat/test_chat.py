@@ -6,7 +6,7 @@ from typing import Any, assert_type
 import pytest
 
 from chat.conftest import OpenChat, item_texts
-from engines.runs import request_bodies
+from engines.runs import read_until, request_bodies
 from kedge.chat import Chat, new_key
 from kedge.compaction import (
     MessageLimitCompactor,
@@ -178,9 +178,7 @@ async def test_stopped_stream_leaves_a_usable_state(open_chat: OpenChat) -> None
     """The state of a stopped stream has the sent message as pending, and no partial answer."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Write 400 words.") as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
         state = stream.state
     report = chat.inspect_state(state)
     assert (report.blocks, report.pending) == (1, 1)

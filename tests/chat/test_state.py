@@ -52,7 +52,6 @@ from kedge.turns import (
     AssistantBlock,
     Block,
     Source,
-    SystemBlock,
     Turn,
     UserBlock,
     assistant,
@@ -198,13 +197,6 @@ def test_equal_states_have_equal_bytes() -> None:
     ]
     assert states == [states[0]] * 3
     assert len({encode_state(state) for state in states}) == 1
-
-
-def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:
-    """Leading system blocks are sent with each call; later ones are part of the state."""
-    turn = Turn([system("be kind"), system("be brief"), user("hello"), system("now be rude")])
-    state = state_from_turn(turn, "openai", 0)
-    assert [type(block) is SystemBlock for block in state.blocks] == [False, True]
 
 
 def test_state_bytes_are_json_with_a_checksum() -> None:

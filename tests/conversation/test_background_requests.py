@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from conversation.conftest import Connect
 from engines.fake_server import serve_handler
+from engines.runs import read_until
 from engines.test_background import FakeBackground
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.engines import Reply
 from kedge.errors import EngineError, NotInStore, ServerFailed
-from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
@@ -46,9 +46,7 @@ async def read_stream(conversation: Conversation) -> None:
 async def leave_stream(conversation: Conversation) -> None:
     """Stop reading the answer at its first text."""
     async with conversation.stream(QUESTION, background=True) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
 
 
 async def finish(conversation: Conversation, engine: Any) -> Reply | None:

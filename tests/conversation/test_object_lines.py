@@ -7,11 +7,10 @@ import anyio
 import pytest
 
 from engines.conftest import open_engine
-from engines.runs import last_context, last_text, send_lines
+from engines.runs import last_context, last_text, read_until, send_lines
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
-from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store, open_store
@@ -196,9 +195,7 @@ async def test_a_process_with_the_same_store_continues_the_object(store: Store) 
             become_another_process(engine)
             lists = count_lists(server)
             async with engine.stream(turn.append(user("What did I say first?"))) as stream:
-                async for event in stream:
-                    if isinstance(event, TextDelta):
-                        break
+                await read_until(stream)
                 assert count_lists(server) == lists
                 await stream.finish()
     assert get_state(stream.turn).conversation_id == get_state(turn).conversation_id
@@ -212,9 +209,7 @@ async def test_of_two_processes_one_continues_the_object(
     await engine.attach_evidence(store)
     turn = await send_lines(engine, "One")
     async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
         become_another_process(engine)
         other = await engine.run(turn.append(user("What did I say last?")))
     assert get_state(other).conversation_id != get_state(turn).conversation_id

@@ -189,12 +189,6 @@ def test_three_lines(tmp_path: Path) -> None:
             chat.undo()
 
 
-async def test_sync_in_a_running_loop(tmp_path: Path) -> None:
-    """A sync call inside of a running event loop works, and blocks the loop."""
-    with Conversation("practice", store=tmp_path / "x.db").sync as chat:
-        assert chat.send("What is 2+3?").text == "2+3 = 5."
-
-
 async def test_file_is_resolved_when_constructed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,12 @@ import pytest
 from openai import OpenAI
 
 from engines.conftest import open_engine
-from engines.runs import has_object
+from engines.runs import has_object, read_until
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.engines.responses import delete_unused_objects
 from kedge.engines.stored_items import ConversationObjects
 from kedge.errors import EngineError
-from kedge.events import TextDelta
 from kedge.memory.object_claims import ObjectClaims, UnusedObject
 from kedge.planning import get_state
 from kedge.store import Store, response_index
@@ -46,9 +45,7 @@ async def leave_stream(engine: ResponsesEngine, conversation: Conversation) -> s
     """Leave the stream of a message early, and return the object that ends with it."""
     left = get_object(conversation)
     async with engine.stream(conversation.turn.append(user("Left"))) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
     return left
 
 
@@ -132,9 +129,7 @@ async def test_an_object_with_a_running_request_is_not_deleted(
 ) -> None:
     """The claim of an unfinished answer protects its object, although its conversation is deleted."""
     async with engine.stream(conversation.turn.append(user("Two"))) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
         await conversation.delete()
         assert has_object(server, get_object(conversation))
         await stream.finish()

@@ -4,8 +4,8 @@ from typing import Any
 
 from openai import NotFoundError, OpenAI
 
-from kedge.engines import Engine
-from kedge.events import Event
+from kedge.engines import Engine, RunStream
+from kedge.events import Event, TextDelta
 from kedge.events.run import Healed
 from kedge.testing import TestServer
 from kedge.turns import AssistantBlock, Turn, user
@@ -44,6 +44,13 @@ async def collect_events(engine: Engine, turn: Turn, **options: Any) -> tuple[Tu
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
     return stream.turn, events
+
+
+async def read_until(stream: RunStream[Any], kind: type[Event] = TextDelta) -> None:
+    """Read a stream up to the first event of a kind."""
+    async for event in stream:
+        if isinstance(event, kind):
+            return
 
 
 def list_reasons(events: list[Event]) -> list[str]:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from engines.runs import last_text, request_bodies
+from engines.runs import last_text, read_until, request_bodies
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
@@ -99,9 +99,7 @@ async def test_a_run_that_is_left_early_keeps_the_id(
 ) -> None:
     """``stream.reached`` has the id as soon as the response has started."""
     async with engine.stream(TURN, background=True) as stream:
-        async for event in stream:
-            if isinstance(event, ResponseStarted):
-                break
+        await read_until(stream, ResponseStarted)
     assert last_text(await engine.poll(stream.reached)) == "Hello there."
     assert count_requests(server) == 1
 

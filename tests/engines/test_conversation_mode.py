@@ -14,6 +14,7 @@ from engines.runs import (
     last_context,
     last_text,
     list_reasons,
+    read_until,
     request_bodies,
     send_lines,
 )
@@ -395,9 +396,7 @@ async def test_a_fork_does_not_continue_the_object_of_a_running_answer(server: T
     ):
         turn = await send_lines(engine, "One")
         async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
+            await read_until(stream)
             fork = turn.append(user("What did I say last?"))
             assert other.plan(fork).fallback == "taken"
             fork = await other.run(fork)
@@ -438,9 +437,7 @@ async def test_a_stream_left_early_ends_the_object(server: TestServer) -> None:
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         async with engine.stream(turn.append(user("Two"))) as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
+            await read_until(stream)
         again = await engine.run(turn.append(user("Three")))
     assert get_state(again).conversation_id != get_state(turn).conversation_id
     check_contexts(server, again)

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from engines.conftest import open_engine
-from engines.runs import collect_events
+from engines.runs import collect_events, read_until
 from kedge import Conversation, open_store
 from kedge.engines.transport import encode_body
 from kedge.errors import EngineError
-from kedge.events import ResponseStarted, TextDelta
+from kedge.events import ResponseStarted
 from kedge.events.run import RequestPlanned, RequestSent
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
@@ -46,9 +46,7 @@ async def test_a_failed_answer_keeps_its_response_id(server: TestServer, tmp_pat
         with pytest.raises(EngineError):
             await conversation.stream("Write 60 words.").finish()
         async with conversation.stream("Write 60 words.") as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
+            await read_until(stream)
         rows = await conversation.responses()
     assert [row.status for row in rows] == ["cut", "cancelled"]
     assert all(row.provider_response_id.startswith("resp_") for row in rows)

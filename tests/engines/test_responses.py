@@ -37,18 +37,6 @@ async def test_second_request_sends_only_new_blocks(
     assert "My name is Ada." in last_text(turn)
 
 
-async def test_stateless_mode_sends_everything_and_stores_nothing(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Stateless requests have the complete Turn, ``store=false``, and ask for encrypted reasoning."""
-    turn = await send_lines(engine, "One", "What did I say first?", mode="stateless")
-    body = request_bodies(server)[-1]
-    assert body["store"] is False
-    assert "reasoning.encrypted_content" in body["include"]
-    assert len(body["input"]) == 3
-    check_law(server, turn)
-
-
 async def test_rollback_switch_overrides_other_settings(
     engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

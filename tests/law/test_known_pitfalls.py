@@ -18,12 +18,12 @@ from engines.runs import (
     collect_events,
     last_text,
     list_reasons,
+    read_until,
     request_bodies,
     send_lines,
 )
 from kedge.engines import ResponsesEngine
 from kedge.errors import StreamCut, Unsendable
-from kedge.events import TextDelta
 from kedge.middleware import guard, redact, repair, system_prompt, tools, two_phase, with_middleware
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer, serve
@@ -166,9 +166,7 @@ async def test_10_cancelled_stream_is_not_an_anchor(
     turn = await send_lines(engine, "One")
     next_turn = turn.append(user("Write 300 words."))
     async with engine.stream(next_turn) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
     turn = await engine.run(next_turn.append(user("Never mind.")))
     assert request_bodies(server)[-1]["previous_response_id"] == next_turn.blocks[1].response_id
     check_law(server, turn)

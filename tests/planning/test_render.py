@@ -4,12 +4,10 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from kedge.errors import UnsupportedBlock
 from kedge.planning import build_input_from_blocks, get_instructions, get_state, render, set_state
 from kedge.planning.render import base_scope, conversation_scope
 from kedge.turns import (
     ReasoningBlock,
-    RefusalPart,
     Source,
     Turn,
     assistant,
@@ -224,12 +222,6 @@ def test_derived_items_need_proof() -> None:
         "assistant",
     ]
     assert item_types(build_input_from_blocks([compaction_block("c"), user("u")])) == ["user"]
-
-
-def test_unsupported_content_raises() -> None:
-    """A refusal in a user message raises ``UnsupportedBlock``."""
-    with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
-        render(Turn([user([RefusalPart("no")])]))
 
 
 def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from engines.contract.conftest import ENGINES, STATELESS, open_engine
+from engines.runs import read_until
 from kedge.engines import Engine
 from kedge.errors import (
     EngineError,
@@ -42,9 +43,7 @@ async def test_stream_closed_early_leaves_the_turn_usable(
     """After closing a stream early the Turn can be sent again, and the server stops generating."""
     turn = Turn([user("Count to 1000, slowly")])
     async with engine.stream(turn) as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
+        await read_until(stream)
     with pytest.raises(KedgeError, match="has not ended"):
         _ = stream.turn
     assert len(await engine.run(SUM)) == 2

@@ -10,7 +10,7 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
-from engines.runs import check_law, collect_events, list_reasons, request_bodies
+from engines.runs import check_law, collect_events, list_reasons, read_until, request_bodies
 from for_each import for_each
 from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
@@ -208,9 +208,7 @@ async def test_closing_a_stream_cancels_its_request(gated: TestServer, model: Ga
     """A connection without other requests is closed, and the next request opens another."""
     async with open_engine(gated, transport="websocket") as engine:
         async with engine.stream(Turn([user("wait")])) as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
+            await read_until(stream)
         await wait_until(lambda: model.cancelled == ["wait"])
         await wait_until(lambda: gated.running == 0)
         turn = await send(engine, Turn(), "hello")
@@ -225,9 +223,7 @@ async def test_closing_a_stream_does_not_affect_others(
         other = asyncio.create_task(engine.run(Turn([user("wait other")]), **UNSTORED))
         await wait_until(lambda: model.started)
         async with engine.stream(Turn([user("wait left")])) as stream:
-            async for event in stream:
-                if isinstance(event, TextDelta):
-                    break
+            await read_until(stream)
         connection = get_pool(engine)._connections[0]
         assert sum(lane.busy for lane in connection.lanes) == 2
         model.open_gate()
