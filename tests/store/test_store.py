@@ -1,13 +1,15 @@
 """The contract of a store, identical for every database."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
 
 from kedge import assistant, user
+from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
-from kedge.store import ConversationRow, Node, RequestRecord, Store
+from kedge.store import ConversationRow, Node, RequestRecord, Store, conversations
 from kedge.turns import FrozenMap, Turn, dumps, loads
 
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
@@ -305,6 +307,22 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert len(await store.conversations(archived=None)) == 2
     assert [row.tags for row in await store.conversations(archived=True)] == [("x",)]
     assert len(await store.conversations(archived=None, limit=1)) == 1
+
+
+async def test_tags_of_an_iterator_survive_a_conflict(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the transaction of an update is repeated, the tags are those that were given."""
+    row, set_tags, attempts = await store.create("One"), conversations.set_tags, list[int]()
+
+    def set_tags_with_conflict(tx: Tx, number: int, tags: Iterable[str]) -> None:
+        attempts.append(number)
+        for _ in range(2 if len(attempts) == 1 else 1):  # the same tags twice violate a unique key
+            set_tags(tx, number, [*tags, "same"])
+
+    monkeypatch.setattr(conversations, "set_tags", set_tags_with_conflict)
+    assert (await store.update(row, tags=iter(["given"]))).tags == ("given", "same")
+    assert len(attempts) == 2
 
 
 async def test_missing_rows_raise(store: Store) -> None:

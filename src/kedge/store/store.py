@@ -38,7 +38,12 @@ from kedge.store import (
     verify,
 )
 from kedge.store import responses as response_table
-from kedge.store.conversations import lock_conversation, require_conversation, select_head
+from kedge.store.conversations import (
+    lock_conversation,
+    require_conversation,
+    select_head,
+    validate_members,
+)
 from kedge.store.records import (
     NO_TELEMETRY,
     ConversationRow,
@@ -312,7 +317,8 @@ class Store(AsyncResource):
             InvalidSetting: A value is not allowed.
         """
         members = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
-        return await self.update_with(name, lambda _: members)
+        changes = validate_members(members)  # once: the tags may be an iterator
+        return await self.update_with(name, lambda _: changes)
 
     async def delete(self, name: str | ConversationRow) -> None:
         """Delete a conversation with all its rows, and the blocks that no other conversation uses.
