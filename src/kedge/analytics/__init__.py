@@ -187,15 +187,14 @@ def _collect_buckets(
             f"{MAX_BUCKETS}"
         )
     where = build_condition(tx, replace(selection, since=start, until=end))
-    empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
-    filled = dict(enumerate(empty))
+    found = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     column = _bucket_sql(tx, start, width, number - 1)
     grouped = group_by(tx, where, column)
     costs = find_costs(tx, where, grouped, column, prices)
     latencies = measure_latencies(tx, where, column)
     for position, groups in grouped.items():
-        filled[position] = replace(
-            filled[position],
+        found[position] = replace(
+            found[position],
             **sum_outcomes(groups),
             **sum_sends(groups),
             fallbacks=sum(each.responses for each in groups if each.is_fallback),
@@ -204,7 +203,7 @@ def _collect_buckets(
             cost=combine_costs(costs[position]),
             latency=latencies.get(position, Latency()),
         )
-    return tuple(filled[i] for i in range(number))
+    return tuple(found)
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
@@ -387,12 +386,10 @@ def _find_ends(tx: Tx, selection: Selection) -> list[Row]:
 
 def measure_branching(tx: Tx, selection: Selection) -> Branching:
     """Count the points where conversations branched. Failed attempts are not branches."""
-    times = build_time_condition(selection, "n.created_at").and_(
-        "n.parent > 0 AND n.kind <> 'failed'"
-    )
-    forked = build_time_condition(selection, "c.created_at").and_("c.forked_from IS NOT NULL")
-    times = times.and_(f"n.conversation IN {OWN_NUMBERS}", tx.namespace)
-    forked = forked.and_("c.namespace = ?", tx.namespace)
+    own = f"n.parent > 0 AND n.kind <> 'failed' AND n.conversation IN {OWN_NUMBERS}"
+    times = build_time_condition(selection, "n.created_at").and_(own, tx.namespace)
+    own = "c.forked_from IS NOT NULL AND c.namespace = ?"
+    forked = build_time_condition(selection, "c.created_at").and_(own, tx.namespace)
     if has_response_filter(selection):
         inner = build_condition(tx, selection)
         among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608

@@ -117,11 +117,11 @@ def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart
 @IMPLIED_RULES.prefix("call a tool in plain words", "")
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[OutputPart, ...] | None:
     """Return a call of the tool whose name consists of words of a question or a request."""
-    sentence = utterance.sentence
-    first_word = sentence.lower().partition(" ")[0]
-    if not sentence.rstrip().endswith("?") and first_word not in REQUEST_WORDS:
+    sentence, tools = utterance.sentence, offered_tools(utterance.request)
+    is_request = sentence.partition(" ")[0].lower() in REQUEST_WORDS
+    if not tools or not (is_request or sentence.rstrip().endswith("?")):
         return None
-    tool = _match_tool(sentence, offered_tools(utterance.request))
+    tool = _match_tool(sentence, tools)
     return (_make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None) if tool else None
 
 

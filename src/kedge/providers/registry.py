@@ -17,8 +17,7 @@ from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine
 from kedge.security.encryption import can_encrypt
 
-DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
-"""The address of Ollama if ``OLLAMA_HOST`` is not set."""
+OLLAMA_PORT = 11434
 _OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
 """Hosts of OpenAI's Chat Completions API, which has its own name for ``max_tokens`` and a limit for call ids."""
 _OPENROUTER_HOST = "openrouter.ai"
@@ -169,17 +168,15 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 def resolve_ollama_url(host: str) -> str:
     """Return the address of the API for a value of ``OLLAMA_HOST``, parsed as Ollama parses it."""
     address = host.strip().strip("'\"")
-    parts = urlsplit(
-        address if "://" in address else f"http://{address}" if address else DEFAULT_OLLAMA_URL
-    )
-    default_port = (
-        {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in address else 11434
-    )
+    has_scheme = "://" in address
+    parts = urlsplit(address if has_scheme else f"http://{address}")
+    ports = {"http": 80, "https": 443} if has_scheme else {}
+    port = parts.port or ports.get(parts.scheme, OLLAMA_PORT)
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):  # noqa: S104 - the server listens on all interfaces, so also on loopback
         name = "127.0.0.1"
     bracketed = f"[{name}]" if ":" in name else name
-    return f"{parts.scheme}://{bracketed}:{parts.port or default_port}{parts.path.rstrip('/')}/v1"
+    return f"{parts.scheme}://{bracketed}:{port}{parts.path.rstrip('/')}/v1"
 
 
 def connect_practice(rest: str, **settings: Any) -> Engine:

@@ -150,8 +150,6 @@ class Layout(msgspec.Struct, frozen=True):
     rows: tuple[LayoutRow, ...] = ()
     edges: tuple[LayoutEdge, ...] = ()
     lanes: int = 0
-    path: tuple[int, ...] = ()
-    """The nodes from the root to the chosen one."""
 
 
 class _Tree:
@@ -160,8 +158,7 @@ class _Tree:
     def __init__(self, nodes: Iterable[GraphNode], chosen: int) -> None:
         self.nodes = {node.id: node for node in nodes}
         self.chosen = chosen
-        self.path = tuple(each.id for each in _walk_up(self.nodes, chosen))
-        self.on_path = frozenset(self.path)
+        self.on_path = {each.id for each in _walk_up(self.nodes, chosen)}
         self.shown: set[int] = set()
         """Nodes of runs that were checked and are not folded."""
         self.children: dict[int, list[int]] = {}
@@ -233,7 +230,7 @@ def compute_layout(
             waiting.append((below[-1], lane, index, sums))
             waiting += [(side, lane + 1, index, Totals()) for side in reversed(below[:-1])]
     lanes = max((row.lane for row in rows), default=-1) + 1
-    return Layout(tuple(rows), tuple(edges), lanes, tree.path)
+    return Layout(tuple(rows), tuple(edges), lanes)
 
 
 def _walk_up(nodes: Mapping[int, T], node: int) -> list[T]:
