@@ -193,8 +193,9 @@ def _collect_buckets(
     costs = find_costs(tx, where, grouped, column, prices)
     latencies = measure_latencies(tx, where, column)
     for position, groups in grouped.items():
-        found[position] = replace(
-            found[position],
+        index = int(position)
+        found[index] = replace(
+            found[index],
             **sum_outcomes(groups),
             **sum_sends(groups),
             fallbacks=sum(each.responses for each in groups if each.is_fallback),
