@@ -445,9 +445,8 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     async def _renew_periodically(self) -> None:
         while True:
             await asyncio.sleep(self.lease / 3)
-            with suppress(
-                StoreError
-            ):  # the next renewal is before the claim expires, and may succeed
+            # The next renewal is before the claim expires, and may succeed.
+            with suppress(StoreError):
                 await self.store.renew(self.row, self.key, owner=self.owner, lease=self.lease)
 
 

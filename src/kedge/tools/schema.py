@@ -278,10 +278,10 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
     value: object = from_json(text)
     if (kind := name_type(value)) != "an object":
         return [f"the arguments are {kind}; write one JSON object"]
-    lines = [
-        _describe_problem(path, found, schema)
-        for path, found in _group_by_path(details, value).items()
-    ]
+    found: dict[ArgumentPath, list[ErrorDetails]] = {}
+    for detail in details:
+        found.setdefault(_argument_path(detail, value), []).append(detail)
+    lines = [_describe_problem(path, each, schema) for path, each in found.items()]
     more = len(lines) - MAX_PROBLEMS
     return lines[:MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
 
@@ -296,15 +296,6 @@ def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) ->
     lines = [_describe_missing((name,), schema) for name in missing[:MAX_PROBLEMS]]
     lines += [_describe_unknown((name,), known) for name in unknown[: MAX_PROBLEMS - len(lines)]]
     return lines + ([f"and {more} more"] if more > 0 else [])
-
-
-def _group_by_path(
-    details: Iterable["ErrorDetails"], value: object
-) -> dict[ArgumentPath, list["ErrorDetails"]]:
-    found: dict[ArgumentPath, list[ErrorDetails]] = {}
-    for detail in details:
-        found.setdefault(_argument_path(detail, value), []).append(detail)
-    return found
 
 
 def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:

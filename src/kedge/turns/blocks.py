@@ -647,15 +647,11 @@ def _to_parts(content: object) -> tuple[Part, ...]:
 
 
 def _output_to_parts(output: object) -> tuple[Part, ...]:
-    match output:
-        case str():
-            return (TextPart(output),)
-        case list() | tuple() if any(isinstance(part, PART_TYPES) for part in output):  # pyright: ignore[reportUnknownVariableType]
-            return _to_parts(cast("list[str | Part]", output))
-        case _ if isinstance(output, PART_TYPES):
-            return (output,)
-        case _:
-            return (TextPart(_encode_json(output)),)
+    if isinstance(output, str):
+        return (TextPart(output),)
+    members = cast("list[object]", output) if isinstance(output, list | tuple) else [output]
+    has_parts = any(isinstance(part, PART_TYPES) for part in members)
+    return _to_parts(output) if has_parts else (TextPart(_encode_json(output)),)
 
 
 def _encode_json(value: object) -> str:

@@ -120,10 +120,11 @@ def _to_items(message: Message) -> Iterator[Item]:
         }
         return
     content: Any = message.get("content")
-    if message["role"] == "assistant" and _has_thinking(content):
+    if message["role"] == "assistant" and isinstance(cast("object", content), list):
         parts = cast("list[Item]", content)
-        yield _convert_thinking([part for part in parts if part.get("type") == "thinking"])
-        content = [part for part in parts if part.get("type") != "thinking"]
+        if thinking := [part for part in parts if part.get("type") == "thinking"]:
+            yield _convert_thinking(thinking)
+            content = [part for part in parts if part.get("type") != "thinking"]
     kind = "output_text" if message["role"] == "assistant" else "input_text"
     calls = message.get("tool_calls") or ()
     refusal = message.get("refusal")
@@ -136,13 +137,6 @@ def _to_items(message: Message) -> Iterator[Item]:
         yield {**rest, "content": _convert_content(content, kind)}
     for call in calls:
         yield _convert_call(call)
-
-
-def _has_thinking(content: object) -> bool:
-    """Return whether the content of a message has parts in which Mistral sends reasoning."""
-    if not isinstance(content, list):
-        return False
-    return any(part.get("type") == "thinking" for part in cast("list[Item]", content))
 
 
 def _convert_thinking(parts: list[Item]) -> Item:
