@@ -649,7 +649,8 @@ def _to_parts(content: object) -> tuple[Part, ...]:
 def _output_to_parts(output: object) -> tuple[Part, ...]:
     if isinstance(output, str):
         return (TextPart(output),)
-    members = cast("list[object]", output) if isinstance(output, list | tuple) else [output]
+    is_list = isinstance(cast("Any", output), list | tuple)
+    members = cast("list[object]", output) if is_list else [output]
     has_parts = any(isinstance(part, PART_TYPES) for part in members)
     return _to_parts(output) if has_parts else (TextPart(_encode_json(output)),)
 
