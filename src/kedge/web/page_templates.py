@@ -39,12 +39,9 @@ from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.text import display
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.text.json_text import escape_surrogates
-from kedge.web import svg
-from kedge.web.plan_card import BLOCK_LABELS, describe_request_size, format_body
+from kedge.web import plan_card, shapes, svg, transcript
 from kedge.web.security import SESSION_KEY
 from kedge.web.service import build_tag_url
-from kedge.web.shapes import format_headline, iter_notes
-from kedge.web.transcript import render_excerpt
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
@@ -59,7 +56,7 @@ def _quote(value: object) -> str:
 
 _FILTERS = {
     **{name: each for name, each in vars(display).items() if callable(each)},
-    "body_text": format_body,
+    "body_text": plan_card.format_body,
     "build_tag_url": build_tag_url,
     "urlencode": _quote,
 }
@@ -80,17 +77,15 @@ def get_environment() -> Environment:
     names.update(
         svg=svg,
         display=display,
+        plan_card=plan_card,
+        shapes=shapes,
+        transcript=transcript,
         reasons={**REASONS, **MODE_REASONS},
         marks=MARK_DESCRIPTIONS,
         static=static_url,
-        block_labels=BLOCK_LABELS,
-        describe_request_size=describe_request_size,
-        format_headline=format_headline,
         get_conversation_id=get_conversation_id,
-        iter_notes=iter_notes,
         name_send=name_send,
         next_number=count(1).__next__,
-        render_excerpt=render_excerpt,
     )
     return environment
 

@@ -21,11 +21,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from kedge.conversation import Reply
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import KedgeError, StoreError
 from kedge.events.fields import get_text, list_objects, read_conversation_id
@@ -40,10 +41,6 @@ from kedge.text.json_text import decode_object, encode
 from kedge.turns import new_id
 from kedge.web.models import ModelSelector
 from kedge.web.transcript import summarize_text
-
-if TYPE_CHECKING:
-    from kedge.conversation import Reply
-
 
 EventDict = dict[str, Any]
 RunStatus = Literal["running", "done", "failed", "cancelled"]
@@ -73,7 +70,7 @@ class TurnRun:
     id: str = field(default_factory=lambda: new_id("run"))
     status: RunStatus = "running"
     started_at: float = field(default_factory=time.time)
-    reply: "Reply | None" = None
+    reply: Reply | None = None
     error: KedgeError | None = None
     task: "asyncio.Task[None] | None" = None
     log: FollowedLog[EventDict] = field(default_factory=FollowedLog[EventDict])
