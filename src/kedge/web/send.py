@@ -10,11 +10,11 @@ because a judge that is a function would run code chosen by a client.
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from kedge import turns, workflows

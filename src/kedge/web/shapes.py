@@ -17,7 +17,7 @@ from kedge.store import ConversationRow, Hit, Node, ProxiedRequest, RequestRecor
 from kedge.store.proxied_requests import ProxyTotals
 from kedge.store.summaries import ConversationSummary
 from kedge.text.display import HEALING_TEXTS, LOST_TEXTS, capitalize, format_size, pluralize
-from kedge.workflows.history import Workflow, WorkflowChain
+from kedge.workflows.history import Workflow, WorkflowChain, WorkflowExchange
 
 if TYPE_CHECKING:
     from kedge.conversation import Reply
@@ -208,13 +208,25 @@ class RunList(ApiModel):
     data: list[RunShape]
 
 
+@members_of(WorkflowExchange, "number question answer response_id anchor model")
+class WorkflowExchangeShape(ApiModel):
+    """A question of a workflow and its answer; `number` is the round or step."""
+
+
+@members_of(WorkflowChain, "role conversation exchanges")
+class WorkflowChainShape(ApiModel):
+    """The conversation of one role of a workflow, with its exchanges."""
+
+    exchanges: list[WorkflowExchangeShape]
+
+
 @members_of(Workflow, "id kind title status conversations chains updated_at")
 class WorkflowShape(ApiModel):
     """A workflow and its conversations by role."""
 
     status: str
     conversations: dict[str, str]
-    chains: list[WorkflowChain]
+    chains: list[WorkflowChainShape]
 
 
 class WorkflowPage(ApiModel):
