@@ -42,6 +42,19 @@ def server(store_path: Path) -> Iterator[TestServer]:
         yield server
 
 
+TWO_HOURS_LATER = (
+    "UPDATE conversations SET updated_at = updated_at - 7200",
+    "UPDATE nodes SET created_at = created_at - 7200",
+)
+
+
+def execute(path: Path, *statements: str) -> None:
+    """Change the tables of a store."""
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
 def test_missing_store_is_not_created(store_path: Path) -> None:
     """The list is empty and says how to start; other commands report that there is no conversation."""
     empty = run_command("conversations")
@@ -552,12 +565,7 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, store_path: 
     verified = run_json("verify", "harbour", "--server")
     assert verified["audits"][0]["agrees"] is None
 
-    async def damage() -> None:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            body = "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')"
-            await store.database.write(lambda tx: tx.run(body))
-
-    run_sync(damage())
+    execute(store_path, "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')")
     unknown = run_command("verify", "nope")
     assert unknown.exit_code == 1
     assert "there is no conversation 'nope'" in unknown.stderr
@@ -589,10 +597,7 @@ def test_doctor_checks_the_store(
     """The schema, or why the store cannot be opened, is reported without a password."""
     checks = {check["name"]: check for check in run_json("doctor")["checks"]}
     assert "schema" in checks["store"]["found"]
-    newer = "UPDATE kedge_schema SET version = 9999"
-    with closing(sqlite3.connect(store_path)) as database:
-        database.execute(newer)
-        database.commit()
+    execute(store_path, "UPDATE kedge_schema SET version = 9999")
     report = json.loads(run_command("doctor", "--json").stdout)["checks"]
     store = next(check for check in report if check["name"] == "store")
     assert f"{store_path} was written by a newer version of Kedge" in store["found"]
@@ -639,19 +644,14 @@ def test_delete_needs_confirmation_and_retains_forks(server: TestServer) -> None
 def test_old_conversations_are_deleted(server: TestServer, store_path: Path) -> None:
     """Conversations are deleted by age and tag, after a confirmation."""
     assert run_json("delete", "--older-than", "1h", "--yes")["deleted"] == []
-    with closing(sqlite3.connect(store_path)) as database, database:
-        database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
-        database.execute("UPDATE nodes SET created_at = created_at - 7200")
+    execute(store_path, *TWO_HOURS_LATER)
     other = run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes")
     assert other["deleted"] == []
     declined = run_command("delete", "--older-than", "1h", stdin="n\n")
     assert declined.exit_code == 1
     assert "Delete 2 conversations permanently?" in declined.stderr
-    with (
-        closing(sqlite3.connect(store_path)) as database,
-        database,
-    ):  # a question that is being answered
-        database.execute("UPDATE nodes SET created_at = created_at + 7200 WHERE conversation = 2")
+    asked = "UPDATE nodes SET created_at = created_at + 7200 WHERE conversation = 2"
+    execute(store_path, asked)  # a question that is being answered
     assert "Delete 1 conv" in run_command("delete", "--older-than", "1h", stdin="n\n").stderr
     assert run_command("undo", "quay").exit_code == 0  # changes its time of update
     deleted = run_command("delete", "--older-than", "1h", stdin="y\n")
@@ -671,9 +671,7 @@ def test_conversation_expires_after_its_ttl(store_path: Path) -> None:
         assert run_command(*chat, "--ttl", ttl, stdin="What is 2+3?\n").exit_code == 0
         assert [row["ttl"] for row in run_json("conversations")] == [seconds]
     assert run_command(*chat, "--ttl", "soon", stdin="").exit_code == 2
-    with closing(sqlite3.connect(store_path)) as database, database:
-        database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
-        database.execute("UPDATE nodes SET created_at = created_at - 7200")
+    execute(store_path, *TWO_HOURS_LATER)
     (expired,) = run_json("gc", "--dry-run")["conversations"]
     assert expired in run_command("gc", "--dry-run").output
     assert [row["id"] for row in run_json("conversations")] == [expired]

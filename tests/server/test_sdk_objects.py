@@ -58,24 +58,17 @@ def create_responses(client: OpenAI, **options: Any) -> Iterator[Any]:
         yield stream.get_final_response()
 
 
-def test_messages_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
-    """A message of each chat helper is accepted as a message of the history."""
-    question: Any = {"role": "user", "content": "Hello"}
-    for message in complete_chats(client, messages=[question]):
-        history = [question, convert(message), question]
-        client.chat.completions.create(model="practice", messages=history)
-
-
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the SDK's own type
-def test_typed_messages_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
-    """A message with a parsed answer is accepted as a message of the history."""
+def test_messages_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
+    """A message of each chat helper, also with a parsed answer, is accepted as a message of the history."""
     question: Any = {"role": "user", "content": "Hello"}
-    reply = client.chat.completions.parse(
+    typed = client.chat.completions.parse(
         model="practice", messages=[question], response_format=Answer
     )
-    assert reply.choices[0].message.parsed is not None
-    history = [question, convert(reply.choices[0].message), question]
-    client.chat.completions.create(model="practice", messages=history)
+    assert typed.choices[0].message.parsed is not None
+    for message in (*complete_chats(client, messages=[question]), typed.choices[0].message):
+        history = [question, convert(message), question]
+        client.chat.completions.create(model="practice", messages=history)
 
 
 def test_tool_calls_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
@@ -113,18 +106,12 @@ def test_deltas_are_accepted(client: OpenAI) -> None:
 
 
 def test_output_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
-    """The output of each helper for responses is accepted as input."""
-    for response in create_responses(client, input="Think about 6 * 7"):
+    """The output of each helper for responses, also with a parsed answer, is accepted as input."""
+    typed = client.responses.parse(model="practice", input="Hello", text_format=Answer)
+    assert typed.output_parsed is not None
+    for response in (*create_responses(client, input="Think about 6 * 7"), typed):
         items = [convert(item) for item in response.output]
         client.responses.create(model="practice", input=[*items, {"role": "user", "content": "x"}])
-
-
-def test_typed_output_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
-    """Output with a parsed answer is accepted as input."""
-    response = client.responses.parse(model="practice", input="Hello", text_format=Answer)
-    assert response.output_parsed is not None
-    items = [convert(item) for item in response.output]
-    client.responses.create(model="practice", input=[*items, {"role": "user", "content": "x"}])
 
 
 def test_function_calls_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:

@@ -70,9 +70,7 @@ QUERIES = [
 
 async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> None:
     """Query operators give the same hits on every database, and the excerpt shows the first match."""
-    row, nodes = await create_conversation(store, 0)
-    blocks = [user(text, id=name) for name, text in TEXTS.items()]
-    await store.append(row, nodes[-1], blocks)
+    await store.create(blocks=[user(text, id=name) for name, text in TEXTS.items()])
     for query, expected in QUERIES:
         block_ids = "".join(hit.block_id for hit in await store.search(query))
         assert block_ids == expected, query
@@ -83,9 +81,7 @@ async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> Non
 
 async def test_hits_are_ranked_and_paginated(store: Store) -> None:
     """Ranked order lists a text with more matches first, and each page begins after the previous one."""
-    row, nodes = await create_conversation(store, 0)
-    blocks = [user(text, id=name) for name, text in TEXTS.items()]
-    await store.append(row, nodes[-1], blocks)
+    await store.create(blocks=[user(text, id=name) for name, text in TEXTS.items()])
     ranked = await store.search("blue OR sea", order="rank")
     assert "".join(hit.block_id for hit in ranked) == "bad"
     assert [hit.score for hit in ranked] == sorted((hit.score for hit in ranked), reverse=True)
@@ -129,13 +125,12 @@ async def test_conversations_are_paginated_and_filtered_by_time(store: Store) ->
 
 async def test_tools_and_ideographs_are_found(store: Store) -> None:
     """Search finds names and arguments of tool calls, tool results, and text without spaces."""
-    row, nodes = await create_conversation(store, 0)
     blocks = [
         tool_call("get_weather", {"city": "Bergen"}, call_id="c"),
         tool_result("c", "rain"),
         user("北京天气"),
     ]
-    await store.append(row, nodes[-1], blocks)
+    await store.create(blocks=blocks)
     for query, kind in (("bergen", "tool_call"), ("rain", "tool_result"), ("北京", "user")):
         assert [hit.kind for hit in await store.search(query)] == [kind]
 
@@ -159,8 +154,7 @@ async def test_scripts_without_spaces(
     store: Store, text: str, found: list[str], missing: list[str]
 ) -> None:
     """A substring of text without spaces is found in its character order only and is in the excerpt."""
-    row, nodes = await create_conversation(store, 0)
-    await store.append(row, nodes[-1], [user(f"{'。' * 200}{text}")])
+    await store.create(blocks=[user(f"{'。' * 200}{text}")])
     for query in found:
         (hit,) = await store.search(query)
         assert text[:5] in hit.excerpt
@@ -201,9 +195,8 @@ async def test_damaged_index_is_reported_and_repaired(
 
 async def test_huge_text_is_indexed(store: Store) -> None:
     """A very long text is indexed up to a limit without an error."""
-    row, nodes = await create_conversation(store, 0)
     text = " ".join(f"{number:x}word" for number in range(150_000))
-    await store.append(row, nodes[-1], [user(f"first {text} {'x' * 5000}")])
+    await store.create(blocks=[user(f"first {text} {'x' * 5000}")])
     assert len(await store.search("first 1f4word")) == 1
 
 
@@ -219,8 +212,7 @@ async def test_index_is_updated_by_next_search(store: Store) -> None:
 
 async def test_excerpt_of_long_text_is_short(store: Store) -> None:
     """The excerpt of a long text contains only the surroundings of the match."""
-    row, nodes = await create_conversation(store, 0)
-    await store.append(row, nodes[-1], [user("before " * 100 + "needle" + " after" * 100)])
+    await store.create(blocks=[user("before " * 100 + "needle" + " after" * 100)])
     (hit,) = await store.search("needle")
     assert "needle" in hit.excerpt
     assert hit.excerpt.startswith("…")

@@ -1,9 +1,19 @@
 """Managing and searching conversations in Chromium."""
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from web.browser.conftest import OpenTab
 from web.conftest import PageServer
+
+
+def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
+    """Choose an action of the menu of a conversation, and fill in the field of its dialog."""
+    tab.wait_for_load_state()
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name=action, exact=True).click()
+    if label:
+        tab.get_by_role("dialog").get_by_label(label).fill(text)
+        tab.get_by_role("button", name="Save").click()
 
 
 def test_conversation_is_renamed_tagged_archived_and_deleted(
@@ -12,24 +22,13 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
     """Each change is shown on the conversation page, and a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
     tab = open_tab(empty_page, f"/conversations/{name}")
-    tab.locator("summary", has_text="Manage").click()
-    tab.get_by_role("button", name="Rename").click()
-    tab.get_by_role("dialog").get_by_label("Title").fill("Lighthouses")
-    tab.get_by_role("button", name="Save").click()
+    manage(tab, "Rename", "Title", "Lighthouses")
     expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
-    tab.wait_for_load_state()
-    tab.locator("summary", has_text="Manage").click()
-    tab.get_by_role("button", name="Change tags").click()
-    tab.get_by_role("dialog").get_by_label("Tags").fill("sea, towers")
-    tab.get_by_role("button", name="Save").click()
+    manage(tab, "Change tags", "Tags", "sea, towers")
     expect(tab.locator(".talk-head").get_by_role("link", name="towers")).to_be_visible()
-    tab.wait_for_load_state()
-    tab.locator("summary", has_text="Manage").click()
-    tab.get_by_role("button", name="Archive", exact=True).click()
+    manage(tab, "Archive")
     expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
-    tab.wait_for_load_state()
-    tab.locator("summary", has_text="Manage").click()
-    tab.get_by_role("button", name="Delete").click()
+    manage(tab, "Delete")
     expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
     tab.wait_for_load_state()
     assert empty_page.get("/api/conversations", show="all")["total"] == 0
