@@ -40,7 +40,6 @@ from kedge.errors import InvalidSetting
 from kedge.planning import (
     AnchorRecord,
     ConversationState,
-    TokenCounts,
     find_problems,
     get_state,
     plan_request,
@@ -66,6 +65,7 @@ from kedge.turns import (
     user,
 )
 from middleware.scripted_engine import ScriptedEngine
+from planning.recorded_turns import records
 from strategies import blocks, json_objects
 
 MUTATION_COUNT = int(os.environ.get("KEDGE_MUTATIONS", "400"))
@@ -412,27 +412,6 @@ def escaped_size(block: Block) -> int:
     texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]
     texts += [part.get("text", "") for part in form.get("parts", [])]
     return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
-
-
-def records() -> st.SearchStrategy[AnchorRecord]:
-    """Generate anchor records."""
-    times = st.floats(0, 2e9)
-    return st.builds(
-        AnchorRecord,
-        response_id=st.sampled_from(["resp_1", "resp_2", "resp_3"]),
-        scope=st.sampled_from(["openai", "practice", "é"]),
-        digest=st.text("0123456789abcdef", min_size=4, max_size=8),
-        block_count=st.integers(0, 50),
-        depth=st.integers(1, 50),
-        root_created_at=times,
-        status=st.sampled_from(["completed", "lost", "incomplete"]),
-        stored=st.booleans(),
-        created_at=times,
-        expires_at=st.none() | times,
-        barrier=st.none() | st.integers(0, 50),
-        derived=st.lists(st.text("0123456789abcdef", max_size=4), max_size=2).map(tuple),
-        counted=st.none() | st.builds(TokenCounts, *[st.integers(0, 9)] * 6),
-    )
 
 
 @given(st.lists(records(), max_size=6))

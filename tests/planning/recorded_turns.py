@@ -5,7 +5,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kedge.planning import AnchorRecord, RequestPlan, plan_request, record_response, render
+from kedge.planning import (
+    AnchorRecord,
+    RequestPlan,
+    TokenCounts,
+    plan_request,
+    record_response,
+    render,
+)
 from kedge.turns import Block, Turn, assistant, block_from_item, tool_result, user
 from strategies import texts
 
@@ -108,4 +115,5 @@ def records() -> st.SearchStrategy[AnchorRecord]:
         expires_at=st.none() | times,
         barrier=st.none() | st.integers(0, 4),
         derived=st.lists(texts(), max_size=2).map(tuple),
+        counted=st.none() | st.builds(TokenCounts, *[st.integers(0, 9)] * 6),
     )
