@@ -15,23 +15,8 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
-from kedge.compaction.base import (
-    OVER_LIMIT_NOTE,
-    CompactionRequest,
-    CompactionResult,
-    CompactionStrategy,
-    CompactionTrigger,
-    Compactor,
-    LimitCompactor,
-    Occasion,
-    Replacement,
-    check_component,
-    compact_if_triggered,
-    component_name,
-    cut_points,
-    find_first_fit,
-    unchanged_result,
-)
+from kedge.compaction import base
+from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
 from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.errors import Blocked, KedgeError
@@ -48,14 +33,14 @@ from kedge.turns import Block, SystemBlock, Turn, diff
 
 log = get_logger("kedge.compaction")
 
-_PHASES: dict[Occasion, tuple[Phase, ...]] = {
+_PHASES: dict[base.Occasion, tuple[Phase, ...]] = {
     "answered": ("output", "input"),  # it is from a model, and may be sent to another
     "pending": ("input",),
     "resend": ("input",),
 }
 
 
-async def run_compactor(compactor: Compactor, request: CompactionRequest) -> CompactionResult:
+async def run_compactor(compactor: base.Compactor, request: CompactionRequest) -> CompactionResult:
     """Run a compactor. If it fails or its result is invalid, nothing is changed.
 
     Args:
@@ -75,17 +60,17 @@ async def run_compactor(compactor: Compactor, request: CompactionRequest) -> Com
         defect = type(error).__name__
     log.warning("compaction failed, the conversation is unchanged: %s by %s", defect, by)
     count("compactions_total", by=by, outcome="failed")
-    return unchanged_result(request, by, f"{by} failed ({defect}); nothing was changed")
+    return base.unchanged_result(request, by, f"{by} failed ({defect}); nothing was changed")
 
 
 async def compact_turn(
     turn: Turn,
-    compactor: Compactor,
+    compactor: base.Compactor,
     *,
     engine: Engine | None = None,
     usage: Usage | None = None,
     counter: TokenCounter = DEFAULT_COUNTER,
-    occasion: Occasion = "answered",
+    occasion: base.Occasion = "answered",
     filters: ContentFilters | None = None,
 ) -> tuple[Turn, CompactionResult]:
     """Run a compactor on a Turn. If the compactor fails, the Turn is unchanged.
@@ -141,13 +126,13 @@ def _filter_result(
         )
     except Blocked as error:
         note = f"a guard rejected its result ({error.rule}); nothing was changed"
-        return replace(unchanged_result(request, result.by, note), usage=result.usage)
+        return replace(base.unchanged_result(request, result.by, note), usage=result.usage)
     if all(map(is_, blocks, result.blocks)):
         return result
     return replace(result, blocks=blocks, changes=diff(Turn(request.blocks), Turn(blocks)))
 
 
-def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> None:
+def record_result(result: CompactionResult, occasion: base.Occasion, turn_id: str) -> None:
     """Log and count the result of a compaction."""
     if result.changed:
         count("compactions_total", by=result.by, outcome="compacted")
@@ -205,7 +190,7 @@ MIN_NEW_TOKENS_DIVISOR = 4
 CompactionMethod = Literal["context_management", "endpoint"]
 
 
-class ServerCompactor(LimitCompactor):
+class ServerCompactor(base.LimitCompactor):
     """A compactor that uses the provider's compaction.
 
     Args:
@@ -247,7 +232,7 @@ class ServerCompactor(LimitCompactor):
         compact = _find_method(request.engine, "compact")
         if compact is None:
             return Replacement(request.blocks, ("this engine's provider does not compact",))
-        start = (cut_points(request.blocks) or [0])[-1]
+        start = (base.cut_points(request.blocks) or [0])[-1]
         new = [block for block in request.blocks[:start] if block.origin != COMPACTOR_ORIGIN]
         if request.count(new) * MIN_NEW_TOKENS_DIVISOR < self.max_tokens:
             return Replacement(request.blocks)  # the newest exchange is long, not the history
@@ -285,16 +270,16 @@ class SplitCompactor:
         InvalidSetting: An argument is not an instance of its kind, for example because they are swapped.
     """
 
-    def __init__(self, trigger: CompactionTrigger, strategy: CompactionStrategy) -> None:
-        check_component("trigger", trigger, "should_compact")
-        check_component("strategy", strategy, "compact_blocks")
+    def __init__(self, trigger: base.CompactionTrigger, strategy: base.CompactionStrategy) -> None:
+        base.check_component("trigger", trigger, "should_compact")
+        base.check_component("strategy", strategy, "compact_blocks")
         self.trigger = trigger
         self.strategy = strategy
         self.name = f"{component_name(trigger)}+{component_name(strategy)}"
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Compact if the trigger returns true."""
-        return await compact_if_triggered(self.trigger, self.strategy, request, by=self.name)
+        return await base.compact_if_triggered(self.trigger, self.strategy, request, by=self.name)
 
 
 async def cut_until(
@@ -303,11 +288,11 @@ async def cut_until(
     """Return the blocks after the earliest cut that fits, or all of them if they fit."""
     if await await_value(fits(0)):
         return Replacement(request.blocks)
-    start, met = await find_first_fit(cut_points(request.blocks), fits)
-    return Replacement(request.blocks[start:], () if met else (OVER_LIMIT_NOTE,))
+    start, met = await base.find_first_fit(base.cut_points(request.blocks), fits)
+    return Replacement(request.blocks[start:], () if met else (base.OVER_LIMIT_NOTE,))
 
 
-class MessageLimitCompactor(LimitCompactor):
+class MessageLimitCompactor(base.LimitCompactor):
     """Removes the oldest exchanges when there are too many blocks. Also a trigger and a strategy.
 
     Args:
@@ -337,7 +322,7 @@ class MessageLimitCompactor(LimitCompactor):
 DEFAULT_TARGET_RATIO = 0.75
 
 
-class TokenLimitCompactor(LimitCompactor):
+class TokenLimitCompactor(base.LimitCompactor):
     """Removes the oldest exchanges when there are too many tokens. Also a trigger and a strategy.
 
     The size is the usage that the server reported with its last answer, or counted if there is none; the
@@ -412,14 +397,14 @@ class CompositeCompactor:
         InvalidSetting: An argument is not a compactor, for example a list of them.
     """
 
-    def __init__(self, *compactors: Compactor) -> None:
+    def __init__(self, *compactors: base.Compactor) -> None:
         for compactor in compactors:
-            check_component("a compactor of CompositeCompactor", compactor, "compact")
+            base.check_component("a compactor of CompositeCompactor", compactor, "compact")
         self.compactors = compactors
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Run each compactor."""
-        result, step = unchanged_result(request, component_name(self)), request
+        result, step = base.unchanged_result(request, component_name(self)), request
         for compactor in self.compactors:
             done = await run_compactor(compactor, step)
             if done.changed:

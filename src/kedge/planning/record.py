@@ -11,18 +11,8 @@ from math import inf
 from msgspec.structs import replace
 
 from kedge.observe import get_logger
-from kedge.planning.anchors import (
-    DEFAULT_RETENTION,
-    AnchorRecord,
-    ConversationState,
-    Reason,
-    Status,
-    TokenCounts,
-    get_state,
-    select_matching,
-    set_state,
-    unavailable_reason,
-)
+from kedge.planning import anchors
+from kedge.planning.anchors import AnchorRecord, Reason, get_state, select_matching
 from kedge.planning.digests import get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
 from kedge.planning.render import ENGINE_ORIGIN, base_scope, conversation_scope, derived_digests
@@ -62,12 +52,12 @@ def record_response(
     response_id: str,
     plan: RequestPlan,
     created_at: float,
-    status: Status = "completed",
+    status: anchors.Status = "completed",
     stored: bool = True,
-    retention: float | None = DEFAULT_RETENTION,
+    retention: float | None = anchors.DEFAULT_RETENTION,
     conversation_id: str = "",
     head: bool = True,
-    counted: TokenCounts | None = None,
+    counted: anchors.TokenCounts | None = None,
 ) -> Turn:
     """Append the blocks of a response to the Turn that was sent, and record an anchor.
 
@@ -120,7 +110,7 @@ def record_response(
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
-    return set_state(turn, state)
+    return anchors.set_state(turn, state)
 
 
 def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
@@ -142,7 +132,7 @@ def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
     return None
 
 
-def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
+def prune_anchors(state: anchors.ConversationState, turn: Turn) -> anchors.ConversationState:
     """Drop the oldest records that no longer match, once there are more of them than of others.
 
     A conversation that is edited or compacted again and again would otherwise accumulate them.
@@ -209,7 +199,7 @@ def drop_changed_anchors(turn: Turn) -> Turn:
     state = replace(state, anchors=(*matching, last_changed))
     if previous != state.previous_response_id:
         state = replace(state, previous_response_id=previous, conversation_id="")
-    return set_state(turn, state)
+    return anchors.set_state(turn, state)
 
 
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
@@ -256,7 +246,8 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
         return "split"
     if record is None:
         return None
-    if reason := unavailable_reason(record, record.scope, -inf):  # whatever its scope and expiry
+    # Whatever its scope and expiry.
+    if reason := anchors.unavailable_reason(record, record.scope, -inf):
         return reason
     end = get_prefix_index(turn).count(max(indices[-1] + 1 - turn.lead, 0))
     is_unchanged = end == record.block_count and select_matching(turn, [record])

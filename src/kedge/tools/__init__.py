@@ -34,21 +34,9 @@ from kedge.event_loops import await_value
 from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
 from kedge.text.display import capitalize
-from kedge.tools.invoke import (
-    Arguments,
-    AttemptTimeout,
-    ConcurrencyExhausted,
-    Parts,
-    SelfCancelled,
-    invoke_tool,
-)
-from kedge.tools.output import (
-    MAX_OUTPUT,
-    describe_attachments,
-    describe_error,
-    locate_error,
-    truncate_parts,
-)
+from kedge.tools import invoke, output
+from kedge.tools.invoke import Arguments, Parts
+from kedge.tools.output import MAX_OUTPUT, locate_error
 from kedge.tools.signature import is_async
 from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, ToolSource, tool
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
@@ -294,7 +282,7 @@ class CallRunner:
         failures = 0
         while True:
             try:
-                return await invoke_tool(tool, arguments, self._start_attempt)
+                return await invoke.invoke_tool(tool, arguments, self._start_attempt)
             except Exception as error:
                 self._stop_attempt()
                 failures += 1
@@ -326,12 +314,12 @@ class CallRunner:
         match error:
             case ToolFailed():
                 return _EarlyResult("failed", str(error) or f"{tool.name} failed.", error)
-            case AttemptTimeout():
+            case invoke.AttemptTimeout():
                 return _EarlyResult("timeout", f"{tool.name} timed out: {error}.", error)
-            case ConcurrencyExhausted() | SelfCancelled():
+            case invoke.ConcurrencyExhausted() | invoke.SelfCancelled():
                 return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
             case _:
-                shown = describe_error(error, self.context.filters.edit_text)
+                shown = output.describe_error(error, self.context.filters.edit_text)
                 return _EarlyResult("failed", f"{tool.name} failed: {shown}", error)
 
     def _finish(
@@ -339,7 +327,7 @@ class CallRunner:
     ) -> ToolRun:
         self._stop_attempt()
         if self.context.text_only:
-            parts = describe_attachments(parts)
+            parts = output.describe_attachments(parts)
         result = self.context.filters.apply(
             ToolResultBlock(
                 self.call.call_id,
@@ -349,7 +337,7 @@ class CallRunner:
                 metadata=FrozenMap({OUTCOME_KEY: outcome}),
             )
         )
-        shown = self._prepend_note(truncate_parts(result.parts, self.context.max_output))
+        shown = self._prepend_note(output.truncate_parts(result.parts, self.context.max_output))
         result = structs.replace(result, parts=shown)
         waited = max(0.0, time.perf_counter() - self._created_at - self.seconds)
         times = self.attempts, self.seconds, waited

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.text.json_text import decode, encode
+from kedge.turns import frozen_json
 from kedge.turns.blocks import (
     IDENTITY_FIELDS,
     USER,
@@ -29,15 +30,7 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.frozen_json import (
-    EMPTY,
-    MAX_INTEGER_BITS,
-    FrozenMap,
-    check_text,
-    freeze,
-    path_step,
-    thaw,
-)
+from kedge.turns.frozen_json import EMPTY, MAX_INTEGER_BITS, FrozenMap, thaw
 from kedge.turns.parts import ASSISTANT_PART_TYPES, PART_TYPES, OpaquePart, Part
 from kedge.turns.turn import TURN_MEMBERS, Turn
 
@@ -249,7 +242,7 @@ def read_object(value: object, path: str = "") -> JsonObject:
 
 def read_map(value: object, path: str = "") -> FrozenMap:
     """Return a JSON object as an immutable map."""
-    return freeze(read_object(value, path), path)
+    return frozen_json.freeze(read_object(value, path), path)
 
 
 def _read_text(form: Mapping[str, object], name: str) -> str:
@@ -350,7 +343,7 @@ def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | InvalidValue
         return members
     seen: set[str] = set()
     twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-    return InvalidValue("given twice", path_step(twice))
+    return InvalidValue("given twice", frozen_json.path_step(twice))
 
 
 _decode_json = json.JSONDecoder(
@@ -370,7 +363,7 @@ def _find_invalid_value(value: object) -> InvalidJSON | None:
             return InvalidJSON(path + value.step, value.problem)
         if isinstance(value, dict):
             members = cast("dict[str, object]", value).items()
-            remaining += [(path + path_step(name), member) for name, member in members]
+            remaining += [(path + frozen_json.path_step(name), member) for name, member in members]
         elif isinstance(value, list):
             elements = enumerate(cast("list[object]", value))
             remaining += [(f"{path}[{index}]", element) for index, element in elements]
@@ -486,7 +479,7 @@ def _load_blocks(form: JsonObject) -> Sequence[Block]:
 
 
 def _read_id(form: JsonObject) -> str:
-    if not (name := check_text(_read_text(form, "id"), ".id")):
+    if not (name := frozen_json.check_text(_read_text(form, "id"), ".id")):
         raise InvalidJSON(".id", "expected an id, got an empty string")
     return name
 
