@@ -19,7 +19,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, ClassVar, Literal, cast
 
 from msgspec import structs
@@ -109,8 +108,8 @@ class ChatDecoder(StreamDecoder):
         self._calls_by_index: dict[int, _StreamedCall] = {}
         self._calls_by_id: dict[str, _StreamedCall] = {}
         self._last_call: _StreamedCall | None = None
-        self._item_indices: dict[str, int] = {}
-        self._indexes = count()
+        self._item_indices: dict[object, int] = {}
+        """The output indexes of the reasoning, the message and the calls."""
         self._facts: JsonObject = {}
         self._usage: Usage | None = None
         self._finish_reason = ""
@@ -255,7 +254,7 @@ class ChatDecoder(StreamDecoder):
     def _read_details(self, value: object) -> None:
         """Read reasoning details, of which a piece with the same index and type continues the last one."""
         for piece in fields.list_objects(value):
-            if not self._item_indices and self._last_call is None:
+            if not self._item_indices:
                 # What comes after an answer belongs to it.
                 self._item_index("reasoning")
             place = piece.get("index"), piece.get("type")
@@ -284,7 +283,7 @@ class ChatDecoder(StreamDecoder):
         if self._details and "reasoning" not in self._item_indices:
             native["reasoning_details"] = self._details
         elif self._details:
-            is_last = len(self._item_indices) == 1 and not self.calls.sorted_calls()
+            is_last = len(self._item_indices) == 1
             index = self._item_index("reasoning")
             item = {**self._build_reasoning(index), **(ending if is_last else {})}
             self._found.append(ItemCompleted(repair_surrogates(item), index))
@@ -333,11 +332,9 @@ class ChatDecoder(StreamDecoder):
         index = self._item_index("reasoning" if kind == "reasoning" else "message")
         self._found.append(build_delta(kind, delta, "", index, int(kind == "refusal"), logprobs))
 
-    def _item_index(self, item: str) -> int:
-        """Return the output index of the reasoning or of the message."""
-        if item not in self._item_indices:
-            self._item_indices[item] = next(self._indexes)
-        return self._item_indices[item]
+    def _item_index(self, item: object) -> int:
+        """Return the output index of an item, which is the next one if the item is new."""
+        return self._item_indices.setdefault(item, len(self._item_indices))
 
     def _skip_repeated(self, kind: TextKind, delta: str) -> str:
         """Return the text to emit after the finish reason: none while it repeats the answer."""
@@ -424,8 +421,9 @@ class ChatDecoder(StreamDecoder):
                 seen = None
         if seen is None:
             self._announce_call()
-            place = "custom_tool_call" if custom else "function_call", "", next(self._indexes)
-            seen = _StreamedCall(*place, call_id=call_id, name=name, fallback=problem)
+            kind = "custom_tool_call" if custom else "function_call"
+            at = self._item_index(len(self._item_indices))
+            seen = _StreamedCall(kind, "", at, call_id=call_id, name=name, fallback=problem)
             self._add_call(seen, index)
         elif not seen.is_announced:
             seen.extend(call_id, problem, name)
@@ -447,15 +445,11 @@ class ChatDecoder(StreamDecoder):
         return any(not text or call.arguments == text for call in calls)
 
     def _read_arguments(self, arguments: object, output_index: int) -> None:
-        match arguments:
-            case None:
-                pass
-            case str():
-                delta = self._joiner.feed(("arguments", output_index), arguments)
-                if delta:
-                    self._found += self.calls.append_arguments("", output_index, delta)
-            case _:
-                self.calls.set_arguments("", output_index, _argument_text(arguments))
+        if isinstance(arguments, str):
+            if delta := self._joiner.feed(("arguments", output_index), arguments):
+                self._found += self.calls.append_arguments("", output_index, delta)
+        elif arguments is not None:
+            self.calls.set_arguments("", output_index, _argument_text(arguments))
 
     def _add_empty_arguments(self) -> None:
         """Set empty arguments for calls that have none, because their response is complete."""

@@ -130,7 +130,7 @@ class _RunSpans:
     def __init__(self, trace: _TraceMiddleware, turn: Turn, request: Request) -> None:
         engine = unwrap(trace.inner)
         self.tracer, self.content = trace.tracer, trace.content
-        self.turn, self.request = turn, request
+        self.request = request
         self.requests = RequestLog(engine, request, is_written=False)
         self.model = self.requests.model
         agent = trace.agent
