@@ -11,6 +11,7 @@ from kedge.engines.http_errors import parse_error
 from kedge.engines.transport import (
     MAX_ERROR_BYTES,
     ResponseReader,
+    SizeLimit,
     is_event_stream,
     make_inflater,
     resolve_limit,
@@ -93,7 +94,7 @@ class ResponseObserver:
         is_stream = not self._is_error and is_event_stream(headers, requested=streaming)
         limit = resolve_limit()
         self._reader = ResponseReader(self._decoder, str, is_stream=is_stream, max_bytes=limit)
-        self._error = bytearray()
+        self._error, self._error_limit = bytearray(), SizeLimit(MAX_ERROR_BYTES)
         self._retained_bytes, self.body_start = retained_bytes, bytearray()
 
     def feed(self, chunk: bytes) -> Verdict:
@@ -120,9 +121,7 @@ class ResponseObserver:
 
     def _read(self, data: bytes) -> None:
         if self._is_error:
-            self._error += data
-            if len(self._error) > MAX_ERROR_BYTES:
-                raise StreamTooLarge("error", MAX_ERROR_BYTES)
+            self._error += self._error_limit.add(data)
             return
         for event in self._reader.feed(data):
             self._handle(event)
