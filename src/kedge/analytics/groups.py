@@ -186,17 +186,15 @@ def group_by(
 
 def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> int:
     """Return how many conversations the responses of a selection belong to."""
-    queries: list[str] = []
-    values: list[Any] = []
+    edges = iter_edges(tx, selection, days)
+    parts = [("SELECT r.conversation FROM responses r WHERE {}", where) for where in edges]
     if days:
         where = days.condition(tx, selection, has_totals=True)
-        queries.append(f"SELECT conversation FROM conversation_sums WHERE {where.sql}")  # noqa: S608
-        values += where.values
-    for where in iter_edges(tx, selection, days):
-        queries.append(f"SELECT r.conversation FROM responses r WHERE {where.sql}")  # noqa: S608
-        values += where.values
-    union = f"SELECT COUNT(DISTINCT conversation) FROM ({' UNION ALL '.join(queries)}) AS found"  # noqa: S608
-    return int(tx.rows(union, values)[0][0])
+        parts.append(("SELECT conversation FROM conversation_sums WHERE {}", where))
+    union = " UNION ALL ".join(query.format(where.sql) for query, where in parts)
+    values = [value for _, where in parts for value in where.values]
+    query = f"SELECT COUNT(DISTINCT conversation) FROM ({union}) AS found"  # noqa: S608
+    return int(tx.rows(query, values)[0][0])
 
 
 def _count_durations(

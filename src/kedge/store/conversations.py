@@ -178,9 +178,9 @@ def list_conversations(
     return _select(tx, where, (*values, limit, offset), end)
 
 
-def select_tree_conversations(tx: Tx, tree: int) -> list[ConversationRow]:
-    """Return the conversations on a tree in the order of their creation."""
-    return _select(tx, "c.tree = ?", (tree,))
+def list_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
+    """Return the conversations on the tree, in the order of their creation: this one, its forks and its origin."""
+    return _select(tx, "c.tree = ?", (conversation.tree,))
 
 
 def select_titled(tx: Tx, title: str) -> ConversationRow | None:

@@ -20,7 +20,7 @@ from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.plan import is_fallback_reason
-from kedge.store.conversations import select_tree_conversations
+from kedge.store import conversations
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
@@ -356,7 +356,4 @@ def load_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Bloc
     return dict(zip(bodies, decode_blocks(list(bodies.values())), strict=True))
 
 
-@read
-def list_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
-    """Return the conversations on the tree: this one, its forks and its origin."""
-    return select_tree_conversations(tx, conversation.tree)
+list_tree_conversations = read(conversations.list_tree_conversations)
