@@ -122,22 +122,25 @@ _FOLD = "m0-5v.1m0 4.9v.1m0 4.9v.1"
 
 def draw_lanes(layout: Layout) -> Markup:
     """Draw the lanes of a layout as an SVG element."""
-    width = 2 * MARGIN + LANE_WIDTH * max(layout.lanes - 1, 0)
-    height = ROW_HEIGHT * len(layout.rows)
     lines = "".join(_edge_path(edge) for edge in layout.edges if not edge.on_path)
     path = "".join(_edge_path(edge) for edge in layout.edges if edge.on_path)
     shapes = "".join(_draw_row(index, row) for index, row in enumerate(layout.rows))
-    return Markup(  # noqa: S704 - it contains only numbers and constants
-        f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'aria-hidden="true" focusable="false">'
-        f'<path class="line" d="{lines}"/><path class="line here" d="{path}"/>{shapes}</svg>'
-    )
+    edges = f'<path class="line" d="{lines}"/><path class="line here" d="{path}"/>'
+    return _draw_svg(layout.lanes, len(layout.rows), edges + shapes)
 
 
 def draw_mark(mark: Mark) -> Markup:
     """Draw one mark for the legend."""
-    node = GraphNode(0, marks=frozenset({mark}))
-    return draw_lanes(Layout((LayoutRow(0, (node,)),), lanes=1))
+    row = LayoutRow(0, (GraphNode(0, marks=frozenset({mark})),))
+    return _draw_svg(1, 1, _draw_row(0, row))
+
+
+def _draw_svg(lanes: int, rows: int, shapes: str) -> Markup:
+    width, height = 2 * MARGIN + LANE_WIDTH * max(lanes - 1, 0), ROW_HEIGHT * rows
+    return Markup(  # noqa: S704 - it contains only numbers and constants
+        f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'aria-hidden="true" focusable="false">{shapes}</svg>'
+    )
 
 
 def _x(lane: int) -> int:
