@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from kedge.server.response_run import Generation
 class LimitedRun(Generation):
     """A generation without an answer, which records when it waits."""
 
-    _start = _render = _finish = serialize = Generation.end
+    _start = _render = _finish = serialize = cast("Any", Generation.end)
 
     def __init__(self) -> None:
         self.waits: list[int] = []
