@@ -80,7 +80,7 @@ class Credentials(NamedTuple):
     """Whether a page of another origin is rejected; None for only as long as no token is needed."""
 
 
-NO_HEADERS: Mapping[str, str] = {}
+NO_VALUES: Mapping[str, str] = {}
 
 
 class Rejection(NamedTuple):
@@ -89,10 +89,10 @@ class Rejection(NamedTuple):
     error: errors.ErrorTemplate
     """The error of the API, and with it the HTTP status."""
     message: str = ""
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: Mapping[str, str] = NO_VALUES
     """Headers of the response, such as those of the rate limit, as in the hosted API."""
-    seconds_left: float = 0.0
-    needed: str = ""
+    values: Mapping[str, object] = NO_VALUES
+    """The values in the message of the error."""
 
     @property
     def status(self) -> int:
@@ -111,7 +111,7 @@ class Access(NamedTuple):
 
     caller: AccessToken | None = None
     rejection: Rejection | None = None
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: Mapping[str, str] = NO_VALUES
 
 
 class FoundCaller(NamedTuple):
@@ -150,7 +150,8 @@ class AccessPolicy:
             Its caller, or why it is rejected.
         """
         if sum(map(len, chain.from_iterable(scope["headers"]))) > self.header_bytes:
-            return Access(rejection=Rejection(errors.HEADERS_TOO_LARGE))
+            too_large = Rejection(errors.HEADERS_TOO_LARGE, values={"most": self.header_bytes})
+            return Access(rejection=too_large)
         host = parse_host_name(read_header(scope, b"host"))
         is_allowed_host = self.hosts is None or host in self.hosts
         if not is_allowed_host and not self.frees_hosts:
@@ -190,7 +191,9 @@ class AccessPolicy:
         """Check whether a named token has a scope, and count the request if its token has limits."""
         if needed not in caller.scopes:
             message = f"this token lacks the scope {needed}; use a token with this scope"
-            return Access(rejection=Rejection(errors.TOKEN_SCOPE_MISSING, message, needed=needed))
+            return Access(
+                rejection=Rejection(errors.TOKEN_SCOPE_MISSING, message, values={"scope": needed})
+            )
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
         if self.registry is None or not is_counted or limits == (None, None):
             return Access(caller)
@@ -277,7 +280,8 @@ def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
         return Access(caller, headers=headers)
     headers["retry-after"] = str(seconds)
     message = f"the limit of this token is reached; try again in {seconds} seconds"
-    return Access(caller, Rejection(error, message, headers, counts.seconds_left))
+    values = {"seconds": f"{counts.seconds_left:.3g}"}
+    return Access(caller, Rejection(error, message, headers, values))
 
 
 def counts_as_request(scope: Scope, needed: str, *, is_session: bool) -> bool:
@@ -329,12 +333,3 @@ def parse_host_name(host: bytes) -> str:
     """Return the name in ``name:port``, or an empty text; an IPv6 address includes its brackets."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return match[1] if match else ""
-
-
-def build_access_error(rejection: Rejection, policy: AccessPolicy) -> errors.ApiError:
-    """Return a rejection as an error of the API."""
-    return rejection.error(
-        most=policy.header_bytes,
-        scope=rejection.needed,
-        seconds=f"{rejection.seconds_left:.3g}",
-    )

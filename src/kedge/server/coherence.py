@@ -89,7 +89,6 @@ class IdSet(Struct, frozen=True):
 class OpenCall(Struct, frozen=True):
     """A call that has no output yet."""
 
-    type: str
     keys: tuple[str, ...]
     is_async: bool
 
@@ -128,9 +127,9 @@ def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> 
     if orphan is not None:
         type, key = orphan
         raise errors.NO_TOOL_CALL(output=type.replace("_", " "), call_id=key)
-    for call in open_calls.values():
+    for (type, _), call in open_calls.items():
         if not call.is_async:
-            raise errors.NO_TOOL_OUTPUT(call=call.type.replace("_", " "), call_id=call.keys[0])
+            raise errors.NO_TOOL_OUTPUT(call=type.replace("_", " "), call_id=call.keys[0])
 
 
 def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> OrphanOutput | None:
@@ -138,7 +137,7 @@ def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> Orpha
     type: str = item.get("type") or "message"
     if type in CALL_TYPES:
         keys = tuple(item[key] for key in CALL_TYPES[type] if item.get(key))
-        opened = OpenCall(type, keys, item.get("async") is True)
+        opened = OpenCall(keys, item.get("async") is True)
         open_calls.update({(type, key): opened for key in keys})
     if type in OUTPUT_TYPES:
         call, member = OUTPUT_TYPES[type]

@@ -101,6 +101,20 @@ def _path_error(message: str, code: str) -> ErrorTemplate:
     return ErrorTemplate(message, "{path}", code)
 
 
+def _length_errors(kind: str, article: str) -> tuple[ErrorTemplate, ErrorTemplate]:
+    """Return the templates of the errors of a string or an array at ``path`` that is empty or too long."""
+    one = f"{article} {kind}"
+    empty = f"empty {kind}. Expected {one} with minimum length {{least}}, but got an empty {kind} instead."
+    too_long = (
+        f"{kind} too long. Expected {one} with maximum length {{most}}, "
+        f"but got {one} with length {{length}} instead."
+    )
+    return (
+        _path_error(f"Invalid '{{path}}': {empty}", f"empty_{kind}"),
+        _path_error(f"Invalid '{{path}}': {too_long}", f"{kind}_above_max_length"),
+    )
+
+
 def _range_error(problem: str, bound: str) -> ErrorTemplate:
     """Return the template of an error of the number at ``path``, which is out of its range."""
     code = problem.replace(" ", "_").replace("minimum", "min").replace("maximum", "max")
@@ -133,31 +147,13 @@ INTEGER_TOO_SMALL = _range_error("integer below minimum value", ">= {least}")
 INTEGER_TOO_LARGE = _range_error("integer above maximum value", "<= {most}")
 DECIMAL_TOO_SMALL = _range_error("decimal below minimum value", ">= {least}")
 DECIMAL_TOO_LARGE = _range_error("decimal above maximum value", "<= {most}")
-STRING_EMPTY = _path_error(
-    "Invalid '{path}': empty string. Expected a string with minimum length {least}, "
-    "but got an empty string instead.",
-    "empty_string",
-)
-STRING_TOO_LONG = _path_error(
-    "Invalid '{path}': string too long. Expected a string with maximum length {most}, "
-    "but got a string with length {length} instead.",
-    "string_above_max_length",
-)
+STRING_EMPTY, STRING_TOO_LONG = _length_errors("string", "a")
 STRING_PATTERN_MISMATCH = _path_error(
     "Invalid '{path}': string does not match pattern. Expected a string that matches the "
     "pattern '{pattern}'.",
     "invalid_value",
 )
-ARRAY_EMPTY = _path_error(
-    "Invalid '{path}': empty array. Expected an array with minimum length {least}, "
-    "but got an empty array instead.",
-    "empty_array",
-)
-ARRAY_TOO_LONG = _path_error(
-    "Invalid '{path}': array too long. Expected an array with maximum length {most}, "
-    "but got an array with length {length} instead.",
-    "array_above_max_length",
-)
+ARRAY_EMPTY, ARRAY_TOO_LONG = _length_errors("array", "an")
 OBJECT_TOO_LARGE = _path_error(
     "Invalid '{path}': too many properties. Expected an object with at most {most} properties, "
     "but got an object with {length} properties instead.",

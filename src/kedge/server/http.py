@@ -163,7 +163,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def in_database(
-    check: Callable[[object], object] | None = None, *, empty: object = None
+    check: Callable[[dict[str, Any]], object] | None = None, *, empty: object = None
 ) -> Callable[[Callable[..., object]], Endpoint]:
     """Make an endpoint from a function that reads or writes the database and returns a JSON value.
 
@@ -307,7 +307,7 @@ class ServerFrontEnd(FrontEnd):
 
     def build_rejection(self, scope: Scope, rejection: Rejection) -> Response:
         """Return the error of the API."""
-        return build_error_response(scope, access.build_access_error(rejection, self.policy))
+        return build_error_response(scope, rejection.error(**rejection.values))
 
     def build_failure(self, scope: Scope) -> Response:
         """Return an internal error of the API."""

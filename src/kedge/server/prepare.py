@@ -289,13 +289,17 @@ def _find_second_exchange(items: Sequence[Item]) -> int | None:
     return None
 
 
+async def summarize(model: Model, compacted: CompactedContext) -> CompactedContext:
+    """Return a compaction with the model's summary of the items that it omits, if there are any."""
+    omitted = compacted.omitted_items
+    return replace(compacted, summary=await model.summarize(omitted)) if omitted else compacted
+
+
 async def add_summary(draft: ResponseDraft, compacted: CompactedContext) -> ResponseDraft:
     """Add the model's summary of the items that a compaction omits, if the model writes one."""
-    omitted, ask = compacted.omitted_items, draft.prompt.ask
-    summary = await draft.model.summarize(omitted) if omitted else ""
-    if not summary:
+    ask, summarized = draft.prompt.ask, await summarize(draft.model, compacted)
+    if not summarized.summary:
         return draft
-    summarized = replace(compacted, summary=summary)
     # The note is the first item, unless it was dropped to fit the window.
     has_note = list(ask.items[:1]) == compacted.items[:1]
     items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.security.bounded_dict import BoundedDict
 from kedge.server import encrypted_content
-from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection, build_access_error
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
 from kedge.server.encrypted_content import ContentCipher
 from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.models import Model, PracticeModel
@@ -122,7 +122,7 @@ class ServerState:
         reserved = await self.access.reserve(self._caller, input_tokens + output)
         if not isinstance(reserved, Rejection):
             return reserved
-        error = build_access_error(reserved, self.access)
+        error = reserved.error(**reserved.values)
         if "retry-after" in reserved.headers:
             error.headers["retry-after"] = reserved.headers["retry-after"]
         raise error

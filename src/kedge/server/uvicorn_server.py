@@ -303,20 +303,13 @@ class ServerThread:
         self._service: ServerState = app.state.service
         self._socket = bind("127.0.0.1", 0)
         self.address: tuple[str, int] = self._socket.getsockname()
+        self.url = "http://{}:{}".format(*self.address)
+        """The address of the server: ``http://127.0.0.1:<port>``."""
+        self.base_url = f"{self.url}/v1"
+        """The base URL for clients of the API: ``http://127.0.0.1:<port>/v1``."""
         self._ready = threading.Event()
         self._server = UvicornServer(app, on_started=self._ready.set)
         self._thread = threading.Thread(target=self._run, name="kedge-server", daemon=True)
-
-    @property
-    def url(self) -> str:
-        """The address of the server: ``http://127.0.0.1:<port>``."""
-        host, port = self.address
-        return f"http://{host}:{port}"
-
-    @property
-    def base_url(self) -> str:
-        """The base URL for clients of the API: ``http://127.0.0.1:<port>/v1``."""
-        return f"{self.url}/v1"
 
     def start(self) -> None:
         """Start serving; requests are accepted when this returns.

@@ -256,7 +256,7 @@ SHARED_PARAMETERS = BOTH_PARAMETERS - OTHER_PARAMETERS - UNUSED_PARAMETERS | {"l
 """Parameters with the same form in the Responses API, and those that models have besides."""
 
 
-def parse_request(body: object) -> dict[str, Any]:
+def parse_request(body: dict[str, Any]) -> dict[str, Any]:
     """Validate a request to ``POST /v1/chat/completions`` and convert it to one of the Responses API."""
     checked = _CREATE.check_body(body)
     _check_combinations(checked)

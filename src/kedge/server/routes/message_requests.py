@@ -126,7 +126,9 @@ API_VERSIONS = ("2023-01-01", "2023-06-01", LATEST_VERSION)
 """The versions of the API; the newest has no sampling parameters."""
 
 
-def parse_request(body: object, decrypt: Decrypt, version: str = LATEST_VERSION) -> dict[str, Any]:
+def parse_request(
+    body: dict[str, Any], decrypt: Decrypt, version: str = LATEST_VERSION
+) -> dict[str, Any]:
     """Validate a request to ``POST /v1/messages`` and convert it to one of the Responses API.
 
     Args:
@@ -155,7 +157,7 @@ def parse_request(body: object, decrypt: Decrypt, version: str = LATEST_VERSION)
     return params | {name: checked[name] for name in sent if name in checked}
 
 
-def parse_count_request(body: object, decrypt: Decrypt) -> dict[str, Any]:
+def parse_count_request(body: dict[str, Any], decrypt: Decrypt) -> dict[str, Any]:
     """Validate and convert a request to ``POST /v1/messages/count_tokens``."""
     return _build_request(_COUNT_TOKENS.check_body(body), decrypt)
 

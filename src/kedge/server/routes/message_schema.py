@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from re import compile as pattern
 
 from kedge.server.schema import validators as v
-from kedge.server.schema.tables import (
-    ANY_OBJECT,
-    BOOLEAN,
-    STRING,
-    STRING_ARRAY,
-    Rules,
-    list_opaque,
-)
+from kedge.server.schema.tables import ANY_OBJECT, BOOLEAN, STRING, Rules, list_opaque
 
 NAME = v.String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
 MIN_THINKING_BUDGET = 1024
@@ -99,7 +92,7 @@ CUSTOM_TOOL: v.Members = {
     "cache_control?": CACHE_CONTROL,
     "defer_loading": BOOLEAN,
     "eager_input_streaming?": BOOLEAN,
-    "allowed_callers": STRING_ARRAY,
+    "allowed_callers": v.Array(STRING, of="strings"),
     "input_examples": v.Array(ANY_OBJECT),
 }
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -260,9 +259,7 @@ async def _compact_items(service: ServerState, body: Any, model_input: ModelInpu
         compact(model_input.items, model_input.tokens // 2), model_input.items
     )
     model = service.find_model(body["model"]) if body["model"] else service.model
-    omitted = compacted.omitted_items
-    summary = await model.summarize(omitted) if omitted else ""
-    return replace(compacted, summary=summary).items
+    return (await prepare.summarize(model, compacted)).items
 
 
 def _find_response(service: ServerState, request: Request) -> tuple[int, str, bool]:

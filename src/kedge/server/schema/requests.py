@@ -194,16 +194,19 @@ def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
     return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
 
 
-def parse_body(raw: bytes) -> object:
-    """Parse a request body as JSON; reject NaN, invalid UTF-8 and too deep nesting.
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Parse a request body as a JSON object; reject NaN, invalid UTF-8 and too deep nesting.
 
     Of two equal keys the last one is used.
     """
     try:
-        return decode(raw.decode(), parse_constant=reject_constant)
+        body = decode(raw.decode(), parse_constant=reject_constant)
     except (ValueError, RecursionError):
         # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
         raise errors.INVALID_JSON() from None
+    if type(body) is not dict:
+        raise errors.BODY_NOT_OBJECT(got=v.describe_json_type(body))
+    return cast("dict[str, Any]", body)
 
 
 class RequestSchema(v.Object):
@@ -219,13 +222,10 @@ class RequestSchema(v.Object):
         self.moved = moved or {}
         self.legacy = legacy
 
-    def check_body(self, body: object) -> dict[str, Any]:
+    def check_body(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check for missing and unknown parameters, then each parameter in order."""
-        if type(body) is not dict:
-            raise errors.BODY_NOT_OBJECT(got=v.describe_json_type(body))
-        fields = cast("dict[str, Any]", body)
-        self.check(fields, None)
-        return fields
+        self.check(body, None)
+        return body
 
     def missing_error(
         self, name: str, members: Mapping[str, Any], path: v.JsonPath
@@ -263,7 +263,7 @@ check_conversation_update = RequestSchema(CONVERSATION_UPDATE).check_body
 check_conversation_items = RequestSchema(CONVERSATION_ITEMS).check_body
 
 
-def check_create(body: object, *, on_socket: bool = False) -> None:
+def check_create(body: dict[str, Any], *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
     fields = (_SOCKET_CREATE if on_socket else CREATE).check_body(body)
     for entry in fields.get("context_management") or ():

@@ -16,7 +16,6 @@ from kedge.text.json_text import decode
 STRING = v.String()
 BOOLEAN = v.Boolean()
 ANY_OBJECT = v.AnyJson(only_objects=True)
-STRING_ARRAY = v.Array(STRING, of="strings")
 SCALARS: Mapping[str, v.Validator] = {
     "string": STRING,
     "boolean": BOOLEAN,

@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from kedge.database.responses import (
-    NO_ITEMS,
-    lock_deletions,
-    slice_from_compaction,
-)
+from kedge.database.responses import NO_ITEMS, lock_deletions, slice_from_compaction
 from kedge.server.object_forms import ITEM_ID, Item, NodeKeys, count_items
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase

@@ -28,12 +28,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kedge.database.postgres import (
-    NOW,
-    POSTGRESQL,
-    PostgresDatabase,
-    PostgresTransaction,
-)
+from kedge.database.postgres import NOW, POSTGRESQL, PostgresDatabase, PostgresTransaction
 from kedge.database.responses import use_practice_tables
 from kedge.database.transactions import Values
 from kedge.errors import CannotServe, StoreBusy, StoreError
