@@ -216,10 +216,5 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
         text += f" In summary: {summary}"
     elif last := list(answers)[-1:]:
         text += f" The last answer was: {last[0][:MAX_QUOTE_CHARS]}"
-    return [
-        {
-            "type": "message",
-            "role": "developer",
-            "content": [{"type": "input_text", "text": text}],
-        }
-    ]
+    content = [{"type": "input_text", "text": text}]
+    return [{"type": "message", "role": "developer", "content": content}]

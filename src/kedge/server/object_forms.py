@@ -132,10 +132,7 @@ def normalize_items(items: Sequence[Item], key: str) -> list[Item]:
 
 def _normalize_item(item: Item, key: str, number: int) -> Item:
     type: str = item.get("type") or "message"
-    full: dict[str, Any] = {
-        "id": item.get("id") or make_item_id(type, key, number),
-        "type": type,
-    }
+    full: dict[str, Any] = {"id": item.get("id") or make_item_id(type, key, number), "type": type}
     full |= {name: value for name, value in item.items() if value is not None}
     if type == "message":
         content = full.get("content", "")

@@ -142,10 +142,7 @@ class Generation(ABC):
         await send({"type": "http.response.body", "body": self.last_frame, "more_body": False})
 
     async def run(
-        self,
-        emit: Emit,
-        receive: Receive | None = None,
-        slots: asyncio.Semaphore | None = None,
+        self, emit: Emit, receive: Receive | None = None, slots: asyncio.Semaphore | None = None
     ) -> None:
         """Run the model until the answer ends, and settle it.
 

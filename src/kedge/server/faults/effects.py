@@ -311,13 +311,9 @@ KINDS["fail_after_events"] = FaultKind(
 def reject_with_status(fault: Fault, request: FaultedRequest) -> Response:
     """The request is rejected with this HTTP status; retry_after sends the header of that name."""
     after = fault.options["retry_after"]
-    templates = {
-        429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
-        500: errors.INTERNAL_ERROR(),
-    }
+    templates = {429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"), 500: errors.INTERNAL_ERROR()}
     error = templates.get(fault.value) or errors.ApiError(
-        "The server rejects this request because a fault is active.",
-        status=fault.value,
+        "The server rejects this request because a fault is active.", status=fault.value
     )
     if after is not None:
         error.headers["retry-after"] = f"{after:g}"
