@@ -153,17 +153,15 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         return event
 
     def _handle_error(self, error: Exception) -> None:
+        # The current state, or the initial one if nothing was sent.
         try:
-            state = self._state_after_error(error)
+            if isinstance(error, EngineError):
+                state = self._write(error.turn or self._turn)
+            else:
+                state = self.state if self._seen_ids else self._initial_state
         except Blocked:  # the current Turn must not be stored
             state = self._initial_state
         error.state = state  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _state_after_error(self, error: Exception) -> bytes:
-        """Return the state after an error: the current one, or the initial one if nothing was sent."""
-        if isinstance(error, EngineError):
-            return self._write(error.turn or self._turn)
-        return self.state if self._seen_ids else self._initial_state
 
     def _handle_end(self) -> None:
         if self._reply is None:

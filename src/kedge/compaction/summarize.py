@@ -141,11 +141,8 @@ class SummarizingCompactor(LimitCompactor):
 def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
     """Return the block that replaces the old ones."""
     covered = sum(block.metadata.get(SUMMARY_KEY, 1) if is_summary(block) else 1 for block in old)
-    return user(
-        f"{SUMMARY_HEADING}\n{text}",
-        origin=SUMMARY_ORIGIN,
-        metadata={SUMMARY_KEY: covered},
-    )
+    summary = f"{SUMMARY_HEADING}\n{text}"
+    return user(summary, origin=SUMMARY_ORIGIN, metadata={SUMMARY_KEY: covered})
 
 
 def is_summary(block: Block) -> bool:

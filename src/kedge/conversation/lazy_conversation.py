@@ -124,9 +124,8 @@ class LazyConversation(AsyncResource):
     def __repr__(self) -> str:
         if self._row is None:
             return f"<Conversation {self.id}, not open>"
-        return (
-            f"<Conversation {self.id} at node {self.head}, {pluralize(self._node.length, 'block')}>"
-        )
+        length = pluralize(self._node.length, "block")
+        return f"<Conversation {self.id} at node {self.head}, {length}>"
 
     async def require_row(self) -> ConversationRow:
         """Return the row in the store; creates the conversation if it is new.

@@ -102,9 +102,7 @@ class PerLoop(Generic[T]):
     def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
-        self._entries: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, Finalizer]] = (
-            WeakKeyDictionary()
-        )
+        self._entries = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, Finalizer]]()
 
     def get(self) -> T:
         """Return the resource of the running loop."""

@@ -410,11 +410,7 @@ async def run_calls(
 
 
 async def iter_runs(
-    toolbox: Toolbox,
-    calls: Sequence[ToolCallBlock],
-    *,
-    on_run: OnRun,
-    **options: Any,
+    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, on_run: OnRun, **options: Any
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 

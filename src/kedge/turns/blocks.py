@@ -546,11 +546,7 @@ def tool_call(
 
 
 def tool_result(
-    call_id: str,
-    output: object,
-    *,
-    custom: bool = False,
-    **identity: Unpack[Identity],
+    call_id: str, output: object, *, custom: bool = False, **identity: Unpack[Identity]
 ) -> ToolResultBlock:
     """Construct the result of a tool call.
 

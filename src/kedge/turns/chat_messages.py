@@ -113,11 +113,7 @@ def _to_items(message: Message) -> Iterator[Item]:
         return
     if message["role"] == "tool":
         output = _convert_content(message["content"], "input_text")
-        yield {
-            "type": "function_call_output",
-            "call_id": message["tool_call_id"],
-            "output": output,
-        }
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}
         return
     content: Any = message.get("content")
     if message["role"] == "assistant" and isinstance(cast("object", content), list):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
@@ -126,12 +125,9 @@ async def _load_exchanges(
                 last = exchanges[-1]
                 text = f"{last.answer}\n\n{block.text}" if last.answer else block.text
                 sent = responses.get(block.response_id)
-                exchanges[-1] = replace(
-                    last,
-                    answer=text,
-                    response_id=block.response_id,
-                    anchor=sent.anchor if sent else "",
-                    model=sent.model if sent else "",
+                known = (sent.anchor, sent.model) if sent else ()
+                exchanges[-1] = WorkflowExchange(
+                    last.number, last.question, text, block.response_id, *known
                 )
             case _:
                 pass
