@@ -247,6 +247,13 @@ class FaultedRequest(Struct):
         """Whether the endpoint stores responses."""
         return self.scope["path"] == RESPONSES_PATH
 
+    @property
+    def input_items(self) -> list[Body]:
+        """The input of a Responses request; a text is one message."""
+        given = self.body.get("input")
+        message = {"role": "user", "content": given}
+        return [message] if isinstance(given, str) else _select_dicts(given)
+
     def record_fault(self, fault: Fault) -> Fault:
         """Record, once, that a fault changes this request or its response."""
         if fault.name not in self.applied_faults:
@@ -263,15 +270,13 @@ class FaultedRequest(Struct):
     def build_request_body(self) -> bytes:
         """Return the body for the server, with the call ids of outputs that name an item id."""
         input_items = self.body.get("input")
-        if not self.withheld_call_ids or not isinstance(input_items, list):
-            return self.raw
         reused = self.withheld_call_ids.get(str(self.body.get("previous_response_id")))
         if reused is not None:
             return encode(self.body | {"previous_response_id": reused})
+        if not self.withheld_call_ids or not isinstance(input_items, list):
+            return self.raw
         # A call that the client replays with the item's id needs no change.
-        replayed = {
-            str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
-        }
+        replayed = {str(item.get("call_id")) for item in self.input_items if _is_call(item)}
         items = [self._restore_call_id(item, replayed) for item in cast("list[Any]", input_items)]
         with suppress(ValueError):  # the server rejects the original body itself
             return encode(self.body | {"input": items})
@@ -376,14 +381,10 @@ def change_usage(fault: Fault, request: FaultedRequest, event: Body) -> None:
         case "constant":
             tokens = CONSTANT_USAGE
         case "new":
-            tokens = count_items(_select_dicts(request.body.get("input")))
+            tokens = count_items(request.input_items)
         case "trimmed":
-            input_items = _select_dicts(request.body.get("input"))
-            tokens = (
-                usage["input_tokens"]
-                - count_items(input_items)
-                + count_items(_map_texts(input_items, str.strip))
-            )
+            trimmed = _map_texts(request.input_items, str.strip)
+            tokens = usage["input_tokens"] - count_items(request.input_items) + count_items(trimmed)
         case _:
             tokens = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
     usage["input_tokens"] = tokens
@@ -578,7 +579,7 @@ def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> None:
 @register("refuse_encrypted_reasoning", "override")
 def reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
     """A request with encrypted reasoning is rejected."""
-    for item in _select_dicts(request.body.get("input")):
+    for item in request.input_items:
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             content = f"{item['encrypted_content'][:4]}..."
             return build_error_response(
