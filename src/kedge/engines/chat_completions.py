@@ -13,14 +13,12 @@ from typing import Any
 
 from kedge import turns
 from kedge.engines import param_rules
-from kedge.engines.param_rules import Members, ParamRules, omit, reject_unless, rename
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
 from kedge.errors import UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
-from kedge.turns import Block, TextPart
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
 
@@ -29,7 +27,7 @@ RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
 _REASONING_MEMBERS = ("reasoning_content", "reasoning_details")
 
 
-def messages_from_blocks(blocks: Iterable[Block]) -> list[Message]:
+def messages_from_blocks(blocks: Iterable[turns.Block]) -> list[Message]:
     """Convert blocks to messages of the Chat Completions API: the reverse of ``blocks_from_messages``.
 
     System blocks at the start become one message. Reasoning is left out.
@@ -67,7 +65,7 @@ class _ChatRenderer(MessageRenderer):
     ) -> list[Message]:
         return [*map(self._render_result, results), *map(self._render_input, inputs)]
 
-    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
+    def _render_assistant(self, blocks: Sequence[turns.Block]) -> list[Message]:
         messages: list[Message] = []
         for block in blocks:
             match block:
@@ -91,7 +89,7 @@ class _ChatRenderer(MessageRenderer):
                 message["content"] = _simplify_content(message["content"])
         return messages
 
-    def _add_members(self, message: Message, block: Block) -> None:
+    def _add_members(self, message: Message, block: turns.Block) -> None:
         """Add what only this server has to a message: the members that it needs again."""
         members = self._get_members(block, CHAT_MESSAGE)
         message |= {name: members[name] for name in RESENT_MEMBERS if name in members}
@@ -104,7 +102,7 @@ class _ChatRenderer(MessageRenderer):
         if annotations and block.response_id in self.own:
             message["annotations"] = [*message.get("annotations", ()), *annotations]
 
-    def _get_members(self, block: Block, name: str) -> Message:
+    def _get_members(self, block: turns.Block, name: str) -> Message:
         """Return the members of an answer of this server that Kedge does not interpret."""
         if block.response_id not in self.own:
             return {}
@@ -121,7 +119,7 @@ class _ChatRenderer(MessageRenderer):
 
     def _render_result(self, block: turns.ToolResultBlock) -> Message:
         for part in block.parts:
-            if not isinstance(part, TextPart):
+            if not isinstance(part, turns.TextPart):
                 remedy = "put it into a user block after the result"
                 raise self._reject(block, remedy, "this API accepts only text in results")
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
@@ -133,18 +131,18 @@ class _ChatRenderer(MessageRenderer):
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "user", "content": content}
 
-    def _render_output_part(self, part: turns.Part, block: Block) -> Message:
+    def _render_output_part(self, part: turns.Part, block: turns.Block) -> Message:
         match part:
-            case TextPart():
+            case turns.TextPart():
                 return {"type": "text", "text": part.text}
             case turns.RefusalPart():
                 return {"type": "refusal", "refusal": part.text}
             case _:
                 raise self._reject(block, "write it as text")
 
-    def _render_input_part(self, part: turns.Part, block: Block) -> Message:
+    def _render_input_part(self, part: turns.Part, block: turns.Block) -> Message:
         match part:
-            case TextPart():
+            case turns.TextPart():
                 return {"type": "text", "text": part.text}
             case turns.ImagePart() if part.url:
                 detail = {} if part.detail == "auto" else {"detail": part.detail}
@@ -187,34 +185,40 @@ def _simplify_content(parts: list[Message]) -> str | list[Message]:
     return parts
 
 
-def map_tool(definition: Mapping[str, Any]) -> Members:
+def map_tool(definition: Mapping[str, Any]) -> param_rules.Members:
     """Convert a tool of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function" if "function" not in definition:
-            function = omit(definition, "type")
+            function = param_rules.omit(definition, "type")
             if not function.get("strict"):
                 function.pop("strict", None)
             return {"type": "function", "function": function}
         case "custom" if "custom" not in definition:
-            return {"type": "custom", "custom": _map_custom_tool(omit(definition, "type"))}
+            return {
+                "type": "custom",
+                "custom": _map_custom_tool(param_rules.omit(definition, "type")),
+            }
         case _:
             return dict(definition)
 
 
-def _map_custom_tool(definition: Members) -> Members:
-    form: Members = definition.get("format") or {}
+def _map_custom_tool(definition: param_rules.Members) -> param_rules.Members:
+    form: param_rules.Members = definition.get("format") or {}
     if form.get("type") == "grammar" and "grammar" not in form:
-        return {**definition, "format": {"type": "grammar", "grammar": omit(form, "type")}}
+        return {
+            **definition,
+            "format": {"type": "grammar", "grammar": param_rules.omit(form, "type")},
+        }
     return definition
 
 
-def _map_named_choice(choice: Mapping[str, Any]) -> Members:
+def _map_named_choice(choice: Mapping[str, Any]) -> param_rules.Members:
     """Convert a tool choice by name, in the form of either API."""
     kind = choice["type"]
     return dict(choice) if kind in choice else {"type": kind, kind: {"name": choice.get("name")}}
 
 
-def _map_allowed_tools(choice: Mapping[str, Any]) -> Members:
+def _map_allowed_tools(choice: Mapping[str, Any]) -> param_rules.Members:
     if "allowed_tools" in choice:
         return {"tool_choice": dict(choice)}
     tools = [_map_named_choice(each) for each in choice.get("tools", ())]
@@ -222,56 +226,58 @@ def _map_allowed_tools(choice: Mapping[str, Any]) -> Members:
     return {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
 
 
-def _map_json_schema(text_format: Mapping[str, Any]) -> Members:
-    schema = {"type": "json_schema", "json_schema": omit(text_format, "type")}
+def _map_json_schema(text_format: Mapping[str, Any]) -> param_rules.Members:
+    schema = {"type": "json_schema", "json_schema": param_rules.omit(text_format, "type")}
     return {"response_format": schema}
 
 
-_CHOICES: ParamRules = {
-    "auto": rename("tool_choice"),
-    "none": rename("tool_choice"),
-    "required": rename("tool_choice"),
+_CHOICES: param_rules.ParamRules = {
+    "auto": param_rules.rename("tool_choice"),
+    "none": param_rules.rename("tool_choice"),
+    "required": param_rules.rename("tool_choice"),
     "function": lambda choice: {"tool_choice": _map_named_choice(choice)},
     "custom": lambda choice: {"tool_choice": _map_named_choice(choice)},
     "allowed_tools": _map_allowed_tools,
 }
-_FORMATS: ParamRules = {
+_FORMATS: param_rules.ParamRules = {
     "text": lambda _: {},
     "json_object": lambda _: {"response_format": {"type": "json_object"}},
     "json_schema": _map_json_schema,
 }
 
 
-def _map_include(names: Any) -> Members:
+def _map_include(names: Any) -> param_rules.Members:
     if names in ([LOGPROBS], (LOGPROBS,)):
         return {"logprobs": True}
-    return reject_unless("include", param_rules.NO_SERVER_STATE, [], ())(names)
+    return param_rules.reject_unless("include", param_rules.NO_SERVER_STATE, [], ())(names)
 
 
-def build_param_rules(max_tokens: str) -> ParamRules:
+def build_param_rules(max_tokens: str) -> param_rules.ParamRules:
     """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
         **param_rules.STATELESS_RULES,
-        "max_output_tokens": rename(max_tokens),
+        "max_output_tokens": param_rules.rename(max_tokens),
         "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
         "text": param_rules.map_members(
             "text",
             {
                 "format": param_rules.map_by_type("text.format", _FORMATS),
-                "verbosity": rename("verbosity"),
+                "verbosity": param_rules.rename("verbosity"),
             },
         ),
         "reasoning": param_rules.map_members(
             "reasoning",
             {
-                "effort": rename("reasoning_effort"),
-                "summary": reject_unless("reasoning.summary", NO_SUMMARY),
+                "effort": param_rules.rename("reasoning_effort"),
+                "summary": param_rules.reject_unless("reasoning.summary", NO_SUMMARY),
             },
         ),
         "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count} if count else {},
         "store": lambda store: {"store": True} if store else {},
         "include": _map_include,
-        "context_management": reject_unless("context_management", "compact the Turn instead", []),
+        "context_management": param_rules.reject_unless(
+            "context_management", "compact the Turn instead", []
+        ),
     }
 
 

@@ -30,7 +30,6 @@ from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
-from kedge.turns import Block, ToolCallBlock, ToolResultBlock
 
 MODE_CHANGE_REASON = "stateless_api"
 """The reason why a request is stateless although another mode was requested."""
@@ -188,14 +187,14 @@ class MessageRenderer(ABC):
         for block in plan.sent:
             self._check_block(block)
         messages: list[Message] = []
-        calls: list[ToolCallBlock] = []
+        calls: list[turns.ToolCallBlock] = []
         for is_output, group in groupby(plan.sent, _is_output):
             blocks = list(group)
             if is_output:
-                calls = [each for each in blocks if isinstance(each, ToolCallBlock)]
+                calls = [each for each in blocks if isinstance(each, turns.ToolCallBlock)]
                 messages += self._render_assistant(blocks)
                 continue
-            results = [each for each in blocks if isinstance(each, ToolResultBlock)]
+            results = [each for each in blocks if isinstance(each, turns.ToolResultBlock)]
             self._check_tool_results(calls, results)
             inputs = [b for b in blocks if isinstance(b, turns.UserBlock | turns.SystemBlock)]
             calls = []
@@ -204,21 +203,23 @@ class MessageRenderer(ABC):
         return messages
 
     @abstractmethod
-    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
+    def _render_assistant(self, blocks: Sequence[turns.Block]) -> list[Message]:
         """Return the messages of consecutive output: text, calls, reasoning, and opaque items of its provider."""
 
     @abstractmethod
-    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
+    def _render_user(
+        self, results: Sequence[turns.ToolResultBlock], inputs: Inputs
+    ) -> list[Message]:
         """Return the messages of the input between two outputs."""
 
-    def _reject(self, block: Block, remedy: str, detail: str = "") -> UnsupportedBlock:
+    def _reject(self, block: turns.Block, remedy: str, detail: str = "") -> UnsupportedBlock:
         """Return the error for a block that the provider cannot express, with the reason and the remedy."""
         kind = f"opaque {block.type}" if isinstance(block, turns.OpaqueBlock) else block.kind
         what = f"block {block.id} ({kind})" + (f": {detail}" if detail else "")
         message = f"{self.provider} cannot express {what}; {remedy} before sending"
         return UnsupportedBlock(message, block.id)
 
-    def _assign_id(self, call: ToolCallBlock) -> str:
+    def _assign_id(self, call: turns.ToolCallBlock) -> str:
         """Return the id for a call; it is unchanged if the provider accepts it."""
         name, used = call.call_id, self._used_ids
         if not self._allowed_ids.fullmatch(name) or (self.has_unique_ids and name in used):
@@ -228,11 +229,11 @@ class MessageRenderer(ABC):
         self._assigned_ids[call.call_id] = name
         return name
 
-    def _resolve_id(self, result: ToolResultBlock) -> str:
+    def _resolve_id(self, result: turns.ToolResultBlock) -> str:
         """Return the id for the result of a call."""
         return self._assigned_ids.get(result.call_id, result.call_id)
 
-    def _check_block(self, block: Block) -> None:
+    def _check_block(self, block: turns.Block) -> None:
         if isinstance(block, turns.UnknownBlock):
             raise UnsupportedBlock(
                 f"block {block.id} is of a kind that this version of Kedge does not know "
@@ -245,7 +246,7 @@ class MessageRenderer(ABC):
             raise self._reject(block, "remove them from its extra", detail)
 
     def _check_tool_results(
-        self, calls: Sequence[ToolCallBlock], results: Sequence[ToolResultBlock]
+        self, calls: Sequence[turns.ToolCallBlock], results: Sequence[turns.ToolResultBlock]
     ) -> None:
         """Reject results that come after further model output, which these APIs cannot express."""
         answered, called = {each.call_id for each in results}, {each.call_id for each in calls}
@@ -255,6 +256,6 @@ class MessageRenderer(ABC):
                 raise self._reject(block, remedy, f"the result of {block.call_id} comes later")
 
 
-def _is_output(block: Block) -> bool:
-    is_message = isinstance(block, turns.AssistantBlock | ToolCallBlock)
+def _is_output(block: turns.Block) -> bool:
+    is_message = isinstance(block, turns.AssistantBlock | turns.ToolCallBlock)
     return is_message or isinstance(block, turns.ReasoningBlock | turns.OpaqueBlock)

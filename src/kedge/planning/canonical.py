@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from kedge import turns
 from kedge.errors import UnsupportedBlock
 from kedge.text.json_text import encode_escaped, encode_sorted, encode_string
-from kedge.turns import Block, TextPart, ToolCallBlock, ToolResultBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.responses_items import drop_ciphertext
 from kedge.turns.server_fields import (
@@ -38,7 +37,7 @@ _OUTPUT = ("assistant", "tool_call", "reasoning")
 _OUTPUT_MEMBERS = (*RESENT_FIELDS, NATIVE_KEY, CHAT_MESSAGE, CHAT_CALL)
 
 
-def canonical(block: Block) -> CanonicalForm | None:
+def canonical(block: turns.Block) -> CanonicalForm | None:
     """Return the content of a block that a model reads, as plain JSON values.
 
     To compare two blocks, compare ``canonical_json``: in Python ``True == 1``.
@@ -55,21 +54,21 @@ def canonical(block: Block) -> CanonicalForm | None:
     return form
 
 
-def get_members(block: Block) -> FrozenMap:
+def get_members(block: turns.Block) -> FrozenMap:
     """Return the uninterpreted members of a block's item that a request contains, without nulls."""
     if not block.extra or block.kind in ("opaque", "unknown"):
         return EMPTY
     return select_members(block.extra, _OUTPUT_MEMBERS if block.kind in _OUTPUT else None)
 
 
-def strip_members(block: Block) -> Block:
+def strip_members(block: turns.Block) -> turns.Block:
     """Return the block without uninterpreted members, as a program or a server that drops them repeats it."""
     if isinstance(block, turns.AssistantBlock) and any(part.extra for part in block.parts):
         block = replace(block, parts=tuple(replace(part, extra=EMPTY) for part in block.parts))
     return replace(block, extra=EMPTY) if get_members(block) else block
 
 
-def is_copy(one: Block, other: Block) -> bool:
+def is_copy(one: turns.Block, other: turns.Block) -> bool:
     """Return whether two blocks are the same except for uninterpreted members that one of them lacks.
 
     A server may encrypt the same content anew each time it is read.
@@ -81,7 +80,7 @@ def is_copy(one: Block, other: Block) -> bool:
     return canonical_json(strip_members(one)) == canonical_json(strip_members(other))
 
 
-def _canonical_content(block: Block) -> CanonicalForm | None:
+def _canonical_content(block: turns.Block) -> CanonicalForm | None:
     match block.kind:
         case "user" | "assistant":
             return {"kind": block.kind, "parts": [_canonical_part(part) for part in block.parts]}
@@ -106,12 +105,12 @@ def _canonical_content(block: Block) -> CanonicalForm | None:
             return {"kind": block.kind, "form": thaw(drop_nulls(block.form))}
 
 
-def canonical_json(block: Block) -> bytes | None:
+def canonical_json(block: turns.Block) -> bytes | None:
     """Return the canonical form as JSON bytes with sorted keys, the input of digests; None for reasoning."""
     return measure_canonical(block)[0]
 
 
-def measure_canonical(block: Block) -> tuple[bytes | None, int]:
+def measure_canonical(block: turns.Block) -> tuple[bytes | None, int]:
     """Return the canonical form as JSON bytes, and the size of the block in the input of a request.
 
     It is called once for every block of a Turn, so the common shapes have separate encoders, which return the
@@ -125,7 +124,7 @@ def measure_canonical(block: Block) -> tuple[bytes | None, int]:
     encoded: bytes | None = None
     if item.extra is EMPTY and shape in _MESSAGE_FORMS:
         parts = item.parts
-        if len(parts) == 1 and type(part := parts[0]) is TextPart and part.extra is EMPTY:
+        if len(parts) == 1 and type(part := parts[0]) is turns.TextPart and part.extra is EMPTY:
             encoded = _MESSAGE_FORMS[shape] % encode_string(part.text)
     elif item.extra is EMPTY and shape in _ENCODERS:
         encoded = _ENCODERS[shape](item)
@@ -143,7 +142,7 @@ _overheads: dict[object, int] = {}
 """The difference of item and canonical form for each type of block, and for custom tools."""
 
 
-def _measure_slowly(block: Block) -> int:
+def _measure_slowly(block: turns.Block) -> int:
     if isinstance(block, turns.OpaqueBlock) and block.type == "reasoning":  # never sent
         return 0
     try:
@@ -158,7 +157,7 @@ _MESSAGE_FORMS: dict[object, bytes] = {
 }
 
 
-def _encode_tool_call(block: ToolCallBlock) -> bytes:
+def _encode_tool_call(block: turns.ToolCallBlock) -> bytes:
     return b'{"arguments":%b,"call_id":%b,%b"kind":"tool_call","name":%b}' % (
         encode_string(block.arguments),
         encode_string(block.call_id),
@@ -167,9 +166,9 @@ def _encode_tool_call(block: ToolCallBlock) -> bytes:
     )
 
 
-def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
+def _encode_tool_result(block: turns.ToolResultBlock) -> bytes | None:
     parts = block.parts
-    if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
+    if len(parts) != 1 or type(part := parts[0]) is not turns.TextPart or part.extra is not EMPTY:
         return None
     form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
     custom = b'"custom":true,' if block.custom else b""
@@ -177,14 +176,14 @@ def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
 
 
 _ENCODERS: dict[object, Callable[[Any], bytes | None]] = {
-    ToolCallBlock: _encode_tool_call,
-    ToolResultBlock: _encode_tool_result,
+    turns.ToolCallBlock: _encode_tool_call,
+    turns.ToolResultBlock: _encode_tool_result,
 }
 
 
 def _canonical_part(part: turns.Part) -> CanonicalForm:
     match part:
-        case TextPart():
+        case turns.TextPart():
             cited = part.extra.get(CITATIONS)
             citations = {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
             annotations = drop_nulls(part.extra.get("annotations"))
@@ -202,7 +201,7 @@ def _canonical_part(part: turns.Part) -> CanonicalForm:
             return {"type": "opaque", "content": thaw(drop_nulls(part.content))}
 
 
-def _custom_member(block: ToolCallBlock | ToolResultBlock) -> CanonicalForm:
+def _custom_member(block: turns.ToolCallBlock | turns.ToolResultBlock) -> CanonicalForm:
     return {"custom": True} if block.custom else {}
 
 

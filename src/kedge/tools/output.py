@@ -18,7 +18,6 @@ from typing import Any, cast
 
 from kedge import turns
 from kedge.events.fields import repair_surrogates
-from kedge.turns import FilePart, ImagePart, Part, TextPart
 from kedge.turns.attachments import detect_media_type, split_data_url
 from kedge.turns.parts import PART_TYPES
 
@@ -114,48 +113,50 @@ MAX_ATTACHMENT = 20_000_000
 """Maximum characters of an image or a file in its data URL."""
 
 
-def to_parts(value: object) -> tuple[Part, ...]:
+def to_parts(value: object) -> tuple[turns.Part, ...]:
     """Return the parts for a returned value."""
     match value:
         case turns.ToolResultBlock():
-            return tuple(map(_to_part, value.parts)) or (TextPart(""),)
+            return tuple(map(_to_part, value.parts)) or (turns.TextPart(""),)
         case list() | tuple() if _has_attachments(cast("list[object]", value)):
             return tuple(map(_to_part, cast("list[object]", value)))
         case _:
             return (_to_part(value),)
 
 
-def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
+def truncate_parts(parts: Iterable[turns.Part], limit: int) -> tuple[turns.Part, ...]:
     """Return the parts with at most ``limit`` characters of text, and a note where text was truncated."""
     remaining = max(limit, 0)
-    shown: list[Part] = []
+    shown: list[turns.Part] = []
     for part in parts:
         match part:
-            case TextPart() if len(part.text) > remaining:
+            case turns.TextPart() if len(part.text) > remaining:
                 mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
-                shown.append(TextPart(repair_surrogates(part.text[:remaining]) + mark))
+                shown.append(turns.TextPart(repair_surrogates(part.text[:remaining]) + mark))
                 remaining = 0
-            case ImagePart() | FilePart() if (size := _attachment_size(part)) > MAX_ATTACHMENT:
-                shown.append(TextPart(f"[omitted: an attachment of {size:,} characters]"))
+            case turns.ImagePart() | turns.FilePart() if (
+                size := _attachment_size(part)
+            ) > MAX_ATTACHMENT:
+                shown.append(turns.TextPart(f"[omitted: an attachment of {size:,} characters]"))
             case _:
-                remaining -= len(part.text) if isinstance(part, TextPart) else 0
+                remaining -= len(part.text) if isinstance(part, turns.TextPart) else 0
                 shown.append(part)
     return tuple(shown)
 
 
-def describe_attachments(parts: Iterable[Part]) -> tuple[Part, ...]:
+def describe_attachments(parts: Iterable[turns.Part]) -> tuple[turns.Part, ...]:
     """Return the parts with a text instead of each image and file, for an API that accepts text only."""
     return tuple(
-        TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
-        if isinstance(part, ImagePart | FilePart)
+        turns.TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
+        if isinstance(part, turns.ImagePart | turns.FilePart)
         else part
         for part in parts
     )
 
 
-def _describe_attachment(part: ImagePart | FilePart) -> str:
-    kind = "an image" if isinstance(part, ImagePart) else "a file"
-    content = part.url if isinstance(part, ImagePart) else part.data
+def _describe_attachment(part: turns.ImagePart | turns.FilePart) -> str:
+    kind = "an image" if isinstance(part, turns.ImagePart) else "a file"
+    content = part.url if isinstance(part, turns.ImagePart) else part.data
     media_type, data = split_data_url(content)
     return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if data else kind
 
@@ -167,31 +168,33 @@ def _has_attachments(members: Iterable[object]) -> bool:
     )
 
 
-def _to_part(value: object) -> Part:
+def _to_part(value: object) -> turns.Part:
     match value:
         case str():
             text = str.__str__(value)  # the value of a string enum, not its name
-            return TextPart(repair_surrogates(text))
+            return turns.TextPart(repair_surrogates(text))
         case turns.RefusalPart():
-            return TextPart(value.text)  # a refusal part is valid only in a message of a model
-        case TextPart() | ImagePart() | FilePart() | turns.OpaquePart():
+            return turns.TextPart(
+                value.text
+            )  # a refusal part is valid only in a message of a model
+        case turns.TextPart() | turns.ImagePart() | turns.FilePart() | turns.OpaquePart():
             return value
         case bytes() | bytearray() | memoryview():
             return _bytes_to_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
         case _:
-            return TextPart(_to_json(value))
+            return turns.TextPart(_to_json(value))
 
 
-def _bytes_to_part(content: bytes) -> Part:
+def _bytes_to_part(content: bytes) -> turns.Part:
     media_type = detect_media_type(content)
     if media_type == "application/pdf":
         return turns.file(content, filename="result.pdf", media_type=media_type)
     if media_type:
         return turns.image(content, media_type=media_type)
     try:
-        return TextPart(content.decode())
+        return turns.TextPart(content.decode())
     except UnicodeDecodeError:
-        return TextPart(f"[{len(content):,} bytes, neither text nor an image]")
+        return turns.TextPart(f"[{len(content):,} bytes, neither text nor an image]")
 
 
 def _to_json(value: Any) -> str:
@@ -208,5 +211,5 @@ def _to_json(value: Any) -> str:
     return repair_surrogates(str(value))
 
 
-def _attachment_size(part: ImagePart | FilePart) -> int:
-    return len(part.url) + (len(part.data) if isinstance(part, FilePart) else 0)
+def _attachment_size(part: turns.ImagePart | turns.FilePart) -> int:
+    return len(part.url) + (len(part.data) if isinstance(part, turns.FilePart) else 0)

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns import blocks
-from kedge.turns.blocks import Block, OpaqueBlock, ReasoningBlock
 from kedge.turns.frozen_json import FrozenMap, freeze, thaw
 from kedge.turns.parts import (
     AssistantPart,
@@ -70,7 +69,7 @@ STATUS_REQUIRED = frozenset(
 """Item types that a server accepts only with their status."""
 
 
-def item_from_block(block: Block) -> Item:
+def item_from_block(block: blocks.Block) -> Item:
     """Convert a block to an item of the Responses API.
 
     Args:
@@ -103,9 +102,9 @@ def item_from_block(block: Block) -> Item:
             output = _encode_content(block.parts)
             members = _encode_members(block)
             return {**members, "type": kind, "call_id": block.call_id, "output": output}
-        case ReasoningBlock():
+        case blocks.ReasoningBlock():
             return _encode_reasoning(block)
-        case OpaqueBlock():
+        case blocks.OpaqueBlock():
             return _encode_opaque(block)
         case blocks.UnknownBlock():
             raise UnsupportedBlock(
@@ -114,7 +113,7 @@ def item_from_block(block: Block) -> Item:
             )
 
 
-def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
+def block_from_item(item: Mapping[str, Any], **identity: Any) -> blocks.Block:
     """Convert an item of the Responses API to a block.
 
     Args:
@@ -140,10 +139,10 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
         block = read(item, identity) if read else None
     except InvalidTurn:
         block = None  # a known type in an unknown form
-    return block or OpaqueBlock(freeze(item), **identity)
+    return block or blocks.OpaqueBlock(freeze(item), **identity)
 
 
-def drop_ciphertext(block: Block) -> Block:
+def drop_ciphertext(block: blocks.Block) -> blocks.Block:
     """Return a block without what its server encrypted: it may encrypt the same content anew each time it is read.
 
     Args:
@@ -152,7 +151,7 @@ def drop_ciphertext(block: Block) -> Block:
     Returns:
         The block, to be compared with another version of itself.
     """
-    if not isinstance(block, OpaqueBlock):
+    if not isinstance(block, blocks.OpaqueBlock):
         return block
     return replace(block, item=_drop_encrypted(block.item))
 
@@ -174,7 +173,7 @@ def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
     raise InvalidTurn("an item needs a type")
 
 
-def _encode_reasoning(block: ReasoningBlock) -> Item:
+def _encode_reasoning(block: blocks.ReasoningBlock) -> Item:
     item: Item = {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": text} for text in block.summary],
@@ -186,7 +185,7 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
     return item
 
 
-def _encode_opaque(block: OpaqueBlock) -> Item:
+def _encode_opaque(block: blocks.OpaqueBlock) -> Item:
     if api := block.metadata.get(blocks.NATIVE_API):
         raise UnsupportedBlock(
             f"block {block.id} ({block.type}) is of the {api} API, and this API has no such item; "
@@ -202,7 +201,7 @@ def _encode_opaque(block: OpaqueBlock) -> Item:
     return item
 
 
-def _encode_members(block: Block, names: tuple[str, ...] | None = None) -> Item:
+def _encode_members(block: blocks.Block, names: tuple[str, ...] | None = None) -> Item:
     return thaw(select_members(block.extra, names)) if block.extra else {}
 
 
@@ -262,7 +261,7 @@ def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:
 # Readers. Blocks and parts check their fields: an item that they reject has an unknown form.
 
 
-def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
+def _read_message(item: Mapping[str, Any], identity: Any) -> blocks.Block | None:
     rest = _add_unread_fields(item, identity, "content", "role")
     match item.get("role"):
         case "user":
@@ -278,14 +277,14 @@ def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
             return None
 
 
-def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> Block | None:
+def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> blocks.Block | None:
     parts = _read_parts(item.get("content"), _INPUT_PART_READERS)
     if len(parts) != 1 or not isinstance(parts[0], TextPart) or parts[0].extra:
         return None
     return blocks.SystemBlock(parts[0].text, role, **rest)
 
 
-def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
+def _read_call(item: Mapping[str, Any], identity: Any) -> blocks.Block:
     custom = item["type"] == "custom_tool_call"
     written = CALL_FORMS[custom][1]
     name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
@@ -293,14 +292,14 @@ def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
     return blocks.ToolCallBlock(name, arguments, call_id, custom, **rest)
 
 
-def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
+def _read_result(item: Mapping[str, Any], identity: Any) -> blocks.Block:
     custom = item["type"] == "custom_tool_call_output"
     parts = _read_parts(item.get("output"), _INPUT_PART_READERS)
     rest = _add_unread_fields(item, identity, "call_id", "output")
     return blocks.ToolResultBlock(cast("str", item.get("call_id")), parts, custom, **rest)
 
 
-def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
+def _read_reasoning(item: Mapping[str, Any], identity: Any) -> blocks.Block:
     """Convert reasoning of any form to a reasoning block, so that it is never sent as another item."""
     encrypted: Any = item.get("encrypted_content")
     read: dict[str, Any] = {
@@ -310,7 +309,7 @@ def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
     }
     rest = _add_unread_fields(item, identity, *(name for name in read if read[name] is not None))
     summary, texts, content = read.values()
-    return ReasoningBlock(summary or (), texts or (), content or "", **rest)
+    return blocks.ReasoningBlock(summary or (), texts or (), content or "", **rest)
 
 
 def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
@@ -381,7 +380,7 @@ def _read_output_text(members: dict[str, Any]) -> Part:
     return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
 
 
-_ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
+_ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], blocks.Block | None]] = {
     "message": _read_message,
     "function_call": _read_call,
     "custom_tool_call": _read_call,

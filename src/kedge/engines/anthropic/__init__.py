@@ -8,7 +8,6 @@ from kedge.engines import param_rules
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
 from kedge.engines.json_schema import has_type, is_open_ended, map_subschemas
-from kedge.engines.param_rules import Members, ParamRules, reject_unless, rename
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.transport import Sdk
@@ -43,7 +42,7 @@ NO_SAMPLING_VERSION = "2026-10-21"
 """The version of the API that no longer accepts sampling parameters."""
 
 
-def map_tool(definition: Mapping[str, Any]) -> Members:
+def map_tool(definition: Mapping[str, Any]) -> param_rules.Members:
     """Convert a function of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function":
@@ -61,16 +60,16 @@ def _map_choice(kind: str) -> param_rules.ParamRule:
     return lambda _: {"tool_choice": {"type": kind}}
 
 
-def _map_named_choice(choice: Mapping[str, Any]) -> Members:
+def _map_named_choice(choice: Mapping[str, Any]) -> param_rules.Members:
     return {"tool_choice": {"type": "tool", "name": choice.get("name")}}
 
 
-def _map_format(text_format: Mapping[str, Any]) -> Members:
+def _map_format(text_format: Mapping[str, Any]) -> param_rules.Members:
     schema = map_schema(text_format.get("schema") or {})
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
-def map_schema(schema: Members) -> Members:
+def map_schema(schema: param_rules.Members) -> param_rules.Members:
     """Return a schema in the subset that this API enforces.
 
     A constraint that it rejects becomes part of the description, so that the model knows it.
@@ -81,7 +80,7 @@ def map_schema(schema: Members) -> Members:
     limits = {key: schema[key] for key in schema if key in UNSUPPORTED_LIMITS}
     if schema.get("minItems") in (0, 1):
         limits.pop("minItems", None)
-    mapped: Members = {key: value for key, value in schema.items() if key not in limits}
+    mapped: param_rules.Members = {key: value for key, value in schema.items() if key not in limits}
     if limits:
         described = json.dumps(limits, ensure_ascii=False)
         mapped["description"] = f"{schema.get('description', '')} {described}".strip()
@@ -96,18 +95,18 @@ def map_schema(schema: Members) -> Members:
     return map_subschemas(mapped, map_schema)
 
 
-def _map_effort(effort: Any) -> Members:
+def _map_effort(effort: Any) -> param_rules.Members:
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
     converted = "low" if effort == "minimal" else effort
     return {"output_config": {"effort": converted}, "thinking": {"type": "adaptive"}}
 
 
-def _map_budget(tokens: Any) -> Members:
+def _map_budget(tokens: Any) -> param_rules.Members:
     return {"thinking": {"type": "enabled", "budget_tokens": tokens}}
 
 
-def _map_metadata(metadata: Any) -> Members:
+def _map_metadata(metadata: Any) -> param_rules.Members:
     unsupported = sorted(set(metadata) - {"user_id"})
     if unsupported:
         raise UnsupportedParameter(
@@ -117,28 +116,28 @@ def _map_metadata(metadata: Any) -> Members:
 
 
 _NO_JSON = "pass a schema: {'type': 'json_schema', 'schema': …}"
-_CHOICES: ParamRules = {
+_CHOICES: param_rules.ParamRules = {
     "auto": _map_choice("auto"),
     "none": _map_choice("none"),
     "required": _map_choice("any"),
     "function": _map_named_choice,
-    "any": rename("tool_choice"),
-    "tool": rename("tool_choice"),
+    "any": param_rules.rename("tool_choice"),
+    "tool": param_rules.rename("tool_choice"),
 }
-_FORMATS: ParamRules = {
+_FORMATS: param_rules.ParamRules = {
     "text": lambda _: {},
     "json_schema": _map_format,
-    "json_object": reject_unless("text.format 'json_object'", _NO_JSON),
+    "json_object": param_rules.reject_unless("text.format 'json_object'", _NO_JSON),
 }
-_REASONING: ParamRules = {
+_REASONING: param_rules.ParamRules = {
     "effort": _map_effort,
     "budget_tokens": _map_budget,
     "max_tokens": _map_budget,
     "summary": lambda _: {"thinking": {"display": "summarized"}},
 }
-PARAM_RULES: ParamRules = {
+PARAM_RULES: param_rules.ParamRules = {
     **param_rules.STATELESS_RULES,
-    "max_output_tokens": rename("max_tokens"),
+    "max_output_tokens": param_rules.rename("max_tokens"),
     "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
     "parallel_tool_calls": lambda allowed: (
         {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
@@ -147,7 +146,9 @@ PARAM_RULES: ParamRules = {
         "text",
         {
             "format": param_rules.map_by_type("text.format", _FORMATS),
-            "verbosity": reject_unless("text.verbosity", "request it in a system block", "medium"),
+            "verbosity": param_rules.reject_unless(
+                "text.verbosity", "request it in a system block", "medium"
+            ),
         },
     ),
     "reasoning": param_rules.map_members("reasoning", _REASONING),
@@ -155,24 +156,25 @@ PARAM_RULES: ParamRules = {
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
-    "store": reject_unless("store", param_rules.NO_SERVER_STATE, False),
-    "include": reject_unless("include", param_rules.NO_SERVER_STATE, [], ()),
-    "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
+    "store": param_rules.reject_unless("store", param_rules.NO_SERVER_STATE, False),
+    "include": param_rules.reject_unless("include", param_rules.NO_SERVER_STATE, [], ()),
+    "top_logprobs": param_rules.reject_unless("top_logprobs", "leave it out", 0),
 }
 """The conversion of each parameter."""
-SAMPLING_RULES: ParamRules = {
-    name: reject_unless(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
+SAMPLING_RULES: param_rules.ParamRules = {
+    name: param_rules.reject_unless(name, NO_SAMPLING, 1, 1.0)
+    for name in ("temperature", "top_p", "top_k")
 }
 """Parameters that only older versions of the API accept."""
 
 
-def reconcile_body(body: Members) -> Members:
+def reconcile_body(body: param_rules.Members) -> param_rules.Members:
     """Return the body with the members adjusted that depend on each other."""
-    choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
-    thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
+    choice: param_rules.Members = {"type": "auto", **(body.get("tool_choice") or {})}
+    thinking: param_rules.Members = {"type": "adaptive", **(body.get("thinking") or {})}
     budget = thinking.get("budget_tokens")
     limit = DEFAULT_MAX_TOKENS + (budget if isinstance(budget, int) else 0)
-    fit: Members = {"max_tokens": body.get("max_tokens") or limit}
+    fit: param_rules.Members = {"max_tokens": body.get("max_tokens") or limit}
     if isinstance(budget, int) and budget >= fit["max_tokens"]:
         raise UnsupportedParameter(
             f"reasoning.budget_tokens {budget}",

@@ -19,7 +19,6 @@ from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import CITATIONS
-from kedge.turns import Block, ImagePart, TextPart, ToolCallBlock, ToolResultBlock
 from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import NATIVE_KEY
@@ -42,14 +41,14 @@ def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
 class _AnthropicRenderer(MessageRenderer):
     has_unique_ids = True
 
-    def _render_assistant(self, blocks: Sequence[Block]) -> list[Message]:
+    def _render_assistant(self, blocks: Sequence[turns.Block]) -> list[Message]:
         content: list[Content] = []
         for block in blocks:
             match block:
                 case turns.AssistantBlock():
                     parts = filter(_has_content, block.parts)
                     content += [self._render_output_part(part, block) for part in parts]
-                case ToolCallBlock():
+                case turns.ToolCallBlock():
                     content.append(self._render_call(block))
                 case turns.ReasoningBlock():
                     content.append(_render_reasoning(block))
@@ -59,7 +58,9 @@ class _AnthropicRenderer(MessageRenderer):
                     pass
         return [{"role": "assistant", "content": content}] if content else []
 
-    def _render_user(self, results: Sequence[ToolResultBlock], inputs: Inputs) -> list[Message]:
+    def _render_user(
+        self, results: Sequence[turns.ToolResultBlock], inputs: Inputs
+    ) -> list[Message]:
         content = [self._render_result(block) for block in results]
         for block in inputs:
             if isinstance(block, turns.UserBlock):
@@ -75,7 +76,7 @@ class _AnthropicRenderer(MessageRenderer):
             messages.append({"role": "system", "content": "\n\n".join(system)})
         return messages
 
-    def _render_call(self, block: ToolCallBlock) -> Content:
+    def _render_call(self, block: turns.ToolCallBlock) -> Content:
         return {
             "type": "tool_use",
             "id": self._assign_id(block),
@@ -84,7 +85,7 @@ class _AnthropicRenderer(MessageRenderer):
             **_get_native_members(block),
         }
 
-    def _parse_arguments(self, block: ToolCallBlock) -> Content:
+    def _parse_arguments(self, block: turns.ToolCallBlock) -> Content:
         value: object
         try:
             value = json.loads(block.arguments.strip() or "{}")
@@ -108,30 +109,30 @@ class _AnthropicRenderer(MessageRenderer):
             return thaw(block.item)
         raise self._reject(block, "remove it or write it as text")
 
-    def _render_result(self, block: ToolResultBlock) -> Content:
-        is_text = len(block.parts) == 1 and isinstance(block.parts[0], TextPart)
+    def _render_result(self, block: turns.ToolResultBlock) -> Content:
+        is_text = len(block.parts) == 1 and isinstance(block.parts[0], turns.TextPart)
         content = block.text if is_text else self._render_input_parts(block)
         call_id = self._resolve_id(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
-    def _render_input_parts(self, block: turns.UserBlock | ToolResultBlock) -> list[Content]:
+    def _render_input_parts(self, block: turns.UserBlock | turns.ToolResultBlock) -> list[Content]:
         parts = filter(_has_content, block.parts)
         return [self._render_input_part(part, block) for part in parts]
 
-    def _render_output_part(self, part: turns.Part, block: Block) -> Content:
+    def _render_output_part(self, part: turns.Part, block: turns.Block) -> Content:
         match part:
-            case TextPart():
+            case turns.TextPart():
                 return {"type": "text", "text": part.text, **_render_citations(part)}
             case turns.RefusalPart():  # this API can express a refusal only as text
                 return {"type": "text", "text": part.text}
             case _:
                 raise self._reject(block, "write it as text")
 
-    def _render_input_part(self, part: turns.Part, block: Block) -> Content:
+    def _render_input_part(self, part: turns.Part, block: turns.Block) -> Content:
         match part:
-            case TextPart():
+            case turns.TextPart():
                 return {"type": "text", "text": part.text}
-            case ImagePart():
+            case turns.ImagePart():
                 return {"type": "image", "source": self._render_source(part, block)}
             case turns.FilePart():
                 title = {"title": part.filename} if part.filename else {}
@@ -142,13 +143,15 @@ class _AnthropicRenderer(MessageRenderer):
             case _:
                 raise self._reject_part(block, "it contains a part of another API")
 
-    def _render_source(self, part: ImagePart | turns.FilePart, block: Block) -> Content:
+    def _render_source(self, part: turns.ImagePart | turns.FilePart, block: turns.Block) -> Content:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
-        is_image = isinstance(part, ImagePart)
+        is_image = isinstance(part, turns.ImagePart)
         if part.url and not (is_image and part.url.startswith("data:")):
             return {"type": "url", "url": part.url}
-        media_type, data = split_data_url(part.url if isinstance(part, ImagePart) else part.data)
+        media_type, data = split_data_url(
+            part.url if isinstance(part, turns.ImagePart) else part.data
+        )
         if media_type in (IMAGE_TYPES if is_image else FILE_TYPES):
             return {"type": "base64", "media_type": media_type, "data": data}
         if is_image or not media_type.startswith("text/"):
@@ -162,7 +165,7 @@ class _AnthropicRenderer(MessageRenderer):
             raise self._reject_part(block, detail) from None
         return {"type": "text", "media_type": "text/plain", "data": text}
 
-    def _reject_part(self, block: Block, detail: str) -> UnsupportedBlock:
+    def _reject_part(self, block: turns.Block, detail: str) -> UnsupportedBlock:
         return self._reject(block, "remove that part", detail)
 
 
@@ -173,22 +176,22 @@ def _render_reasoning(block: turns.ReasoningBlock) -> Content:
     return {"type": "thinking", "thinking": text, "signature": block.encrypted_content}
 
 
-def _get_native_members(block: Block) -> Content:
+def _get_native_members(block: turns.Block) -> Content:
     """Return the fields of a call that only this API has."""
     item = _get_native_item(block)
     return thaw(item) if isinstance(item, turns.FrozenMap) else {}
 
 
-def _get_native_item(block: Block) -> object:
+def _get_native_item(block: turns.Block) -> object:
     item = block.extra.get("item")
     return item.get(NATIVE_KEY) if isinstance(item, turns.FrozenMap) else None
 
 
-def _render_citations(part: TextPart) -> Content:
+def _render_citations(part: turns.TextPart) -> Content:
     cited = part.extra.get(CITATIONS)
     return {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
 
 
 def _has_content(part: turns.Part) -> bool:
     """Return whether a part is not empty: this API rejects empty text."""
-    return not isinstance(part, TextPart) or bool(part.text.strip())
+    return not isinstance(part, turns.TextPart) or bool(part.text.strip())
