@@ -3,13 +3,14 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from for_each import for_each
 from kedge.engines import responses
-from kedge.events.run import RequestSent
+from kedge.events import run as run_events
 from law import rounds, shards
 from law.fuzz import KINDS
 from law.rounds import PROBLEMS, ROUNDS, run_round
@@ -66,10 +67,11 @@ def test_a_request_without_its_first_item_is_found(
 def test_a_false_size_is_found(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round counts what is said about a request and is not so."""
 
-    def lie(size: int, full: int) -> RequestSent:
-        return RequestSent(size + 1, full + 1)
+    def lie(size: int, full: int) -> run_events.RequestSent:
+        return run_events.RequestSent(size + 1, full + 1)
 
-    monkeypatch.setattr("kedge.engines.request_engine.RequestSent", lie)
+    false_events = SimpleNamespace(**{**vars(run_events), "RequestSent": lie})
+    monkeypatch.setattr("kedge.engines.request_engine.run_events", false_events)
     assert run_round(IN_MEMORY, door).counts["false explanations"] > 0
 
 
