@@ -1,5 +1,6 @@
 """Log records and metrics of an engine's requests."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from kedge.errors import EngineError
@@ -85,6 +86,8 @@ def record_request(record: RequestRecord) -> None:
     count_tokens(record)
     if record.status in ("completed", "lost"):
         measure("responses_duration_seconds", record.seconds)
+    if not log.isEnabledFor(logging.INFO):
+        return
     members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
     if record.is_known:
         members, text = (*members, *_SENT_MEMBERS), f"{text}: %s, %d of %d bytes"

@@ -239,6 +239,9 @@ class RawResponse:
             self.tap = None
 
 
+_FAILURES = (StreamFailed, ResponseFailed)
+
+
 class ResponseReader:
     """Reads the body of one response into events: a stream, or one JSON object.
 
@@ -299,7 +302,7 @@ class ResponseReader:
 
     def _pass(self, found: list[StreamEvent]) -> list[StreamEvent]:
         for index, event in enumerate(found):
-            if isinstance(event, StreamFailed | ResponseFailed):
+            if isinstance(event, _FAILURES):
                 message, code = self._redact(event.message), self._redact(event.code)
                 found[index] = replace(event, message=message, code=code)
                 self.ended = self.ended or isinstance(event, StreamFailed)

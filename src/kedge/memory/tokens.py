@@ -16,6 +16,7 @@ context may be only a few tokens too low.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,6 +24,7 @@ import msgspec
 
 from kedge.events import Outcome, Usage
 from kedge.planning import RequestPlan, TokenCounts
+from kedge.tokens import MAX_CACHED_SHORT, MAX_SHORT_TEXT, count_text
 from kedge.turns import Block, TextPart
 from kedge.turns.frozen_json import to_encodable
 
@@ -149,7 +151,7 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
                 texts.append(f"{block.name} {block.arguments}")
             case _:  # reasoning, hosted calls, compactions
                 has_reasoning = True
-    counts = [_count_crudely(text) if crude else _count_text(text) for text in texts]
+    counts = list(map(_count_crudely if crude else _count_text, texts))
     words, tokens, size = map(sum, zip(*counts, strict=True)) if counts else (0, 0, 0)
     size = UNBOUNDED if is_unbounded or has_reasoning else size
     return SentTokens(words, tokens, size, len(texts), settings, has_reasoning)
@@ -161,11 +163,17 @@ def _count_crudely(text: str) -> tuple[int, int, int]:
 
 
 def _count_text(text: str) -> tuple[int, int, int]:
-    from kedge.tokens import count_text  # loads a vocabulary, which proven servers do not need
+    # The texts of a conversation are counted again with every request that sends it in full.
+    return _count_short(text) if len(text) <= MAX_SHORT_TEXT else _count_uncached(text)
 
+
+def _count_uncached(text: str) -> tuple[int, int, int]:
     # Templates write results and arguments as JSON, which escapes non-ASCII characters.
     upper = max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
     return count_text(" ".join(text.split())), count_text(text), upper
+
+
+_count_short = lru_cache(MAX_CACHED_SHORT)(_count_uncached)
 
 
 def count_response(

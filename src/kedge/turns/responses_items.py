@@ -230,9 +230,10 @@ def _encode_fields(part: ImagePart | FilePart, names: Mapping[str, str]) -> Item
 def _encode_output_part(part: AssistantPart) -> Item:
     match part:
         case TextPart():
-            annotations = thaw(select_annotations(part.extra))
-            noted = {"annotations": annotations} if annotations else {}
-            return {"type": "output_text", "text": part.text, **noted}
+            item: Item = {"type": "output_text", "text": part.text}
+            if part.extra and (annotations := select_annotations(part.extra)):
+                item["annotations"] = thaw(annotations)
+            return item
         case RefusalPart():
             return {"type": "refusal", "refusal": part.text}
         case OpaquePart():
