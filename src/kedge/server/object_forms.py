@@ -165,6 +165,11 @@ _counter: ContextVar[CountText] = ContextVar("token counter", default=tokens.cou
 """Counts a text; in a request that was counted in a thread, it returns the stored counts."""
 
 
+def list_input(given: str | Sequence[Item]) -> Sequence[Item]:
+    """Return the items of a request's input; a text is one message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 def count_text(text: str) -> int:
     """Count the tokens of a text."""
     return _counter.get()(text)

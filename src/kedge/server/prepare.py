@@ -223,8 +223,7 @@ def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
     """Resolve the references in a request's input, check it against the history, and normalize it."""
-    sent = [{"role": "user", "content": input}] if isinstance(input, str) else input
-    items = coherence.resolve_references(sent, service.nodes)
+    items = coherence.resolve_references(object_forms.list_input(input), service.nodes)
     coherence.check_request(history.context.coherence, items, service.nodes)
     coherence.check_encrypted_content(items, service.cipher.decrypt)
     return object_forms.normalize_items(items, key)

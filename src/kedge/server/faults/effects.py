@@ -18,6 +18,7 @@ from starlette.types import Scope
 from kedge.server import errors
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.http import JSON_HEADERS, build_error_response
+from kedge.server.object_forms import list_input
 from kedge.server.request_log import RECORD_KEY, RecordedRequest
 from kedge.server.routes.message_errors import INVALID_SIGNATURE
 from kedge.server.routes.message_schema import THINKING_TYPES
@@ -250,9 +251,7 @@ class FaultedRequest(Struct):
     @property
     def input_items(self) -> list[Body]:
         """The input of a Responses request; a text is one message."""
-        given = self.body.get("input")
-        message = {"role": "user", "content": given}
-        return [message] if isinstance(given, str) else _select_dicts(given)
+        return _select_dicts(list_input(self.body.get("input", [])))
 
     def record_fault(self, fault: Fault) -> Fault:
         """Record, once, that a fault changes this request or its response."""
