@@ -14,6 +14,7 @@ fills its 32 MB in the first 11,000 of them, and the cache of token counts in th
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +28,7 @@ ROUNDS = 100
 REQUESTS = 25
 STREAMS = 3
 CHAINS = 10
+PARALLEL = 8
 WORDS = 200
 MEMORY_REQUESTS = int(os.environ.get("KEDGE_BENCH_REQUESTS", "5000"))
 QUESTION = "Tell me about the harbour of {place}, and about the ships that lie there this week."
@@ -44,6 +46,8 @@ def run() -> list[Row]:
             rows = [
                 *measure_chained(ours, theirs, 5, 2.0),
                 *measure_chained(ours, theirs, 200, 2.0),
+                *measure_chained(ours, theirs, 5, 2.0, PARALLEL),
+                *measure_chained(ours, theirs, 200, 2.6, PARALLEL),
             ]
         rows += measure_cold(next(files))
         with run_kedge(next(files)) as ours, run_bare("stream") as theirs:
@@ -56,9 +60,16 @@ def run() -> list[Row]:
 # Chained requests.
 
 
-def measure_chained(ours: Process, echo: Process, depth: int, limit: float) -> list[Row]:
-    """Continue chains of a depth, again and again from their ends."""
-    with Client(ours.port) as client, Client(echo.port) as other:
+def measure_chained(
+    ours: Process, echo: Process, depth: int, limit: float, parallel: int = 1
+) -> list[Row]:
+    """Continue chains of a depth, again and again from their ends, over one connection or several at once."""
+    with ExitStack() as stack:
+        clients, others = (
+            [stack.enter_context(Client(process.port)) for _ in range(parallel)]
+            for process in (ours, echo)
+        )
+        client, other = clients[0], others[0]
         ends = [create_chain(client, depth, number) for number in range(CHAINS)]
         bodies = [make_body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
         answer = client.send(encode_post("/v1/responses", bodies[0]))
@@ -67,12 +78,14 @@ def measure_chained(ours: Process, echo: Process, depth: int, limit: float) -> l
         mine = [encode_post("/v1/responses", each) for each in bodies]
         assert len(other.send(theirs[0])) == len(answer)
         ratio, *spent = compare_alternating(
-            (ours, lambda: send_requests(client, mine, REQUESTS)),
-            (echo, lambda: send_requests(other, theirs, REQUESTS)),
+            (ours, lambda: send_requests(clients, mine, REQUESTS)),
+            (echo, lambda: send_requests(others, theirs, REQUESTS)),
         )
     microseconds = [seconds / REQUESTS * 1e6 for seconds in spent]
     detail = f"{microseconds[0]:.0f} µs a request, bare echo {microseconds[1]:.0f} µs"
-    label = f"chained request at depth {depth}, CPU"
+    label = (
+        f"chained request at depth {depth}{f', {parallel} at once' if parallel > 1 else ''}, CPU"
+    )
     return [Row(label, ratio, limit, detail=detail)]
 
 
@@ -85,9 +98,13 @@ def create_chain(client: Client, depth: int, number: int) -> str:
     return end
 
 
-def send_requests(client: Client, requests: Sequence[bytes], number: int) -> None:
-    for i in range(number):
-        client.send(requests[i % len(requests)])
+def send_requests(clients: Sequence[Client], requests: Sequence[bytes], number: int) -> None:
+    for first in range(0, number, len(clients)):
+        at_once = clients[: number - first]
+        for i, client in enumerate(at_once, start=first):
+            client.start(requests[i % len(requests)])
+        for client in at_once:
+            client.receive()
 
 
 def compare_alternating(
@@ -117,7 +134,7 @@ def measure_cold(database: str) -> list[Row]:
         client.send(encode_post("/v1/responses", make_body("Warm up.")))
         requests = [encode_post("/v1/responses", make_body("Hello again.", end)) for end in ends]
         before = ours.cpu_seconds()
-        send_requests(client, requests, CHAINS)
+        send_requests([client], requests, CHAINS)
         spent = (ours.cpu_seconds() - before) / CHAINS
     return [Row("first request at depth 200 after a restart", spent * 1e3, unit="ms")]
 
@@ -134,8 +151,8 @@ def measure_streamed(ours: Process, generator: Process) -> list[Row]:
         other.send(encode_post("/put", events))
         assert decode_chunked(other.send(same)) == events
         ratio, *spent = compare_alternating(
-            (ours, lambda: send_requests(client, [mine], STREAMS)),
-            (generator, lambda: send_requests(other, [same], STREAMS)),
+            (ours, lambda: send_requests([client], [mine], STREAMS)),
+            (generator, lambda: send_requests([other], [same], STREAMS)),
         )
     number = events.count(b"\n\n")
     each = [seconds / STREAMS / number * 1e6 for seconds in spent]

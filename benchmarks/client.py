@@ -1,4 +1,4 @@
-"""The least HTTP client there is: one connection, requests one after the other, bytes in and out.
+"""The least HTTP client there is: a connection, requests one after the other, bytes in and out.
 
 It prepares nothing and parses as little as possible, so that a benchmark of a server on a small
 machine is not a benchmark of its client.
@@ -34,10 +34,15 @@ class Client:
 
     def send(self, request: bytes) -> bytes:
         """Send a prepared request and return the body of the answer, as it came."""
-        self._socket.sendall(request)
-        return self._receive()
+        self.start(request)
+        return self.receive()
 
-    def _receive(self) -> bytes:
+    def start(self, request: bytes) -> None:
+        """Send a prepared request, whose answer is received later."""
+        self._socket.sendall(request)
+
+    def receive(self) -> bytes:
+        """Return the body of the answer to the request that was started."""
         data = b""
         while (end := data.find(b"\r\n\r\n")) < 0:
             data += self._receive_more()
