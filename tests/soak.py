@@ -71,8 +71,8 @@ class Soak:
 @contextmanager
 def run_processes(folder: Path) -> Generator[dict[str, Process]]:
     """Run a server and a proxy in front of it."""
-    serve = ("serve", "--port", "0", "--db", str(folder / "server.db"), "--no-page", "--json")
-    with run_server(*serve) as server:
+    files = ("--db", str(folder / "server.db"), "--store", str(folder / "page.db"))
+    with run_server("serve", "--port", "0", *files, "--no-page", "--json") as server:
         forward = ("proxy", "--port", "0", "--upstream", f"http://127.0.0.1:{server.port}/v1")
         with run_server(*forward, "--db", str(folder / "proxy.db"), "--json") as proxy:
             yield {"server": server, "proxy": proxy}
