@@ -85,8 +85,15 @@ def hide_ids(text: str) -> str:
     return re.sub(r"resp_…\w+", "resp_…", text)
 
 
+WITHOUT_EXTRAS = """
+import sys
+sys.modules.update(dict.fromkeys(("cryptography", "dbos", "mcp", "openai", "opentelemetry", "psycopg")))
+"""
+"""The packages of extras cannot be imported: ``make chat`` and ``pip install .`` install none of them."""
+
+
 class WheelSite:
-    """A folder with only the files of the built wheel, from which programs are run."""
+    """A folder with only the files of the built wheel, from which programs are run without any extra."""
 
     def __init__(self, folder: Path) -> None:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
@@ -96,6 +103,7 @@ class WheelSite:
         self.work.mkdir()
         with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
             archive.extractall(self.site)
+        (self.site / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
         folders = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
         self.environment = {**kept, **folders, "PYTHONPATH": str(self.site), "PYTHONUTF8": "1"}
