@@ -24,7 +24,6 @@ from kedge.chat.state import (
     DiscardedState,
     FernetCipher,
     RecentStates,
-    StateMemory,
     StateReport,
     as_bytes,
     build_report,
@@ -120,6 +119,21 @@ def test_decoded_state_gives_the_turn_of_the_state() -> None:
             assert find_problems(sent) == find_problems(expected)
 
 
+def test_earlier_state_does_not_change_the_bytes() -> None:
+    """A state has the same bytes whether or not blocks of an earlier state were encoded already."""
+    rng = random.Random(12)
+    for _ in range(40):
+        turn, earlier = Turn(), ChatState("openai")
+        for number in range(12):
+            turn = change_turn(rng, turn, number)
+            if number == 5:
+                turn = turn.append(user("more", extra={"unknown": {"member": [1.5, None]}}))
+            state = state_from_turn(turn, "openai", 0)
+            data = encode_state(state, earlier)
+            assert data == encode_state(structs.replace(state))
+            earlier = rng.choice([state, earlier, decode_state(data, "openai")])
+
+
 def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
     """Return the Turn after one random change that can occur between two states."""
     match rng.randrange(7):
@@ -181,8 +195,7 @@ def test_any_state_round_trips(
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
     length = min(length, len(block_list))
-    packed = StateMemory.pack(memory)
-    state = ChatState(provider, tuple(block_list), length, packed, turn.id, turn.data)
+    state = ChatState(provider, tuple(block_list), length, memory, turn.id, turn.data)
     decoded = decode_state(encode_state(state), provider)
     assert isinstance(decoded, ChatState)
     assert is_identical(decoded, state)
@@ -192,7 +205,7 @@ def test_equal_states_have_equal_bytes() -> None:
     """A state without anchors has the same bytes whichever way it was made."""
     states = [
         ChatState("x", id="turn_1"),
-        ChatState("x", id="turn_1", memory=StateMemory()),
+        ChatState("x", id="turn_1", memory=ConversationState()),
         state_from_turn(Turn(id="turn_1"), "x", 0),
     ]
     assert states == [states[0]] * 3
@@ -418,7 +431,7 @@ def escaped_size(block: Block) -> int:
 def test_any_anchors_round_trip(anchors: list[AnchorRecord]) -> None:
     """Anchors are unchanged after a round trip, with their order and all their members."""
     memory = ConversationState(anchors=tuple(anchors))
-    state = ChatState("openai", memory=StateMemory.pack(memory))
+    state = ChatState("openai", memory=memory)
     decoded = decode_state(encode_state(state), "openai")
     assert isinstance(decoded, ChatState)
     assert get_state(decoded.turn()) == memory
@@ -427,7 +440,7 @@ def test_any_anchors_round_trip(anchors: list[AnchorRecord]) -> None:
 def test_infinite_expiry_is_no_expiry() -> None:
     """An infinite expiry is stored as no expiry, because JSON has no infinity."""
     record = AnchorRecord("resp_1", "s", "sha256:0", 1, expires_at=float("inf"))
-    memory = StateMemory.pack(ConversationState(anchors=(record,)))
+    memory = ConversationState(anchors=(record,))
     decoded = decode_state(encode_state(ChatState("openai", memory=memory)), "openai")
     assert isinstance(decoded, ChatState)
     assert get_state(decoded.turn()).anchors[0].expires_at is None

@@ -394,7 +394,9 @@ class Chat(AsyncResource):
 
     def _find_unsendable(self, state: ChatState) -> set[str]:
         """Return the blocks with which every call would fail: of a newer Kedge, or without a form in this API."""
-        found = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
+        found = set[str]()
+        if UnknownBlock in map(type, state.blocks):
+            found = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
         engine = unwrap(self._base_engine)
         if state.is_imported and isinstance(engine, StatelessEngine):
             turn, known = state.turn(), {block.id for block in state.blocks}
@@ -410,7 +412,7 @@ class Chat(AsyncResource):
         body = turn.body
         length = next((end for end in range(len(body), 0, -1) if body[end - 1].id in read), 0)
         state = state_from_turn(turn, self.provider, length)
-        data = encode_state(state)
+        data = encode_state(state, start)
         data = self.cipher.encrypt(data) if self.cipher else data
         self._recent.add(data, state)
         return data

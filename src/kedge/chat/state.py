@@ -12,15 +12,16 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from operator import is_
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import structs
 
 from kedge.errors import KedgeError
 from kedge.observe import get_logger
-from kedge.planning import AnchorRecord, ConversationState, get_state, set_state
-from kedge.planning.anchors import STATE_KEY, Mode
+from kedge.planning import ConversationState, get_state, set_state
+from kedge.planning.anchors import STATE_KEY
 from kedge.security.encryption import FernetCipher, Key, new_key
 from kedge.text.display import pluralize
 from kedge.text.json_text import decode, encode, reject_constant
@@ -72,39 +73,17 @@ _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 Json = dict[str, Any]
 
 
-class _Anchor(AnchorRecord, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An anchor record as an array, which is shorter than an object."""
-
-
-class StateMemory(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The conversation state of a chat state."""
-
-    mode: Mode | None = None
-    previous_response_id: str = ""
-    conversation_id: str = ""
-    anchors: tuple[_Anchor, ...] = ()
-
-    @classmethod
-    def pack(cls, state: ConversationState) -> Self:
-        """Return the form of a conversation state in state bytes."""
-        return msgspec.convert(state, cls, from_attributes=True)
-
-    def unpack(self) -> ConversationState:
-        """Return the conversation state."""
-        return msgspec.convert(self, ConversationState, from_attributes=True)
-
-
-_NO_MEMORY = StateMemory()
-_NO_MEMORY.unpack()  # msgspec crashes if two threads analyze one type at the same time
+_NO_MEMORY = ConversationState()
 
 
 class _Derived:
     """Values of a state that are not part of its bytes, and not compared.
 
-    ``_history`` is the Turn of the state, without leading system blocks; it has the digests of the blocks.
+    ``_history`` is the Turn of the state, without leading system blocks; it has the digests of the blocks. ``_encoded``
+    is the JSON of the blocks.
     """
 
-    __slots__ = ("_history", "_imported")
+    __slots__ = ("_encoded", "_history", "_imported")
 
 
 class ChatState(
@@ -125,7 +104,7 @@ class ChatState(
     provider: str
     blocks: tuple[Block, ...] = ()
     processed_length: int = 0
-    memory: StateMemory = _NO_MEMORY
+    memory: ConversationState = _NO_MEMORY
     id: str = ""
     data: FrozenMap = EMPTY
 
@@ -139,12 +118,14 @@ class ChatState(
         turn: Turn | None = getattr(self, "_history", None)
         if turn is None:
             turn = Turn(self.blocks, id=self.id, data=self.data)
-            turn = set_state(turn, self.memory.unpack())
+            turn = set_state(turn, self.memory)
         turn = turn.insert(0, *leading) if leading else turn
         return turn.append(*following)
 
 
-_set_history, _set_imported = (vars(_Derived)[name].__set__ for name in ("_history", "_imported"))
+_set_encoded, _set_history, _set_imported = (
+    vars(_Derived)[name].__set__ for name in _Derived.__slots__
+)
 _decode = msgspec.json.Decoder(ChatState, dec_hook=decode_special).decode
 
 
@@ -167,18 +148,27 @@ class DiscardedState:
         return f"{DISCARD_REASONS[self.reason]}{detail}"
 
 
-def encode_state(state: ChatState) -> bytes:
-    """Return the bytes of a state."""
-    if state.memory == _NO_MEMORY:  # a default is omitted only if it is the same object
-        state = structs.replace(state, memory=_NO_MEMORY)
-    if all(map(is_plain, state.blocks)):
-        data = encode_json(state)
-    else:
-        members: Json = decode(encode_json(structs.replace(state, blocks=())))
-        blocks = [block if is_plain(block) else dump_block(block) for block in state.blocks]
-        data = encode_json({**members, "blocks": blocks})
-    covered = data[:-1]
+def encode_state(state: ChatState, earlier: ChatState | None = None) -> bytes:
+    """Return the bytes of a state; blocks that it has in common with an earlier state are not encoded again."""
+    blocks = _encode_blocks(state, earlier)
+    # A default is omitted only if it is the same object.
+    memory = state.memory if state.memory != _NO_MEMORY else _NO_MEMORY
+    head = encode_json(ChatState(state.provider))[:-1]
+    rest = encode_json(structs.replace(state, blocks=(), memory=memory))[len(head) : -1]
+    covered = b"".join((head, b',"blocks":[', blocks, b"]", rest) if blocks else (head, rest))
     return covered + _format_checksum(covered)
+
+
+def _encode_blocks(state: ChatState, earlier: ChatState | None) -> bytes:
+    """Return the blocks of a state as JSON, separated by commas."""
+    known, blocks = earlier.blocks if earlier else (), state.blocks
+    encoded: bytes = getattr(earlier, "_encoded", b"")
+    if not encoded or len(known) > len(blocks) or not all(map(is_, known, blocks)):
+        known, encoded = (), b""
+    added = [each if is_plain(each) else dump_block(each) for each in blocks[len(known) :]]
+    encoded = b",".join(filter(None, (encoded, encode_json(added)[1:-1])))
+    _set_encoded(state, encoded)
+    return encoded
 
 
 def _format_checksum(covered: bytes) -> bytes:
@@ -309,11 +299,10 @@ def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatSta
     """
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
     history = turn.remove(*(block.id for block in turn.leading))
-    found = get_state(turn)
-    memory = StateMemory.pack(found)
+    memory = get_state(turn)
     state = ChatState(provider, history.blocks, processed_length, memory, turn.id, data)
     if not turn.extra:  # which is not stored, so that the next call must not have it either
-        _set_history(state, set_state(history, found))
+        _set_history(state, set_state(history, memory))
     return state
 
 

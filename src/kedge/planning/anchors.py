@@ -125,8 +125,8 @@ def decode_token_counts(text: str | None) -> TokenCounts | None:
         return None
 
 
-class AnchorRecord(msgspec.Struct, frozen=True):
-    """The properties of one stored response.
+class AnchorRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The properties of one stored response, in the state of a chat an array.
 
     Nothing is checked, because a record with wrong values matches no Turn.
 
@@ -299,7 +299,9 @@ class _SortedAnchors(tuple[AnchorRecord, ...]):
     __slots__ = ()
 
 
-class ConversationState(msgspec.Struct, frozen=True):
+class ConversationState(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """The known state of the server's memory of a Turn.
 
     Attributes:
@@ -316,10 +318,10 @@ class ConversationState(msgspec.Struct, frozen=True):
     anchors: tuple[AnchorRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.anchors) is not _SortedAnchors:
-            force_setattr(
-                self, "anchors", _SortedAnchors(sorted(self.anchors, key=anchor_sort_key))
-            )
+        if type(self.anchors) is not _SortedAnchors or not self.anchors:
+            # Without records it is the default itself, which omit_defaults compares by identity.
+            anchors = _SortedAnchors(sorted(self.anchors, key=anchor_sort_key))
+            force_setattr(self, "anchors", anchors or ())
 
     def anchor(self, response_id: str, scope: str | None = None) -> AnchorRecord | None:
         """Return the newest record of a response.
@@ -441,8 +443,8 @@ def dump_record(record: AnchorRecord) -> dict[str, Any]:
         A dict that ``load_record`` reads.
     """
     # Not by omit_defaults, which compares by identity: equal records have equal forms.
-    form = msgspec.to_builtins(record)
-    return {name: value for name, value in form.items() if value != _FIELD_DEFAULTS[name]}
+    form = zip(_FIELD_DEFAULTS, msgspec.to_builtins(record), strict=True)
+    return {name: value for name, value in form if value != _FIELD_DEFAULTS[name]}
 
 
 _FIELD_DEFAULTS = {each.name: each.default for each in structs.fields(AnchorRecord)}
@@ -459,7 +461,8 @@ def load_record(form: object) -> AnchorRecord | None:
     """
     members = cast("dict[str, Any]", form if isinstance(form, dict) else {})
     try:
-        return msgspec.convert(members, AnchorRecord)
+        values = [members.get(name, default) for name, default in _FIELD_DEFAULTS.items()]
+        return msgspec.convert(values, AnchorRecord)
     except msgspec.ValidationError:
         # Without its counts a record proves as much; only a verdict on the server's memory is delayed.
         is_counted = members.get("counted") is not None
