@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,10 @@ if not os.environ.get("KEDGE_LIVE"):
     # Each process that the tests start would otherwise load all certificates of the system.
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
     os.environ.pop("SSL_CERT_DIR", None)
+
+# Each worker would compile all tests, and each of the hundreds of processes that they start would compile Kedge.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop(
