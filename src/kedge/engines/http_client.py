@@ -126,8 +126,8 @@ class HttpClient:
             else:
                 if response.status < 300:
                     # To release it closes the connection if the body has not arrived completely.
-                    source = response.content.iter_any()
-                    return RawResponse(self, source, partial(_release, response), response.headers)
+                    source, release = response.content.iter_any(), partial(_release, response)
+                    return RawResponse(self, self.errors, source, release, response.headers)
                 body = await read_start(response.content.iter_any(), self.read_errors)
                 response.close()
                 text = body.decode("utf-8", "replace")

@@ -24,17 +24,18 @@ from msgspec.structs import replace
 from kedge import errors, planning
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
-from kedge.engines.http_errors import is_permanent_failure
+from kedge.engines.http_errors import get_request_id, is_permanent_failure
 from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport
 from kedge.errors import EngineError, KedgeError, StreamCut
-from kedge.events import Event, Outcome, StreamEvent
+from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
+from kedge.events.run import VISIBLE_EVENTS
 from kedge.memory.judge import MemoryCheck
 from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
@@ -159,15 +160,12 @@ class Session:
         log.warning("no valid anchor (%s); sending everything", fallback)
         return [run_events.RequestPlanned(self.plan), run_events.FellBack(fallback)]
 
-    def attach_context(self, error: EngineError) -> EngineError:
-        """Return the error with the plan and the Turn to continue from, unless it has them already."""
-        error.plan = error.plan or getattr(self, "plan", None)
-        error.turn = error.turn or self.turn
-        return error
+
+_FAILURES = (StreamFailed, ResponseFailed)
 
 
 class Answer:
-    """The answer to one request while it is read: decoded, checked, held back or passed on.
+    """The answer to one request while it is read.
 
     Args:
         engine: The engine that sends the request.
@@ -177,63 +175,49 @@ class Answer:
     def __init__(self, engine: "RequestEngine", session: Session) -> None:
         self.is_open = True
         """Whether more of the answer may arrive."""
-        self._engine, self._session = engine, session
-        self.decoder = decoder = engine.decoder_type()
-        decoder.calls.infer_name = partial(infer_tool_name, session.request.tools)
-        self.assembler = Assembler(native_api=decoder.NATIVE_API)
-        self._reply: RawResponse | None = None
-        self._reader: ResponseReader | None = None
         self.cut: StreamCut | None = None
         """The error that ended its connection, if any."""
-        self._failure: Exception | None = None
+        self._engine, self._session = engine, session
+        self.decoder = engine.decoder_type()
+        self.decoder.calls.infer_name = partial(infer_tool_name, session.request.tools)
+        self._reply: tuple[RawResponse, ResponseReader] | None = None
+        self._has_failed = False
 
-    async def receive(self) -> list[Event]:
-        """Send the request, or read the next part of its answer; return the events to pass on."""
-        if self._failure is not None:
-            raise self._failure
+    async def receive(self) -> list[StreamEvent]:
+        """Send the request, or read the next part of its answer; return its events."""
+        engine, session, decoder = self._engine, self._session, self.decoder
+        found: list[StreamEvent] = []
         try:
-            if self._reply is None or self._reader is None:
-                reply = self._reply = await self._engine.post(self._session, self.decoder)
-                self._reader = ResponseReader(
-                    self.decoder,
-                    reply.errors.redact,
-                    is_stream=reply.is_stream,
-                    max_bytes=reply.client.max_response_bytes,
-                )
-            reply, reader = self._reply, self._reader
-            chunk = await (reply.drain() if reader.ended else reply.next_chunk())
-            self.is_open = bool(chunk)
-            return self._pass(reader.feed(chunk) if chunk else reader.close())
+            if self._reply is None:
+                reply = await engine.post(session, decoder)
+                self._reply = reply, ResponseReader(decoder, is_stream=reply.is_stream)
+            reply, reader = self._reply
+            while self.is_open and not found:
+                has_ended = decoder.ended or self._has_failed
+                chunk = await (reply.drain() if has_ended else reply.next_chunk())
+                self.is_open = bool(chunk)
+                found = reader.feed(chunk) if chunk else reader.close()
         except StreamCut as error:  # relevant only if the answer had not ended
             self.cut, self.is_open = error, False
-            return self._pass(self._reader.close(is_cut=True)) if self._reader else []
+            found = self._reply[1].close(is_cut=True) if self._reply else []
         except EngineError as error:
-            error.provider = error.provider or self._engine.name
-            error.request_id = error.request_id or (self._reply.request_id if self._reply else "")
+            error.provider = error.provider or engine.name
+            if self._reply and not error.request_id:
+                error.request_id = get_request_id(self._reply[0].headers)
             record_error(error)
-            raise self._engine.translate_error(self._session, error) from error.__cause__
-
-    def _pass(self, events: list[StreamEvent]) -> list[Event]:
-        """Check and assemble events; return those that are not held back, up to one that ends the request."""
-        session, feed = self._session, self.assembler.feed
-        passed: list[Event] = [] if session.held is None else session.held
-        for event in events:
-            if not session.shown:
-                try:
-                    self._engine.check_event(session, event)
-                except HealableError as failure:
-                    self._failure, self.is_open = failure, True
-                    break
-            feed(event)
-            passed.append(event)
-            if session.held is None and not session.shown and session.request.streaming:
-                session.shown = isinstance(event, run_events.VISIBLE_EVENTS)
-        return passed if session.held is None else []
+            raise engine.translate_error(session, error) from error.__cause__
+        for index, event in enumerate(found):
+            if self._reply and isinstance(event, _FAILURES):
+                redact = self._reply[0].errors.redact  # some servers repeat credentials
+                message, code = redact(event.message), redact(event.code)
+                found[index] = replace(event, message=message, code=code)
+                self._has_failed |= isinstance(event, StreamFailed)
+        return found
 
     async def aclose(self) -> None:
         """Release the connection."""
         if self._reply is not None:
-            await self._reply.aclose()
+            await self._reply[0].aclose()
 
 
 class EngineSettings(TypedDict, total=False):
@@ -306,7 +290,7 @@ class RequestEngine(Engine):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn and yield its events; a request that can be healed is sent again."""
-        self._last_streaming = request.streaming
+        self._last_streaming = is_streaming = request.streaming
         if request.before_send is not None:
             await request.before_send(turn)
         session = await self._start(turn, request)
@@ -323,26 +307,30 @@ class RequestEngine(Engine):
                 for event in self._report_request(session):
                     yield event
                 async with aclosing(Answer(self, session)) as answer:
+                    assembler = Assembler(native_api=answer.decoder.NATIVE_API)
                     while answer.is_open:
                         for event in await answer.receive():
-                            yield event
+                            if not session.shown:
+                                self.check_event(session, event)
+                                is_passed = is_streaming and session.held is None
+                                session.shown = is_passed and isinstance(event, VISIBLE_EVENTS)
+                            assembler.feed(event)
+                            if session.held is None:
+                                yield event
+                            else:
+                                session.held.append(event)
                 record_calls(answer.decoder.calls)
-                outcome = answer.assembler.finish()
+                outcome = assembler.finish()
                 finished = await self._settle(session, outcome)
-                rest = answer.assembler.unstreamed_text() if request.streaming else ()
+                rest = assembler.unstreamed_text() if is_streaming else ()
                 for event in (*session.notices, *rest):
                     yield event
-                if session.failure is not None:
-                    raise session.failure
-                raise_for_outcome(outcome, self.name, finished, answer.cut)
+                self._raise_for_outcome(session, outcome, finished, answer.cut)
                 yield run_events.AnswerFinished(outcome, finished, session.plan)
                 yield run_events.TurnFinished(finished)
                 break
-            except HealableError as failure:
+            except (HealableError, EngineError) as failure:
                 notices = await self._prepare_resend(session, failure, healed)
-            except EngineError as error:
-                session.attach_context(error)
-                raise
 
     def _report_request(self, session: Session) -> list[Event]:
         """Record a request that is about to be sent, and return its event; none if nothing is sent."""
@@ -356,11 +344,16 @@ class RequestEngine(Engine):
         return [sent]
 
     async def _prepare_resend(
-        self, session: Session, failure: HealableError, healed: set[run_events.ResendReason]
+        self,
+        session: Session,
+        failure: HealableError | EngineError,
+        healed: set[run_events.ResendReason],
     ) -> list[Event]:
-        """Heal a session, and return the events of that; raise if it must not be healed."""
-        error, mode = session.attach_context(failure.error), session.mode
-        if failure.reason in healed or not session.request.heal:
+        """Heal a session, and return the events of that; raise if it cannot or must not be healed."""
+        error, mode = failure if isinstance(failure, EngineError) else failure.error, session.mode
+        error.plan = error.plan or getattr(session, "plan", None)
+        error.turn = error.turn or session.turn  # to continue from
+        if isinstance(failure, EngineError) or failure.reason in healed or not session.request.heal:
             raise error from error.__cause__
         healed.add(failure.reason)
         session.turn = failure.turn or session.turn
@@ -562,34 +555,36 @@ class RequestEngine(Engine):
         """Return the rules of the provider's prompt cache."""
         return self.cache_rules
 
+    def _raise_for_outcome(
+        self, session: Session, outcome: Outcome, turn: Turn, cut: StreamCut | None
+    ) -> None:
+        """Raise unless the response is complete and used, or continues in the background.
 
-def raise_for_outcome(
-    outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
-) -> None:
-    """Raise unless the response is complete, or continues in the background.
-
-    ``cut`` is the error that ended its connection, if any.
-    """
-    error: EngineError
-    match outcome.status:
-        case "completed" | "running":
-            return
-        case "incomplete":
-            message = f"the response stopped before its end ({outcome.reason or 'no reason given'})"
-            error = errors.AnswerIncomplete(message, provider=provider, code=outcome.reason)
-        case "failed":
-            message = outcome.message or "the server reported a failure"
-            retryable = not is_permanent_failure(outcome.code, message)
-            error = errors.ServerFailed(
-                message, provider=provider, code=outcome.code, retryable=retryable
-            )
-        case "cut":
-            message = "the stream ended before the response was complete; the Turn is unchanged"
-            error = cut or StreamCut(message, provider=provider, retryable=True)
-    error.turn = turn
-    error.partial = outcome.blocks
-    error.response_id, error.usage = outcome.response_id, outcome.usage
-    raise error
+        ``cut`` is the error that ended its connection, if any.
+        """
+        error: EngineError
+        match outcome.status:
+            case _ if session.failure is not None:
+                raise session.failure
+            case "completed" | "running":
+                return
+            case "incomplete":
+                reason = outcome.reason or "no reason given"
+                message = f"the response stopped before its end ({reason})"
+                error = errors.AnswerIncomplete(message, provider=self.name, code=outcome.reason)
+            case "failed":
+                message = outcome.message or "the server reported a failure"
+                retryable = not is_permanent_failure(outcome.code, message)
+                error = errors.ServerFailed(
+                    message, provider=self.name, code=outcome.code, retryable=retryable
+                )
+            case "cut":
+                message = "the stream ended before the response was complete; the Turn is unchanged"
+                error = cut or StreamCut(message, provider=self.name, retryable=True)
+        error.turn = turn
+        error.partial = outcome.blocks
+        error.response_id, error.usage = outcome.response_id, outcome.usage
+        raise error
 
 
 def _find_anchor_problem(outcome: Outcome, *, reused: bool) -> str:

@@ -38,7 +38,8 @@ async def fetch_response(transport: Transport, response_id: str, *, wait: bool) 
         if not wait or found.get("status") not in RUNNING:
             # Not longer than it arrived, which was within the limit.
             text = escape_surrogates(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
-            return RawResponse(transport.client, _yield_once(text.encode()), lambda: None)
+            client = transport.client
+            return RawResponse(client, client.errors, _yield_once(text.encode()), lambda: None)
         await sleep(pause)
         pause = min(pause * 1.5, longest)
 
@@ -111,4 +112,6 @@ def continue_stream(
     async def release() -> None:
         await reply.aclose()
 
-    return RawResponse(reply.client, read(), release, reply.headers, streaming=reply.streaming)
+    return RawResponse(
+        reply.client, reply.errors, read(), release, reply.headers, is_stream=reply.is_stream
+    )

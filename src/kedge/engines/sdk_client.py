@@ -112,14 +112,15 @@ class SdkClient:
             error = self._translate(exc)
             if error is None:
                 raise
-            raise error from self.errors.find_cause(exc)
+            raise error from errors.find_cause(exc)
         source = response.aiter_bytes()
 
         async def release() -> None:
             await source.aclose()
             await response.aclose()
 
-        return RawResponse(self, source, release, response.headers, status=response.status_code)
+        status, headers = response.status_code, response.headers
+        return RawResponse(self, errors, source, release, headers, status=status)
 
     @property
     def max_retries(self) -> int:

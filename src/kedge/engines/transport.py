@@ -24,13 +24,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from anyio import CancelScope, current_time
-from msgspec.structs import replace
 
-from kedge.engines.http_errors import ErrorBuilder, get_request_id, parse_object
+from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
-from kedge.events import ResponseFailed, StreamEvent, StreamFailed
+from kedge.events import StreamEvent
 from kedge.events.sse import BYTE_ORDER_MARK
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
@@ -79,30 +78,6 @@ def resolve_limit(max_bytes: int | None = None) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise InvalidSetting(f"{LIMIT_VARIABLE} must be a positive integer, not {text!r}")
     return int(text)
-
-
-class SizeLimit:
-    """Counts the bytes of one response.
-
-    Args:
-        max_bytes: The maximum.
-    """
-
-    __slots__ = ("_left", "max_bytes")
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = self._left = max_bytes
-
-    def add(self, chunk: bytes) -> bytes:
-        """Count a chunk and return it.
-
-        Raises:
-            StreamTooLarge: The response is larger than the maximum.
-        """
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise StreamTooLarge("response", self.max_bytes)
-        return chunk
 
 
 async def read_start(
@@ -160,44 +135,33 @@ class RawResponse:
 
     Attributes:
         client: The client that sent the request.
+        errors: Builds the error of a connection that breaks, without the key at the time of the request.
         source: The body as it arrives, decompressed.
         release: Releases the connection.
         headers: The headers, whose names are case-insensitive.
-        streaming: Whether a stream was requested.
+        is_stream: Whether the body is a stream of events.
         status: The HTTP status.
         tap: Called with the body and the status when the response is closed.
-        errors: Builds the error of a connection that breaks, without the key at the time of the request.
     """
 
     client: Client
+    errors: ErrorBuilder
     source: AsyncIterator[bytes]
     release: Callable[[], Awaitable[object] | None]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    streaming: bool = False
+    is_stream: bool = False
     status: int = 200
     tap: Callable[[bytes, int | None], None] | None = None
-    errors: ErrorBuilder = field(init=False)
     _received: list[bytes] = field(default_factory=list[bytes], init=False)
+    _size: int = field(default=0, init=False)
     _drained_at: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self.errors = self.client.errors
-
-    @property
-    def request_id(self) -> str:
-        """The server's id of the request."""
-        return get_request_id(self.headers)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body is a stream of events."""
-        return is_event_stream(self.headers, requested=self.streaming)
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes of the body; empty at its end.
 
         Raises:
             StreamCut: The connection broke.
+            StreamTooLarge: The body is larger than the maximum.
         """
         try:
             chunk = await anext(self.source, b"")
@@ -205,6 +169,9 @@ class RawResponse:
             raise self.errors.build_cut(exc) from self.errors.find_cause(exc)
         if self.tap:
             self._received.append(chunk)
+        self._size += len(chunk)
+        if self._size > self.client.max_response_bytes:
+            raise StreamTooLarge("response", self.client.max_response_bytes)
         return chunk
 
     async def drain(self) -> bytes:
@@ -215,15 +182,11 @@ class RawResponse:
         return b""
 
     async def read(self) -> bytes:
-        """Return the complete body, and close the response.
-
-        Raises:
-            StreamTooLarge: It is larger than the maximum.
-        """
-        body, limit = bytearray(), SizeLimit(self.client.max_response_bytes)
+        """Return the complete body, and close the response."""
+        body = bytearray()
         try:
             while chunk := await self.next_chunk():
-                body += limit.add(chunk)
+                body += chunk
         finally:
             await self.aclose()
         return bytes(body)
@@ -239,56 +202,34 @@ class RawResponse:
             self.tap = None
 
 
-_FAILURES = (StreamFailed, ResponseFailed)
-
-
 class ResponseReader:
     """Reads the body of one response into events: a stream, or one JSON object.
 
     Args:
         decoder: The decoder of the API.
-        redact: Removes credentials, which some servers repeat, from the texts of errors.
         is_stream: Whether the body is a stream of events.
-        max_bytes: The maximum size of the body.
     """
 
-    def __init__(
-        self,
-        decoder: "StreamDecoder",
-        redact: Callable[[str], str],
-        *,
-        is_stream: bool,
-        max_bytes: int,
-    ) -> None:
+    def __init__(self, decoder: "StreamDecoder", *, is_stream: bool) -> None:
         self.is_stream = is_stream
         """Whether the body is read as a stream: not if it begins as an object."""
-        self.ended = False
-        """Whether the response has ended or failed, so that no more is needed."""
-        self._decoder, self._redact = decoder, redact
-        self._limit = SizeLimit(max_bytes)
+        self._decoder = decoder
         self._is_first = True
         self._body = bytearray()
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """Return the events that are complete with a chunk.
-
-        Raises:
-            StreamTooLarge: The body is larger than the maximum.
-        """
-        self._limit.add(chunk)
+        """Return the events that are complete with a chunk."""
         if self._is_first and self.is_stream and (start := chunk.lstrip()):
             self._is_first = False
             # No event starts like this: the server ignored `stream` without setting the content type.
             self.is_stream = not start.startswith(b"{")
-        if not self.is_stream:
-            self._body += chunk
-            return []
-        found = self._pass(self._decoder.feed(chunk))
-        self.ended = self.ended or self._decoder.ended
-        return found
+        if self.is_stream:
+            return self._decoder.feed(chunk)
+        self._body += chunk
+        return []
 
     def close(self, *, is_cut: bool = False) -> list[StreamEvent]:
-        """Return the events at the end of the body.
+        """Return the events at the end of the body: of a stream, also under another label, or of a JSON object.
 
         Args:
             is_cut: Whether the connection broke, so that an object is not complete.
@@ -296,21 +237,9 @@ class ResponseReader:
         Raises:
             ServerFailed: The body is not a response.
         """
-        if self.is_stream:
-            return self._pass(self._decoder.close())
-        return [] if is_cut else self._pass(self._decode_body())
-
-    def _pass(self, found: list[StreamEvent]) -> list[StreamEvent]:
-        for index, event in enumerate(found):
-            if isinstance(event, _FAILURES):
-                message, code = self._redact(event.message), self._redact(event.code)
-                found[index] = replace(event, message=message, code=code)
-                self.ended = self.ended or isinstance(event, StreamFailed)
-        return found
-
-    def _decode_body(self) -> list[StreamEvent]:
-        """Return the events of a response that arrived as one body: JSON, or a stream under another label."""
         decoder = self._decoder
+        if self.is_stream or is_cut:
+            return decoder.close() if self.is_stream else []
         body = bytes(self._body).removeprefix(BYTE_ORDER_MARK).lstrip()
         if body.startswith((b"data:", b"event:", b":")):
             return [*decoder.feed(body), *decoder.close()]
@@ -396,7 +325,8 @@ class Transport:
         reply = await self.client.send(
             method, path, body, headers=headers, query=query, retry=retry
         )
-        self.identity, reply.streaming = read_identity(reply.headers), streaming
+        self.identity = read_identity(reply.headers)
+        reply.is_stream = is_event_stream(reply.headers, requested=streaming)
         return reply
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.engines.transport import SizeLimit, resolve_limit
-from kedge.errors import EngineError, RequestRefused, ServerFailed
+from kedge.engines.transport import resolve_limit
+from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
@@ -335,10 +335,12 @@ class _ProbeSource:
             try:
                 if (status := response.status_code) != 200:
                     raise RequestRefused(f"HTTP {status}", status=status)
-                limit, body = SizeLimit(resolve_limit()), bytearray()
+                limit, body = resolve_limit(), bytearray()
                 chunks = self._io.open(response.stream)
                 while (chunk := await self._io.read(chunks)) is not None:
-                    body += limit.add(chunk)
+                    body += chunk
+                    if len(body) > limit:
+                        raise StreamTooLarge("response", limit)
             finally:
                 await self._io.close(response)
         except EngineError:

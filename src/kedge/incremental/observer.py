@@ -11,7 +11,6 @@ from kedge.engines.http_errors import parse_error
 from kedge.engines.transport import (
     MAX_ERROR_BYTES,
     ResponseReader,
-    SizeLimit,
     is_event_stream,
     make_inflater,
     resolve_limit,
@@ -92,9 +91,9 @@ class ResponseObserver:
         self._assembler = Assembler()
         self._inflate = make_inflater(headers.get("content-encoding", ""))
         is_stream = not self._is_error and is_event_stream(headers, requested=streaming)
-        limit = resolve_limit()
-        self._reader = ResponseReader(self._decoder, str, is_stream=is_stream, max_bytes=limit)
-        self._error, self._error_limit = bytearray(), SizeLimit(MAX_ERROR_BYTES)
+        self._reader = ResponseReader(self._decoder, is_stream=is_stream)
+        self._left = MAX_ERROR_BYTES if self._is_error else resolve_limit()
+        self._error = bytearray()
         self._retained_bytes, self.body_start = retained_bytes, bytearray()
 
     def feed(self, chunk: bytes) -> Verdict:
@@ -120,8 +119,11 @@ class ResponseObserver:
         return self.verdict
 
     def _read(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise StreamTooLarge("response", resolve_limit())
         if self._is_error:
-            self._error += self._error_limit.add(data)
+            self._error += data
             return
         for event in self._reader.feed(data):
             self._handle(event)

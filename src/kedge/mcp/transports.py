@@ -37,8 +37,8 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from kedge.engines.transport import SizeLimit, resolve_limit
-from kedge.errors import InvalidSetting, StreamTooLarge
+from kedge.engines.transport import resolve_limit
+from kedge.errors import InvalidSetting
 from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger
@@ -425,12 +425,12 @@ class _LimitedStream(httpx2.AsyncByteStream):
         self.stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        limit = SizeLimit(resolve_limit())
+        size, max_bytes = 0, resolve_limit()
         async for chunk in self.stream:
-            try:
-                yield limit.add(chunk)
-            except StreamTooLarge as error:
-                raise httpx2.StreamError(f"it sent more than {limit.max_bytes:,} bytes") from error
+            size += len(chunk)
+            if size > max_bytes:
+                raise httpx2.StreamError(f"it sent more than {max_bytes:,} bytes")
+            yield chunk
 
     async def aclose(self) -> None:
         await self.stream.aclose()

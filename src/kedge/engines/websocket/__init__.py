@@ -124,8 +124,9 @@ class SocketTransport(Transport):
         except BaseException:
             pool.release(connection, lane)
             raise
-        release = partial(pool.release, connection, lane)
-        return RawResponse(self.client, self._read_messages(lane, first), release, streaming=True)
+        client, release = self.client, partial(pool.release, connection, lane)
+        messages = self._read_messages(lane, first)
+        return RawResponse(client, client.errors, messages, release, is_stream=True)
 
     async def _read_messages(
         self, lane: sockets.Lane, message: SocketMessage
