@@ -11,9 +11,9 @@ reason: at the token limit the last block is stopped like any other, and is not 
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from msgspec import structs
 
@@ -157,17 +157,20 @@ class AnthropicDecoder(StreamDecoder):
         self._message: JsonObject = {}
         self._usage: JsonObject = {}
 
-    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+    def _read_whole(self, response: JsonObject) -> None:
         content: Any = response.get("content")
         if isinstance(content, str):  # the form of a request
             content = [{"type": "text", "text": content}]
-        yield {"type": "message_start", "message": response}
-        for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            yield {"type": "content_block_start", "index": index, "content_block": block}
-            yield {"type": "content_block_stop", "index": index}
+        self._read_event("message_start", {"message": response})
+        for index, block in enumerate(
+            cast("list[Any]", content if isinstance(content, list) else [])
+        ):
+            place = {"index": index, "content_block": block}
+            self._read_event("content_block_start", place)
+            self._read_event("content_block_stop", place)
         reason = response.get("stop_reason") or "end_turn"
-        yield {"type": "message_delta", "delta": {**response, "stop_reason": reason}}
-        yield {"type": "message_stop"}
+        self._read_event("message_delta", {"delta": {**response, "stop_reason": reason}})
+        self._read_event("message_stop", {})
 
     def _decode_message(self, message: JsonObject, event: str) -> None:
         if self.ended:
@@ -302,7 +305,8 @@ class AnthropicDecoder(StreamDecoder):
         status = "completed" if ending in ("completed", "refused") else "incomplete"
         if status == "completed":
             self._found += self.calls.resolve_open()
-        self._end((status, code, ""), self._message, usage=read_usage(self._usage))
+        facts = fields.read_facts(self._message)
+        self._end((status, code, ""), {**facts, "usage": read_usage(self._usage)})
 
     def _read_error(self, message: JsonObject) -> None:
         error = fields.read_error(message)

@@ -17,7 +17,7 @@ after it is ignored if it is one of those before. Some servers send no ``finish_
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -131,13 +131,13 @@ class ChatDecoder(StreamDecoder):
         self._has_items = False
         """Whether the items with these members were emitted."""
 
-    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
-        yield response
+    def _read_whole(self, response: JsonObject) -> None:
+        self._decode_message(response, "")
         if self._has_message:
             self._finish_reason = self._finish_reason or "stop"  # some servers send no reason
         elif not self._finish_reason and not self._has_failed:
             message = "the server returned a completion without choices"
-            yield {"error": {"code": "server_error", "message": message}}
+            self._fail({"error": {"code": "server_error", "message": message}})
 
     def _decode_message(self, message: JsonObject, event: str) -> None:
         if self.ended:
@@ -214,8 +214,8 @@ class ChatDecoder(StreamDecoder):
             self._add_empty_arguments()
             self._found += self.calls.resolve_open()
         self._emit_items(completed=status == "completed")
-        more = {"status": status, "usage": self._usage}
-        self._end((status, code, ""), self._describe_response(), **more)
+        facts = fields.read_facts(self._describe_response())
+        self._end((status, code, ""), {**facts, "status": status, "usage": self._usage})
 
     def _expects_json(self, event: str) -> bool:
         return event in ("", "error", "message")

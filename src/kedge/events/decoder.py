@@ -7,8 +7,8 @@ decoding continues. The assembler then does not report a damaged stream as compl
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events.fields import (
@@ -16,7 +16,6 @@ from kedge.events.fields import (
     MalformedEvent,
     SurrogateJoiner,
     describe_malformed,
-    read_facts,
     repair_surrogates,
 )
 from kedge.events.items import EventList, ItemTable
@@ -69,8 +68,12 @@ class StreamDecoder(ABC):
         """Whether a message other than a delta contained a lone surrogate, which was replaced."""
         self._found: EventList = []
         """The events that are emitted next."""
-        self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
-        self._sse = self._make_sse()
+        self._bounds = max_line, max_message
+
+    @cached_property
+    def _sse(self) -> SSEDecoder:
+        max_line, max_message = self._bounds
+        return SSEDecoder(max_line=max_line, max_message=max_message)
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a response that was not streamed, and close the decoder.
@@ -84,9 +87,8 @@ class StreamDecoder(ABC):
         """
         whole = repair_surrogates(response) if repair else response
         self._replaced = whole != response
-        for message in self._split_response(whole):
-            self._decode_message(message, "")
-        return self.close()
+        self._read_whole(whole)
+        return self._close()
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Decode a chunk of an SSE stream.
@@ -124,7 +126,7 @@ class StreamDecoder(ABC):
 
     def restart(self) -> None:
         """Discard an event that is not complete, because the stream continues on another connection."""
-        self._sse = self._make_sse()
+        vars(self).pop("_sse", None)
 
     def close(self) -> list[StreamEvent]:
         """End the stream; may be called more than once.
@@ -133,19 +135,24 @@ class StreamDecoder(ABC):
             The events of a last message that lacks only its closing blank line, and those that the end
             of the stream implies.
         """
-        if not self._closed:
-            self._closed = True
-            for message in self._sse.close():
-                self._read_sse_message(message)
-            self._finish()
-            if not self.ended:
-                self.calls.log_summary()
+        if self._closed:
+            return []
+        self._closed = True
+        for message in self._sse.close():
+            self._read_sse_message(message)
+        return self._close()
+
+    def _close(self) -> list[StreamEvent]:
+        self._closed = True
+        self._finish()
+        if not self.ended:
+            self.calls.log_summary()
         found, self._found = self._found, []
         return found
 
     @abstractmethod
-    def _split_response(self, response: JsonObject) -> Iterable[JsonObject]:
-        """Return a response that was not streamed as the messages of a stream; each is decoded before the next."""
+    def _read_whole(self, response: JsonObject) -> None:
+        """Read a response that was not streamed."""
 
     @abstractmethod
     def _decode_message(self, message: JsonObject, event: str) -> None:
@@ -170,11 +177,10 @@ class StreamDecoder(ABC):
         """Read the marker at the end of a stream."""
         self._finish()
 
-    def _end(self, ending: Ending, response: JsonObject, **more: Any) -> None:
-        """Emit the end of the response; ``more`` are fields of the event that are not in its object."""
+    def _end(self, ending: Ending, facts: JsonObject) -> None:
+        """Emit the end of the response, with these fields of the event."""
         self.ended = True
         status, code, message = ending
-        facts = {**read_facts(response), **more}
         if status == "completed":
             self._found.append(ResponseCompleted(**facts))
         elif status == "incomplete":

@@ -277,16 +277,13 @@ def repair_surrogates(value: Any) -> Any:
 class SurrogateJoiner:
     """Joins surrogate pairs across the deltas of a text; each key is a separate text."""
 
-    __slots__ = ("_replaced", "pending")
+    __slots__ = ("pending", "replaced")
 
     def __init__(self) -> None:
         self.pending: dict[object, str] = {}
-        self._replaced = False
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a lone surrogate was replaced by U+FFFD, or is still waiting for its other half."""
-        return self._replaced or bool(self.pending)
+        """The halves that wait for their other one."""
+        self.replaced = False
+        """Whether a lone surrogate was replaced by U+FFFD."""
 
     def feed(self, key: object, delta: str) -> str:
         """Return the delta to emit now; empty if it is only the first half of a character."""
@@ -298,7 +295,7 @@ class SurrogateJoiner:
             text = text[:-1]
         repaired = repair_surrogates(text)
         if repaired.count(REPLACEMENT) > text.count(REPLACEMENT):
-            self._replaced = True
+            self.replaced = True
         return repaired
 
     def discard(self, key: object) -> None:

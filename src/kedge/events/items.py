@@ -23,6 +23,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from operator import attrgetter
 from typing import Literal, cast
 
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
@@ -99,9 +101,7 @@ class ToolCall(OutputItem):
         """Return the item of the call, in the form of the Responses API, with its id, name and arguments."""
         member = CALL_ARGUMENTS[item["type"]]
         known = {"call_id": self.call_id, "name": self.name, member: self.arguments}
-        if all(item.get(name) == value for name, value in known.items()):
-            return item
-        return {**item, **known}
+        return item if known.items() <= item.items() else {**item, **known}
 
 
 def read_item(item: JsonObject, output_index: int) -> OutputItem:
@@ -187,7 +187,7 @@ class ItemTable:
 
     def sorted_calls(self) -> list[ToolCall]:
         """Return the calls in output order."""
-        return sorted(self.calls.values(), key=lambda call: call.output_index)
+        return sorted(self.calls.values(), key=attrgetter("output_index"))
 
     def summary(self) -> CallSummary:
         """Return all call ids in output order, with the counts."""
@@ -203,7 +203,7 @@ class ItemTable:
 
     def log_summary(self) -> None:
         """Log the calls of the response, if there are any."""
-        if self.calls or self.failed:
+        if (self.calls or self.failed) and log.isEnabledFor(logging.INFO):
             log.info("tool calls: %s", self.summary(), call_id=",".join(self.calls))
 
     # The life cycle of an item.
@@ -288,8 +288,9 @@ class ItemTable:
         Returns:
             For each of them the item of the stream, or a new one, and the events to emit.
         """
-        listed = [read_item(item, at) for at, item in enumerate(items)]
-        return list(map(self._finish, listed, self._match_listed(listed)))
+        listed = list(map(read_item, items, range(len(items))))
+        known = self._match_listed(listed) if self.items else repeat(None)
+        return list(map(self._finish, listed, known))
 
     def resolve_open(self) -> EventList:
         """Complete the open calls of a complete response.
@@ -300,11 +301,11 @@ class ItemTable:
             The events to emit, with one for each call that cannot be completed.
         """
         events: EventList = []
-        calls = self.sorted_calls()
-        for call in calls:
+        unresolved: list[ToolCall] = []
+        for call in self.sorted_calls():
             has_arguments = call.final_arguments is not None or call.pieces
             events += self._complete(call) if has_arguments and not call.completed else []
-        unresolved = [call for call in calls if not call.completed]
+            unresolved += [] if call.completed else [call]
         for call in (*unresolved, *self._pending.values()):
             name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
             log.warning(
@@ -317,9 +318,10 @@ class ItemTable:
     def _finish(self, sent: OutputItem, known: OutputItem | None) -> tuple[OutputItem, EventList]:
         if not isinstance(sent, ToolCall):
             return known or self._add(sent), []
-        is_open = isinstance(known, ToolCall)
-        call, events = (known, EventList()) if is_open else self._open_call(sent)
-        events += self._rename(call, sent.call_id)
+        if isinstance(known, ToolCall):
+            call, events = known, self._rename(known, sent.call_id)
+        else:
+            call, events = self._open_call(sent)
         if not call.completed:
             call.name = sent.name or call.name
             call.item_id = sent.item_id or call.item_id

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from kedge.errors import InvalidTurn
@@ -20,7 +21,6 @@ from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.planning.render import ENGINE_ORIGIN
 from kedge.text.json_text import copy_value
 from kedge.turns import NATIVE_API, Block, Source, block_from_item, new_id
-from kedge.turns.frozen_json import get_wrapped
 from kedge.turns.responses_items import drop_ciphertext
 
 log = logging.getLogger("kedge.events.output_items")
@@ -46,10 +46,11 @@ class PartBuilder:
         """The text so far; surrogate pairs that were split between deltas are joined."""
         return repair_surrogates("".join(self.pieces))
 
-    def append(self, delta: str) -> None:
+    def append(self, delta: str, logprobs: tuple[Mapping[str, Any], ...] = ()) -> None:
         """Add a delta; further ones of a complete text are ignored."""
         if not self.is_complete:
             self.pieces.append(delta)
+            self.logprobs += logprobs
 
     def complete(self, text: str) -> None:
         """Set the complete text; an empty one is ignored if there is another text."""
@@ -67,14 +68,14 @@ class PartBuilder:
         self.pieces, self.is_complete = [text], True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ItemBuilder:
     """Collects the events of one output item."""
 
     type: str
     output_index: int
     item_id: str = ""
-    block_id: str = field(default_factory=lambda: new_id("blk"))
+    block_id: str = field(default_factory=partial(new_id, "blk"))
     item: Item | None = None
     """The finished item."""
     parts: dict[tuple[PartKind, int], PartBuilder] = field(
@@ -101,12 +102,9 @@ class ItemBuilder:
     @property
     def lacks_text(self) -> bool:
         """Whether the finished item is a message without the text that its events have."""
-        return (
-            self.item is not None
-            and self.type == MESSAGE
-            and _is_empty_message(self.item)
-            and any(part.text for part in self.parts.values())
-        )
+        if self.item is None or self.type != MESSAGE or not self.parts:
+            return False
+        return _is_empty_message(self.item) and any(part.text for part in self.parts.values())
 
     @property
     def has_content(self) -> bool:
@@ -115,44 +113,47 @@ class ItemBuilder:
 
     def set_item(self, item: Item) -> None:
         """Set the finished item; the first one with content is used, and a different second one is logged."""
-        item, known = get_wrapped(item), self.item
-        if known is None:
-            self.item = _copy_item(item)
-        elif known == item:
+        known = self.item
+        if known == item:
             return
+        if known is None:
+            is_used = True
         elif not _items_differ(self._complete_item(known), self._complete_item(item)):
-            if _count_annotations(item) > _count_annotations(known):
-                self.item = _copy_item(item)  # some servers add them only at the end
+            # Some servers add annotations only at the end.
+            is_used = _count_annotations(item) > _count_annotations(known)
         else:
             self.is_contradicted = self.type != REASONING
-            if self.type == MESSAGE and _is_empty_message(known):
-                self.item = _copy_item(item)
-            log.warning(
-                "item %r of type %r differs between the stream and the finished response; "
-                "the %s version is used",
-                self.item_id,
-                self.type,
-                "streamed" if self.item is known else "listed",
-            )
+            is_used = self.type == MESSAGE and _is_empty_message(known)
+            text = "item %r of type %r differs between the stream and the finished response; the %s version is used"
+            log.warning(text, self.item_id, self.type, "listed" if is_used else "streamed")
+        if is_used:
+            try:  # so that an owner who changes the item of an event does not change the block
+                self.item = copy_value(item)
+            except (
+                RecursionError,
+                TypeError,
+            ):  # too deep for a block, or not the value of a decoder
+                self.item = item
 
     def build_block(
-        self, response_id: str, native_api: str = "", *, partial: bool = False
+        self, response_id: str, native_api: str = "", *, is_partial: bool = False
     ) -> Block | None:
         """Build the block as far as possible; None if there is nothing to build it from."""
-        metadata = {
-            NATIVE_API: "" if self.type in _BUILT_TYPES else native_api,
-            PARTIAL: partial,
-            FALLBACK_CALL_ID: self.has_fallback_id,
-        }
-        known = {name: value for name, value in metadata.items() if value}
-        source = Source(response_id, self.item_id, self.output_index)
         item = self._build_item() if self.item is None else self._complete_item(self.item)
         if item is None:
             return None
         if self.lacks_text:
             item = {**item, "content": self._list_parts("text", "refusal")}
+        metadata: JsonObject = {}
+        if native_api and self.type not in _BUILT_TYPES:
+            metadata[NATIVE_API] = native_api
+        if is_partial:
+            metadata[PARTIAL] = True
+        if self.has_fallback_id:
+            metadata[FALLBACK_CALL_ID] = True
+        source = Source(response_id, self.item_id, self.output_index)
         return block_from_item(
-            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=known, source=source
+            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=metadata, source=source
         )
 
     def _complete_item(self, item: Item) -> Item:
@@ -186,14 +187,6 @@ class ItemBuilder:
                 logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
                 listed.append({"type": form, member: text, **logprobs})
         return listed
-
-
-def _copy_item(item: Item) -> Item:
-    """Return a copy of the item of an event, so that its owner who changes it does not change the block."""
-    try:
-        return copy_value(item)
-    except (RecursionError, TypeError):  # too deep for a block, or not the value of a decoder
-        return item
 
 
 def _is_empty_message(item: Item) -> bool:

@@ -5,8 +5,9 @@ interpreted. Sequence numbers reveal duplicate events and gaps.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from kedge.events import fields
@@ -92,27 +93,32 @@ class ResponsesDecoder(StreamDecoder):
         super().__init__(**bounds)
         self.response_id = ""
         self._stream_id = stream_id
-        self._sequence = SequenceChecker()
         self._parts: dict[tuple[PartKind, int, int], StreamedPart] = {}
         """The parts by kind, output index and their index in the item."""
         self._places: dict[tuple[object, ...], tuple[str, StreamedPart]] = {}
         """The item id and the part for what events say about their place, because most events are deltas."""
+
+    @cached_property
+    def _sequence(self) -> SequenceChecker:
+        return SequenceChecker()
 
     @property
     def last_sequence_number(self) -> int:
         """The highest sequence number so far; -1 if there is none."""
         return self._sequence.last
 
-    def _split_response(self, response: JsonObject) -> Iterator[JsonObject]:
+    def _read_whole(self, response: JsonObject) -> None:
         if response.get("error") and not response.get("status"):
-            yield {**response, "type": "error"}  # some gateways send errors with HTTP 200
+            self._read_error(response)  # some gateways send errors with HTTP 200
             return
-        begun = {name: value for name, value in response.items() if name != "output"}
-        if get_text(response, "status") in RUNNING:  # it continues in the background
-            yield {"type": "response.created", "response": {**begun, "background": True}}
-            return
-        yield {"type": "response.created", "response": begun}
-        yield {"type": "response.done", "response": response}
+        facts, begun = fields.read_facts(response), dict(response)
+        begun.pop("output", None)
+        if facts["status"] not in RUNNING:
+            self._start({**facts, "response": begun})
+            self._end_response(response, facts, "completed")
+        else:  # it continues in the background
+            begun["background"] = True
+            self._start({**facts, "response": begun, "background": True})
 
     def _decode_message(self, message: JsonObject, event: str) -> None:
         kind = message.get("type")
@@ -169,10 +175,11 @@ class ResponsesDecoder(StreamDecoder):
         if self._started:
             self._found.append(OpaqueEvent(message["type"], message))
             return
-        self._started = True
-        started = ResponseStarted(**fields.read_facts(fields.get_object(message, "response")))
-        self.response_id = started.response_id
-        self._found.append(started)
+        self._start(fields.read_facts(fields.get_object(message, "response")))
+
+    def _start(self, facts: JsonObject) -> None:
+        self._started, self.response_id = True, facts["response_id"]
+        self._found.append(ResponseStarted(**facts))
 
     def _read_item_added(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
@@ -278,41 +285,42 @@ class ResponsesDecoder(StreamDecoder):
 
     def _read_terminal(self, message: JsonObject, ending: FinalStatus, code: str = "") -> None:
         response = fields.get_object(message, "response")
+        self._end_response(response, fields.read_facts(response), ending, code)
+
+    def _end_response(
+        self, response: JsonObject, facts: JsonObject, ending: FinalStatus, code: str = ""
+    ) -> None:
         self._started = True
-        if self._replaced or self._joiner.replaced:
+        if self._replaced or self._joiner.replaced or self._joiner.pending:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
             self._found.append(AnomalyNoted("replaced_text", detail))
-        sent = _STATUS_ENDINGS.get(get_text(response, "status"), "failed")
+        sent = _STATUS_ENDINGS.get(facts["status"], "failed")
         status = "failed" if "failed" in (ending, sent) else ending if sent == "completed" else sent
-        output: JsonObject = {}
         reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
         if status == "failed":
             reason, failure = _read_failure(response, code)
-        else:
-            output = self._read_output(response)
+        elif isinstance(response.get("output"), list):
+            facts |= self._read_output(response["output"])
         if status == "completed":
             self._found += self.calls.resolve_open()
-        usage = fields.read_usage(response)
-        self._end((status, reason, failure), response, usage=usage, **output)
+        self._end((status, reason, failure), {**facts, "usage": fields.read_usage(response)})
 
-    def _read_output(self, response: JsonObject) -> JsonObject:
+    def _read_output(self, listed: list[Any]) -> JsonObject:
         """Return the items that a finished response lists; calls in the list complete the open ones."""
-        if not isinstance(response.get("output"), list):
-            return {}
-        items = fields.list_objects(response["output"])
-        if len(items) < len(response["output"]):
+        items = fields.list_objects(listed)
+        if len(items) < len(listed):
             detail = "the finished response lists something that is not an item"
             self._found.append(AnomalyNoted("malformed", detail))
-        matched = self.calls.reconcile(items)
-        for at, (known, events) in enumerate(matched):
+        output: list[JsonObject] = []
+        indexes: list[int] = []
+        for item, (known, events) in zip(items, self.calls.reconcile(items), strict=True):
             self._found += events
-            if isinstance(known, ToolCall):
-                if _contradicts_call(items[at], known):
-                    detail = f"call {known.call_id!r} differs in the finished response"
-                    self._found.append(AnomalyNoted("contradiction", detail))
-                items[at] = known.complete_item(items[at])
-        indexes = tuple(known.output_index for known, _ in matched)
-        return {"output": tuple(map(wrap, items)), "indexes": indexes}
+            indexes.append(known.output_index)
+            output.append(known.complete_item(item) if isinstance(known, ToolCall) else item)
+            if output[-1] is not item and _contradicts_call(item, output[-1]):
+                detail = f"call {known.call_id!r} differs in the finished response"
+                self._found.append(AnomalyNoted("contradiction", detail))
+        return {"output": tuple(map(wrap, output)), "indexes": tuple(indexes)}
 
     EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "response.created": (_read_response_started,),
@@ -354,11 +362,10 @@ def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
     return error["code"] or code or status, error["message"] or message
 
 
-def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
+def _contradicts_call(item: JsonObject, known: JsonObject) -> bool:
     """Return whether a listed call differs from the streamed one; a missing member does not."""
-    known = (call.call_id, call.name, call.arguments)
-    listed = (get_text(item, name) for name in ("call_id", "name", CALL_ARGUMENTS[item["type"]]))
-    return any(one and one != other for one, other in zip(listed, known, strict=True))
+    names = "call_id", "name", CALL_ARGUMENTS[item["type"]]
+    return any((listed := get_text(item, name)) and listed != known[name] for name in names)
 
 
 DELTA_TYPES = frozenset(kind for kind in ResponsesDecoder.EVENT_READERS if kind.endswith(".delta"))
