@@ -1,12 +1,13 @@
 """Log records and metrics of an engine's requests."""
 
-import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kedge.errors import EngineError
 from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
-from kedge.observe import count, get_logger, measure
+from kedge.observe import count, get_logger
+from kedge.observe.metrics import Value, measure_all
 from kedge.planning.plan import is_fallback_reason, name_send
 
 if TYPE_CHECKING:
@@ -55,39 +56,49 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         record: The record of the request.
         chain_depth: The number of responses that it continues.
     """
-    count_sent(record)
+    results = {
+        "by_id": record.results_by_id,
+        "by_fallback": record.results_by_fallback,
+        "unmatched": record.results_unmatched,
+    }
+    further = _list_amounts("tool_results_total", "outcome", results)
     if is_fallback_reason(record.reason):
-        count("responses_fallback_total", reason=record.reason)
-    for outcome in ("by_id", "by_fallback", "unmatched"):
-        if amount := getattr(record, f"results_{outcome}"):
-            count("tool_results_total", amount, outcome=outcome)
+        further.append(("responses_fallback_total", 1, (("reason", record.reason),)))
     if record.first_token_seconds is not None:
-        measure("responses_first_output_seconds", record.first_token_seconds)
-    measure("responses_chain_depth", chain_depth)
+        further.append(("responses_first_output_seconds", record.first_token_seconds, ()))
+    count_sent(record, ("responses_chain_depth", chain_depth, ()), *further)
 
 
-def count_sent(record: "RequestRecord | ChainedRequest") -> None:
-    """Count what was sent of a request."""
-    count(f"responses_{'chained' if record.anchor else 'stateless'}_requests_total")
-    measure("responses_delta_blocks_count", record.sent_blocks)
-    count("responses_bytes_sent_total", record.sent_bytes)
-    count("responses_bytes_full_total", record.full_bytes)
+def count_sent(record: "RequestRecord | ChainedRequest", *further: Value) -> None:
+    """Count what was sent of a request, and record further values."""
+    measure_all(
+        (f"responses_{'chained' if record.anchor else 'stateless'}_requests_total", 1, ()),
+        ("responses_delta_blocks_count", record.sent_blocks, ()),
+        ("responses_bytes_sent_total", record.sent_bytes, ()),
+        ("responses_bytes_full_total", record.full_bytes, ()),
+        *further,
+    )
 
 
-def count_tokens(record: "RequestRecord | ChainedRequest") -> None:
-    """Count the tokens that the server counted for a request."""
-    for kind in ("input", "cached", "output"):
-        if amount := getattr(record, f"{kind}_tokens"):
-            count("tokens_total", amount, kind=kind)
+def count_end(record: "RequestRecord | ChainedRequest") -> None:
+    """Count the tokens of a request that has ended, and how long a request of an engine took."""
+    tokens = {
+        "input": record.input_tokens,
+        "cached": record.cached_tokens,
+        "output": record.output_tokens,
+    }
+    values = _list_amounts("tokens_total", "kind", tokens)
+    if isinstance(record, RequestRecord) and record.status in ("completed", "lost"):
+        values.append(("responses_duration_seconds", record.seconds, ()))
+    measure_all(*values)
 
 
-def record_request(record: RequestRecord) -> None:
-    """Count the tokens of a request that has ended, and write its log record with all figures."""
-    count_tokens(record)
-    if record.status in ("completed", "lost"):
-        measure("responses_duration_seconds", record.seconds)
-    if not log.isEnabledFor(logging.INFO):
-        return
+def _list_amounts(name: str, label: str, amounts: Mapping[str, int | None]) -> list[Value]:
+    return [(name, amount, ((label, kind),)) for kind, amount in amounts.items() if amount]
+
+
+def log_request(record: RequestRecord) -> None:
+    """Write the log record of a request that has ended, with all figures."""
     members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
     if record.is_known:
         members, text = (*members, *_SENT_MEMBERS), f"{text}: %s, %d of %d bytes"
@@ -123,8 +134,13 @@ def record_lost_context(response_id: str) -> None:
 
 def record_calls(calls: ItemTable) -> None:
     """Count the calls of a finished response by how their ids were determined."""
-    for name in ("extracted", "fallen_back", "failed"):
-        if number := getattr(calls, name):
-            count("tool_call_ids_total", number, outcome=name)
+    outcomes = {
+        "extracted": calls.extracted,
+        "fallen_back": calls.fallen_back,
+        "failed": calls.failed,
+    }
+    values = _list_amounts("tool_call_ids_total", "outcome", outcomes)
     if calls.inferred:
-        count("tool_call_names_inferred_total", calls.inferred)
+        values.append(("tool_call_names_inferred_total", calls.inferred, ()))
+    if values:
+        measure_all(*values)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from threading import Lock
 
-from kedge.engines.request_metrics import count_sent, count_tokens
+from kedge.engines.request_metrics import count_end, count_sent
 from kedge.observe import count, get_logger
 from kedge.store.proxied_requests import ChainedRequest
 from kedge.text.display import format_size, pluralize
@@ -85,7 +85,7 @@ class ReportBuilder:
         if request.reason:
             count("responses_passed_through_total", reason=request.reason)
         count_sent(request)
-        count_tokens(request)
+        count_end(request)
         log.info(
             "request %s: sent %d of %d bytes",
             *(request.status or "failed", request.sent_bytes, request.full_bytes),

@@ -17,6 +17,8 @@ from typing import Literal
 import msgspec
 
 Labels = tuple[tuple[str, str], ...]
+Value = tuple[str, float, Labels]
+"""The name of a metric, a value, and its labels in the declared order."""
 
 MAX_SERIES = 64
 """The maximum number of label combinations of a metric; further ones are counted as ``other``."""
@@ -175,17 +177,28 @@ def measure(name: str, value: float, **labels: str) -> None:
     Raises:
         KeyError: The metric is not declared, or has other labels.
     """
-    metric = METRICS[name]
-    key = tuple(labels.items())
+    measure_all((name, value, tuple(labels.items())))
+
+
+def measure_all(*values: Value) -> None:
+    """Record several values, which takes less time than recording each of them.
+
+    Args:
+        *values: The arguments of ``count`` or ``measure`` for each value.
+
+    Raises:
+        KeyError: A metric is not declared, or has other labels.
+    """
     with _lock:
-        try:
-            entry = _registry[name][key]
-        except KeyError:
-            entry = _add_series(metric, _registry.setdefault(name, {}), key)
-        entry[0] += 1
-        entry[1] = value if name in _GAUGES else entry[1] + value
-        if metric.buckets:
-            entry[2 + bisect_left(metric.buckets, value)] += 1
+        for name, value, labels in values:
+            try:
+                entry = _registry[name][labels]
+            except KeyError:
+                entry = _add_series(METRICS[name], _registry.setdefault(name, {}), labels)
+            entry[0] += 1
+            entry[1] = value if name in _GAUGES else entry[1] + value
+            if len(entry) > 2:
+                entry[2 + bisect_left(METRICS[name].buckets, value)] += 1
 
 
 def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:

@@ -23,7 +23,7 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Literal
 
@@ -304,9 +304,11 @@ class PrefixIndex:
                 pairing = pairing.copy(blocks, start, offset)
             return pairing.problems(blocks, offset)
 
-    def count_matches(self, start: int, stop: int) -> Counter[ResultMatch]:
+    def count_matches(self, start: int, stop: int) -> Mapping[ResultMatch, int]:
         """Return how the tool results from position ``start`` up to ``stop`` match their calls."""
         matches = self.pairing.matches
+        if not matches or matches[-1][0] < start:
+            return {}
         found = matches[bisect_left(matches, start, key=itemgetter(0)) :]
         return Counter(match for position, match in found if position < stop)
 

@@ -9,8 +9,7 @@ earlier answer of the same server covered. Events, metrics, spans, the rows of a
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -233,15 +232,15 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
         omitted = {block.id for block in self.left_out}
         return [each for each in self.delta if each.id not in omitted]
 
-    def count_results(self) -> Counter[ResultMatch]:
+    def count_results(self) -> Mapping[ResultMatch, int]:
         """Return how the tool results since the newest answer match their calls."""
-        if not isinstance(self.source, Turn):
-            return Counter()
-        body = self.source.body
-        start = len(body)
-        while start and body[start - 1].origin != ENGINE_ORIGIN:
+        turn = self.source
+        if not isinstance(turn, Turn):
+            return {}
+        start = len(turn)
+        while start > turn.lead and turn[start - 1].origin != ENGINE_ORIGIN:
             start -= 1
-        return get_prefix_index(self.source).count_matches(start, len(body))
+        return get_prefix_index(turn).count_matches(start - turn.lead, turn.body_length)
 
     def own_responses(self) -> frozenset[str]:
         """Return the responses of this provider whose context is unchanged.

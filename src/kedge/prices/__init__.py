@@ -53,6 +53,8 @@ class Price:
 
     def cache_savings(self, usage: Usage) -> float:
         """Return the dollars that the provider's prompt cache saved, less what writing to it cost."""
+        if not usage.cached_tokens and not usage.cache_write_tokens:
+            return 0.0
         uncached = structs.replace(usage, cached_tokens=0, cache_write_tokens=0)
         return self.cost(uncached) - self.cost(usage)
 
