@@ -401,7 +401,7 @@ class Request(msgspec.Struct, frozen=True):
             "mode": validate_mode(given.get("mode")),
             "tools": (*definitions, *offered),
             "candidates": tuple(given.get("candidates", ())),
-            "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
+            "ephemeral": join_ephemeral(given.get("ephemeral", ())),
         }
         schema = None if output is None else to_output_schema(output)
         return cls(params=params, output=schema, filters=ContentFilters(filters), **given)
@@ -422,7 +422,12 @@ class Request(msgspec.Struct, frozen=True):
         return replace(self, output=None, ephemeral="\n\n".join(texts))
 
 
-def _join_ephemeral(blocks: EphemeralBlocks) -> str:
+def join_ephemeral(blocks: EphemeralBlocks) -> str:
+    """Return the system text of one run.
+
+    Raises:
+        UnsupportedParameter: A block is no system block.
+    """
     listed: list[Any] = [blocks] if isinstance(blocks, str | SystemBlock) else [*blocks]
     if not all(isinstance(each, str | SystemBlock) for each in listed):
         remedy = "pass text or system blocks; append other blocks to the Turn"

@@ -31,6 +31,7 @@ from msgspec import structs
 
 from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
+from kedge.engines.request_options import join_ephemeral
 from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
     AnomalyNoted,
@@ -44,6 +45,7 @@ from kedge.events import (
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.events.types import build_delta
 from kedge.middleware.base import BaseMiddleware
+from kedge.planning import RequestPlan
 from kedge.planning.anchors import check_choice
 from kedge.turns import (
     AssistantBlock,
@@ -57,6 +59,7 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     Turn,
+    system,
 )
 from kedge.turns.attachments import AUDIO_FORMATS
 from kedge.turns.parts import PartBase
@@ -238,6 +241,12 @@ class _GuardMiddleware(BaseMiddleware):
     def enter(self, turn: Turn) -> Turn:
         """Apply the rules for input."""
         return turn.with_blocks(self.rules.filter_block(each, "input") for each in turn.blocks)
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Return the plan of the Turn and the ephemeral text after the rules for input."""
+        if text := join_ephemeral(options.pop("ephemeral", ())):
+            options["ephemeral"] = self.rules.filter_block(system(text), "input")
+        return super().plan(turn, **options)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events; with rules for output, text only when it is complete."""

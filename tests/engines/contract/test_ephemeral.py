@@ -1,11 +1,13 @@
 """Test system text for one run: every engine sends it, and no Turn, digest or later request has it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from engines.contract.conftest import open_engine
 from kedge.engines import Engine
+from kedge.engines.base import Middleware
 from kedge.errors import Blocked, UnsupportedParameter
 from kedge.middleware import block, guard, redact, with_middleware
 from kedge.testing import TestServer
@@ -56,6 +58,23 @@ async def test_guards_apply_to_ephemeral_text(server: TestServer) -> None:
         strict = with_middleware(engine, guard(block("five")))
         with pytest.raises(Blocked):
             await strict.run(Turn([user("Hello")]), ephemeral=NOTE)
+
+
+@pytest.mark.parametrize("wrap", [with_middleware, lambda engine, middleware: middleware(engine)])
+async def test_plan_of_ephemeral_text_is_that_of_the_guarded_request(
+    server: TestServer, wrap: Callable[[Engine, Middleware], Engine]
+) -> None:
+    """A dry run shows ephemeral text as it is sent, and is blocked as the request is."""
+    async with open_engine(server, "responses") as engine:
+        guarded = wrap(engine, guard(redact("five"), redact("shop")))
+        turn = Turn([system("Be brief."), user("Hello")])
+        plan = guarded.plan(turn, ephemeral=[NOTE, system("At five.")])
+        await guarded.run(turn, ephemeral=[NOTE, system("At five.")])
+        request: Any = server.requests[-1].body
+        assert plan.instructions == request["instructions"]
+        assert plan.sizes[0] == len(server.requests[-1].raw)
+        with pytest.raises(Blocked):
+            wrap(engine, guard(block("five"))).plan(turn, ephemeral=NOTE)
 
 
 async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:
