@@ -249,3 +249,16 @@ async def test_the_model_is_found_in_the_newest_response(
         await conversation.send("My name is Ada.")
         newest = (await store.responses(conversation.row))[-1]
         assert find_recorded_model(conversation.row, newest) == model
+
+
+@pytest.mark.parametrize("mode", ["stateless", "conversation"])
+async def test_plan_of_a_new_conversation_has_its_mode(
+    mode: Mode, connected: Connect, store: Store
+) -> None:
+    """Before the first message is sent, a dry run has the mode that the conversation was made with."""
+    conversation = await Conversation(connected(), store=store, id="new", mode=mode)
+    plans = conversation.plan("Hello."), await conversation.probe_and_plan("Hello.")
+    reply = await conversation.send("Hello.")
+    assert reply.plan
+    assert [(each.mode, each.reason) for each in plans] == [(mode, reply.plan.reason)] * 2
+    assert reply.plan.mode == mode

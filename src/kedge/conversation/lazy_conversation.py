@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kedge.conversation.checkpoint import limit_retention
 from kedge.errors import InvalidSetting, KedgeError, NotInStore
 from kedge.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
+from kedge.planning import ConversationState, set_state
 from kedge.store import ConversationRow, Node, Store
 from kedge.text.display import pluralize
 from kedge.turns import Block, Turn
@@ -157,7 +158,8 @@ class LazyConversation(AsyncResource):
         elif self._expected == "new":
             await self._create()
         else:
-            self._turn = Turn(self._first_blocks(), id=self.id)
+            turn = Turn(self._first_blocks(), id=self.id)
+            self._turn = set_state(turn, ConversationState(mode=self._new.mode))
             self._row, self._is_new = self._new, True
 
     async def _find(self) -> ConversationRow | None:
