@@ -13,6 +13,7 @@ from typing import Any
 
 from kedge import turns
 from kedge.engines import param_rules
+from kedge.engines.base import Request
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
@@ -332,12 +333,10 @@ class ChatCompletionsEngine(StatelessEngine):
         self._replay_reasoning = replay_reasoning
         self._cache_control = cache_control
 
-    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
-        return render_messages(plan, self.name, self._max_call_id)
-
-    def _add_params(
-        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
+    def _build_body(
+        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
+        body = self._start_body(render_messages(plan, self.name, self._max_call_id), request)
         if params.get("n") not in (None, 1):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
         more = param_rules.map_params(params, self._param_rules)

@@ -29,7 +29,13 @@ from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
-from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport
+from kedge.engines.transport import (
+    AnyClient,
+    RawResponse,
+    ResponseReader,
+    Transport,
+    encode_body,
+)
 from kedge.errors import EngineError, KedgeError, StreamCut
 from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events
@@ -47,6 +53,9 @@ if TYPE_CHECKING:
     from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder
 
 log = get_logger("kedge.engines")
+
+MODE_CHANGE_REASON = "stateless_api"
+"""The reason why a request is stateless although another mode was requested."""
 
 
 @dataclass(slots=True)
@@ -303,8 +312,7 @@ class RequestEngine(Engine):
                 await self._prepare(session)
                 for event in session.report_plan():
                     yield event
-                await self._render(session)
-                for event in self._report_request(session):
+                for event in await self._render(session):
                     yield event
                 async with aclosing(Answer(self, session)) as answer:
                     assembler = Assembler(native_api=answer.decoder.NATIVE_API)
@@ -332,8 +340,12 @@ class RequestEngine(Engine):
             except (HealableError, EngineError) as failure:
                 notices = await self._prepare_resend(session, failure, healed)
 
-    def _report_request(self, session: Session) -> list[Event]:
-        """Record a request that is about to be sent, and return its event; none if nothing is sent."""
+    async def _render(self, session: Session) -> list[Event]:
+        """Set the body of the request that is about to be sent, and return its event; none if nothing is sent."""
+        if session.mode == "conversation" or session.running is not None:
+            await self._open_object(session)
+        session.body = self._assemble_body(session)
+        session.content = encode_body(session.body)
         if session.running is not None:
             return []
         if self.prompt_cache:
@@ -377,19 +389,19 @@ class RequestEngine(Engine):
         """
         session = self._open(turn, self._plan_options(options))
         plan = self._make_plan(session)
-        session.object_id = plan.conversation_id
         with suppress(KedgeError):  # it cannot be sent
-            self._assemble_body(session)
-        return replace(plan, body_bytes=len(session.content))
+            plan = replace(plan, body_bytes=len(encode_body(self._assemble_body(session))))
+        return plan
 
     def _plan_options(self, options: dict[str, Any]) -> Request:
         """Return the request of a dry run: it streams as the last request did, and at first as ``run`` does not."""
         options.setdefault("streaming", self._last_streaming)
         return Request.of(**options)
 
-    def _create(self, turn: Turn, request: Request) -> Session:
-        """Return a session with everything that does not depend on evidence."""
+    def _open(self, turn: Turn, request: Request) -> Session:
+        """Return a session with the options of its first request, by the evidence in memory."""
         params, extra = request.resolve_params(self.params)
+        mode = request.mode or planning.get_state(turn).mode or self.mode
         return Session(
             turn,
             request,
@@ -397,23 +409,14 @@ class RequestEngine(Engine):
             params=params,
             extra=extra,
             members={**params, **extra},
-            requested_mode=request.mode or planning.get_state(turn).mode or self.mode,
+            requested_mode=mode,
+            mode_reason="" if mode == "stateless" else MODE_CHANGE_REASON,
             streaming=request.streaming or self.transport.always_streams,
         )
-
-    def _open(self, turn: Turn, request: Request) -> Session:
-        """Return a session with the options of its first request, by the evidence in memory."""
-        session = self._create(turn, request)
-        self._choose_mode(session)
-        return session
 
     async def _start(self, turn: Turn, request: Request) -> Session:
         """Return the session of a run."""
         return self._open(turn, request)
-
-    @abstractmethod
-    def _choose_mode(self, session: Session) -> None:
-        """Set the mode of the first request, and why it is not the requested one."""
 
     def _make_plan(self, session: Session) -> RequestPlan:
         """Set and return the plan of the next request, with a prediction for the prompt cache."""
@@ -430,7 +433,7 @@ class RequestEngine(Engine):
             sizes, anchor_id = (plan.delta_blocks, plan.full_blocks), plan.anchor_id
             text = "anchor %s; delta of %d among %d blocks"
             log.debug(text, anchor_id or "none", *sizes, response_id=anchor_id)
-        session.plan = plan
+        session.plan, session.object_id = plan, plan.conversation_id
         return plan
 
     @abstractmethod
@@ -441,13 +444,12 @@ class RequestEngine(Engine):
         """Set the plan of the next request."""
         self._make_plan(session)
 
-    @abstractmethod
-    def _assemble_body(self, session: Session) -> None:
-        """Set the body of a request and its bytes."""
+    async def _open_object(self, session: Session) -> None:
+        """Set the conversation object of a request, if the API has such objects."""
 
-    async def _render(self, session: Session) -> None:
-        """Set the body of a request that is sent."""
-        self._assemble_body(session)
+    @abstractmethod
+    def _assemble_body(self, session: Session) -> dict[str, Any]:
+        """Return the body of a request."""
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request; the reply, which the decoder will read, is closed by the caller.
@@ -511,11 +513,18 @@ class RequestEngine(Engine):
         """
         if outcome.status not in ("completed", "incomplete", "running"):
             return turn
-        is_running = outcome.status == "running"
+        is_running, problem = outcome.status == "running", ""
         blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
-        problem = "" if is_running else _find_anchor_problem(outcome, reused=reused)
-        if self.is_stateful and not is_running:
-            problem = problem or outcome.anchor_problem
+        if is_running:
+            blocks = ()
+        elif not outcome.response_id:
+            problem = "the response came without an id"
+        elif reused:
+            problem = "the response came with the id of an earlier one"
+        elif not outcome.blocks:
+            problem = "the answer is empty"
+        elif self.is_stateful:
+            problem = outcome.anchor_problem
         if problem:
             if self.is_stateful:
                 response_id = outcome.response_id
@@ -528,7 +537,7 @@ class RequestEngine(Engine):
         log.debug("the response is %s", status, response_id=outcome.response_id)
         return planning.record_response(
             turn,
-            () if is_running else blocks,
+            blocks,
             response_id=outcome.response_id,
             plan=session.plan,
             created_at=self._clock(),
@@ -585,11 +594,3 @@ class RequestEngine(Engine):
         error.partial = outcome.blocks
         error.response_id, error.usage = outcome.response_id, outcome.usage
         raise error
-
-
-def _find_anchor_problem(outcome: Outcome, *, reused: bool) -> str:
-    if not outcome.response_id:
-        return "the response came without an id"
-    if reused:
-        return "the response came with the id of an earlier one"
-    return "" if outcome.blocks else "the answer is empty"

@@ -25,7 +25,7 @@ from kedge.engines.request_options import (
     to_resend_limit,
 )
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
-from kedge.engines.transport import RawResponse, Transport, encode_body
+from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.decoder import StreamDecoder
@@ -118,7 +118,8 @@ class ResponsesEngine(RequestEngine):
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
         if isinstance(plan.source, Turn):
             session = await self._start(plan.source, self._plan_options(options))
-            await self._plan_with_probe(session)
+            self._make_plan(session)
+            await self._probe(session)
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
@@ -175,15 +176,16 @@ class ResponsesEngine(RequestEngine):
         return _end_running(turn, running, "cancelled")
 
     async def _start(self, turn: Turn, request: Request) -> Session:
-        session = self._create(turn, request)
-        await self.memory.load(session.check)
-        self._choose_mode(session)
+        session = self._open(turn, request)
+        if await self.memory.load(session.check):
+            self._choose_mode(session)
         return session
 
-    def _create(self, turn: Turn, request: Request) -> Session:
-        session = super()._create(turn, request)
+    def _open(self, turn: Turn, request: Request) -> Session:
+        session = super()._open(turn, request)
         session.check = self._open_check(session)
         session.running = planning.find_running(turn, self.scope)
+        self._choose_mode(session)
         return session
 
     def _open_check(self, session: Session) -> MemoryCheck:
@@ -199,10 +201,11 @@ class ResponsesEngine(RequestEngine):
     async def attach_evidence(self, store: EvidenceStore) -> None:
         """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
         requests = (Request(streaming=True), Request(streaming=False))
-        checks = (self._create(Turn(), each).check for each in requests)
+        checks = (self._open(Turn(), each).check for each in requests)
         await self.memory.attach(store, *checks)
 
     def _choose_mode(self, session: Session) -> None:
+        """Set the mode of the first request, and why it is not the requested one."""
         # The module has the reader of configuration files.
         from kedge.config.settings import is_chaining_enabled
 
@@ -234,12 +237,13 @@ class ResponsesEngine(RequestEngine):
         check = session.check
         session.shown, session.held = session.running is not None, None
         session.failure, session.owned, session.is_at_end = None, "", True
+        self._make_plan(session)
         if session.running is not None:  # a second answer would be paid for, too
-            self._make_plan(session)
             check.way = "direct"
             return
-        plan = await self._plan_with_probe(session)
-        claim = "owned"
+        if check.way != "direct":
+            await self._probe(session)
+        plan, claim = session.plan, "owned"
         if plan.conversation_id and not plan.problems:
             claim = await self.objects.claim(plan.conversation_id, plan.anchor_id)
         is_shown = claim == "owned" and check.way == "direct" and session.streaming
@@ -254,35 +258,30 @@ class ResponsesEngine(RequestEngine):
         session.held = [] if check.way == "held" or claim == "unknown" else None
         session.owned = session.plan.conversation_id if claim == "owned" else ""
 
-    async def _plan_with_probe(self, session: Session) -> RequestPlan:
-        """Return the plan, after the probes that it depends on.
+    async def _probe(self, session: Session) -> None:
+        """Make the probes that a plan depends on, and plan again.
 
         The server may identify itself as a known one in its first response. Otherwise the items that it lists make
         its token counts a better proof.
         """
         check = session.check
-        plan = self._make_plan(session)
         if check.way != "direct" and self.transport.identity is None:
             await endpoints.identify_server(self.transport)
             self.memory.identify(check, self.transport.identity or "")
-            plan = self._make_plan(session)
+            self._make_plan(session)
         if check.way == "probe":
-            found = await self._audit(session, plan.rejected[-1].record)
+            found = await self._audit(session, session.plan.rejected[-1].record)
             check.record_probe(found.agrees)
-            plan = self._make_plan(session)
-        return plan
+            self._make_plan(session)
 
-    async def _render(self, session: Session) -> None:
-        """Set the body of a request; in conversation mode, create the object if there is none."""
-        session.object_id = session.plan.conversation_id
+    async def _open_object(self, session: Session) -> None:
+        """Set the object of a request; in conversation mode, create it if there is none."""
         if session.running is not None:
             session.object_id = get_conversation_id(session.running.scope)
-        elif session.mode == "conversation" and not session.object_id:
+        elif not session.object_id:
             session.object_id = await self.objects.create()
-        self._assemble_body(session)
-        session.check.describe(session.plan, session.body)
 
-    def _assemble_body(self, session: Session) -> None:
+    def _assemble_body(self, session: Session) -> dict[str, Any]:
         plan = session.plan
         body = {**session.settings, "input": build_input(plan)}
         if not self.transport.always_streams:
@@ -297,11 +296,11 @@ class ResponsesEngine(RequestEngine):
             body.setdefault("prompt_cache_key", plan.cache.key)
         if session.include:
             body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
-        session.body = body
-        session.content = encode_body(body)
+        return body
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request, or fetch the response that answers the Turn already."""
+        session.check.describe(session.plan, session.body)
         decoder = cast("ResponsesDecoder", decoder)
         in_background = session.body.get("background") is True
         if session.running is not None:

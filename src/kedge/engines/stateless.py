@@ -25,14 +25,11 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
 from kedge.engines.request_options import convert_tool, hash_call_id
-from kedge.engines.transport import Sdk, Transport, encode_body
+from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
-
-MODE_CHANGE_REASON = "stateless_api"
-"""The reason why a request is stateless although another mode was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +66,23 @@ class StatelessEngine(RequestEngine):
         """Whether reasoning that the provider did not encrypt is sent."""
 
     @abstractmethod
-    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
-        """Return the messages of a plan."""
-
-    @abstractmethod
-    def _add_params(
-        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return a body with the parameters of a request; members that are ``None`` are not sent."""
-
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": request.model or self.model,
-            "messages": self._render_messages(plan),
-        }
+        """Return a body with the messages of a plan and parameters; members that are ``None`` are not sent."""
+
+    def _start_body(self, messages: list["Message"], request: Request) -> dict[str, Any]:
+        """Return a body with messages, and with the options of a request that are not parameters."""
+        body: dict[str, Any] = {"model": request.model or self.model, "messages": messages}
         if request.tools:
             convert = type(self).map_tool
             body["tools"] = [convert_tool(each, convert) for each in request.tools]
         if request.streaming:
             body["stream"] = True
-        return self._add_params(body, plan, params)
+        return body
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         """Add the members to a body that make the provider cache it."""
-
-    def _choose_mode(self, session: Session) -> None:
-        is_changed = session.requested_mode != "stateless"
-        session.mode_reason = MODE_CHANGE_REASON if is_changed else ""
 
     def _build_plan(self, session: Session) -> RequestPlan:
         plan = plan_request(
@@ -109,13 +94,12 @@ class StatelessEngine(RequestEngine):
         )
         return replace(session.complete_plan(plan), mode_reason=session.mode_reason)
 
-    def _assemble_body(self, session: Session) -> None:
+    def _assemble_body(self, session: Session) -> dict[str, Any]:
         plan = session.plan
         body = {**self._build_body(plan, session.request, session.params), **session.extra}
         if plan.cache:
             self._request_caching(body, plan, plan.cache)
-        session.body = {k: v for k, v in body.items() if v is not None}
-        session.content = encode_body(session.body)
+        return {k: v for k, v in body.items() if v is not None}
 
     def find_unsupported(self, plan: RequestPlan) -> str:
         """Return the id of the first block of a plan that this API cannot express; empty if there is none."""

@@ -353,19 +353,21 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
         for check in checks:
             await self.load(check)
 
-    async def load(self, check: MemoryCheck) -> None:
-        """Read the evidence of a check from the store, if there is one, at its first use.
+    async def load(self, check: MemoryCheck) -> bool:
+        """Read the evidence of a check from the store, if there is one, at its first use; return whether it was read.
 
         An engine may outlive the store of a conversation. It then continues with the evidence in memory.
         """
+        unread = self.list_unread(check) if self.store is not None else []
         try:
-            for key in self.list_unread(check):
+            for key in unread:
                 if self.store is not None:
                     self.restore(check, key, await self.store.load_evidence(key))
         except KedgeError:
             if self._is_configured:
                 raise
             self.store = None
+        return bool(unread)
 
     async def save(self, check: MemoryCheck) -> None:
         """Write the evidence of a check to the store, if there is one and if it changed.

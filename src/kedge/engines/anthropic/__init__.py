@@ -238,12 +238,10 @@ class AnthropicEngine(StatelessEngine):
         answer = await self.transport.request_json("post", f"{self.path}/count_tokens", json=body)
         return self._read_token_count(answer)
 
-    def _render_messages(self, plan: RequestPlan) -> list[dict[str, Any]]:
-        return render_messages(plan, self.name)
-
-    def _add_params(
-        self, body: dict[str, Any], plan: RequestPlan, params: Mapping[str, Any]
+    def _build_body(
+        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
+        body = self._start_body(render_messages(plan, self.name), request)
         if plan.instructions is not None:
             body["system"] = plan.instructions
         param_rules.merge(body, param_rules.map_params(params, self._param_rules))
