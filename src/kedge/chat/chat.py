@@ -42,7 +42,7 @@ from kedge.engines.reply import answer_text
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
-from kedge.errors import Blocked, EngineError, InvalidSetting, KedgeError, describe_type
+from kedge.errors import Blocked, EngineError, InvalidSetting, describe_type
 from kedge.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
@@ -99,6 +99,8 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         ```
     """
 
+    _before_end = "its reply; the state you sent is unchanged and can be used again"
+
     def __init__(
         self,
         stream: Stream[Any],
@@ -115,7 +117,6 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
-        self._reply: ChatReply[Any] | None = None
 
     @property
     def reply(self) -> ChatReply[T]:
@@ -124,20 +125,12 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         Raises:
             KedgeError: The stream has not ended.
         """
-        if self._reply is None:
-            raise KedgeError(
-                "the stream has not ended: iterate over it to the end before reading its reply; "
-                "the state you sent is unchanged and can be used again"
-            )
-        return self._reply
+        return self._result()
 
     @property
     def state(self) -> bytes:
         """The current state, at any time, with all finished answers and tool results."""
-        return self._reply.state if self._reply else self._write(self._turn)
-
-    def _result(self) -> ChatReply[T]:
-        return self.reply
+        return self._value.state if self._value else self._write(self._turn)
 
     def _handle_event(self, event: Event) -> Event:
         match event:
@@ -164,10 +157,10 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         error.state = state  # pyright: ignore[reportAttributeAccessIssue]
 
     def _handle_end(self) -> None:
-        if self._reply is None:
+        if self._value is None:
             stream = self._stream
             turn = stream.filters.apply_to_turn(stream.turn, ("output",))
-            self._reply = stream.build_reply(
+            self._value = stream.build_reply(
                 ChatReply,
                 text=answer_text(turn, self._sent_turn),
                 turn=turn,

@@ -27,7 +27,7 @@ from kedge.conversation.checkpoint import Checkpoint, RunRecorder, has_same_bloc
 from kedge.engines import Engine, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
-from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
+from kedge.errors import EngineError, HeadConflict, StoreError
 from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.request_record import keep_request
@@ -90,7 +90,7 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         ```
     """
 
-    _reply: Reply[Any] | None = None
+    _before_end = "its reply; completed steps are in the store, see Conversation.resume"
 
     @property
     def reply(self) -> Reply[OutputT]:
@@ -99,12 +99,7 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         Raises:
             KedgeError: The stream has not ended.
         """
-        if self._reply is None:
-            raise KedgeError(
-                "the stream has not ended: iterate over it to the end before reading its reply; "
-                "completed steps are in the store, see Conversation.resume"
-            )
-        return self._reply
+        return self._result()
 
     async def text_deltas(self) -> AsyncGenerator[str]:
         """Consume the events and yield the text of the answer as it arrives; a stored answer in one piece."""
@@ -113,13 +108,10 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         if self.reply.stored:
             yield self.reply.text
 
-    def _result(self) -> Reply[OutputT]:
-        return self.reply
-
     async def __anext__(self) -> Event:
         event = await super().__anext__()
         while isinstance(event, Reply):
-            self._reply = cast("Reply[Any]", event)
+            self._value = cast("Reply[Any]", event)
             event = await super().__anext__()
         return event
 

@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -126,8 +125,10 @@ class HttpClient:
             else:
                 if response.status < 300:
                     # To release it closes the connection if the body has not arrived completely.
-                    source, release = response.content.iter_any(), partial(_release, response)
-                    return RawResponse(self, self.errors, source, release, response.headers)
+                    source = response.content.iter_any()
+                    return RawResponse(
+                        self, self.errors, source, response.release, response.headers
+                    )
                 body = await read_start(response.content.iter_any(), self.read_errors)
                 response.close()
                 text = body.decode("utf-8", "replace")
@@ -175,10 +176,6 @@ async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> i
     # The random part keeps clients apart that failed at the same time.
     await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
     return retries - 1
-
-
-def _release(response: aiohttp.ClientResponse) -> None:
-    response.release()  # which returns an awaitable that only gives other tasks a turn
 
 
 def find_proxy(url: str) -> str | None:

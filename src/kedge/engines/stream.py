@@ -5,9 +5,8 @@ answer also has the partial values received so far.
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from msgspec.structs import replace
 from typing_extensions import TypeVar
@@ -37,12 +36,15 @@ OutputT = TypeVar("OutputT", default=None)
 ReplyT = TypeVar("ReplyT", bound=Reply[Any])
 
 
-class RunStream(AsyncResource, ABC, Generic[R]):
+class RunStream(AsyncResource, Generic[R]):
     """An iterator over the events of a run that has a result once it is exhausted.
 
     Use it as a context manager, so that leaving early closes the run. Iteration adds no further generator:
     each event passes through ``__anext__`` only.
     """
+
+    _before_end: ClassVar[str] = "its reply"
+    """What cannot be read before the end, and what to do after a run without an end."""
 
     def __init__(
         self, open_source: "Callable[[], _EventSource]", schema: OutputSchema[Any] | None = None
@@ -55,6 +57,8 @@ class RunStream(AsyncResource, ABC, Generic[R]):
         """The ids of log records that are written during a step of the run; None for those of the caller."""
         self.schema = schema
         """The schema of the answer, if it is typed."""
+        self._value: R | None = None
+        """The result of the run."""
         self._output: Any = None
         self._output_text = ""
         self._output_item: tuple[str, int, int] | None = None
@@ -115,9 +119,14 @@ class RunStream(AsyncResource, ABC, Generic[R]):
             case _:
                 pass
 
-    @abstractmethod
     def _result(self) -> R:
         """Return the result, or raise ``KedgeError`` while there is none."""
+        if self._value is None:
+            raise KedgeError(
+                "the stream has not ended: iterate over it to the end before reading "
+                + self._before_end
+            )
+        return self._value
 
     def _handle_event(self, event: Event) -> Event:
         """Record an event before it is returned to the caller, and return it in the form for the caller."""
@@ -172,6 +181,8 @@ _EventSource = AsyncGenerator[Any, None] | RunStream[Any]
 class Stream(RunStream[Turn], Generic[OutputT]):
     """The events of one run, and at its end the Turn and the typed value of the answer."""
 
+    _before_end = "its Turn; the Turn you sent is unchanged and can be sent again"
+
     def __init__(
         self,
         open_source: Callable[[], AsyncGenerator[Event, None]],
@@ -180,7 +191,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         request: Request,
     ) -> None:
         super().__init__(open_source, request.output)
-        self._turn: Turn | None = None
         self._sent_turn = self._partial_turn = turn
         self._tool_results: list[Block] = []
         self.filters = request.filters
@@ -202,12 +212,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def turn(self) -> Turn:
         """The Turn with the answer; available once the stream has ended."""
-        if self._turn is None:
-            raise KedgeError(
-                "the stream has not ended: iterate over it to the end before reading its Turn; "
-                "the Turn you sent is unchanged and can be sent again"
-            )
-        return self._turn
+        return self._result()
 
     @property
     def reached(self) -> Turn:
@@ -216,7 +221,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         Continue from it after a run that was cancelled; the middleware ``repair`` completes calls that
         have no result yet.
         """
-        return self._turn or self._partial_turn.append(*self._tool_results)
+        return self._value or self._partial_turn.append(*self._tool_results)
 
     @property
     def plans(self) -> list[RequestPlan]:
@@ -259,9 +264,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         _ = self.turn  # raises before the end
         return self._output
 
-    def _result(self) -> Turn:
-        return self.turn
-
     def _handle_event(self, event: Event) -> Event:
         if self.log.has_output and isinstance(event, run_events.VISIBLE_EVENTS):
             return event
@@ -272,7 +274,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 event = replace(event, turn=keep_request(event.turn, last))
         match event:
             case TurnFinished():
-                self._turn = event.turn
+                self._value = event.turn
             case ResponseStarted():
                 ids = {**self.log.ids, "response_id": event.response_id}
                 self._log_context = self.log.ids = ids

@@ -14,13 +14,13 @@ import zlib
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterator,
     Mapping,
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from anyio import CancelScope, current_time
@@ -137,7 +137,7 @@ class RawResponse:
         client: The client that sent the request.
         errors: Builds the error of a connection that breaks, without the key at the time of the request.
         source: The body as it arrives, decompressed.
-        release: Releases the connection.
+        release: Releases the connection; awaited if it is a coroutine function.
         headers: The headers, whose names are case-insensitive.
         is_stream: Whether the body is a stream of events.
         status: The HTTP status.
@@ -147,7 +147,7 @@ class RawResponse:
     client: Client
     errors: ErrorBuilder
     source: AsyncIterator[bytes]
-    release: Callable[[], Awaitable[object] | None]
+    release: Callable[[], object]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     is_stream: bool = False
     status: int = 200
@@ -194,7 +194,7 @@ class RawResponse:
     async def aclose(self) -> None:
         """Release the connection, and report what was received."""
         released = self.release()
-        if released is not None:
+        if iscoroutine(released):  # that of aiohttp only gives other tasks a turn
             await released
         if self.tap:
             text = self.errors.redact(b"".join(self._received).decode("utf-8", "replace"))
