@@ -160,7 +160,7 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         if self._value is None:
             stream = self._stream
             turn = stream.filters.apply_to_turn(stream.turn, ("output",))
-            self._value = stream.build_reply(
+            reply: ChatReply[Any] = stream.build_reply(
                 ChatReply,
                 text=answer_text(turn, self._sent_turn),
                 turn=turn,
@@ -168,6 +168,7 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
                 compaction=self._compaction,
                 discarded=self._discarded,
             )
+            self._value = reply
 
     def _write(self, turn: Turn) -> bytes:
         """Return the state bytes of a Turn after the guards of the stack."""
