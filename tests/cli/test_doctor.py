@@ -182,16 +182,19 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     file = tmp_path / "server.db"
     monkeypatch.setenv("KEDGE_SERVE_DB", str(file))
     with sqlite3.connect(file) as database:
-        database.execute("PRAGMA user_version=3")
+        database.execute("CREATE TABLE mine (x)")
     before = file.read_bytes()
-    found = run_doctor()[1]["server.db"]
-    assert "older version of Kedge (schema 3" in found["found"]
-    assert "another --db" in found["advice"]
+    assert "has tables of another program" in run_doctor()[1]["server.db"]["found"]
     assert file.read_bytes() == before
     file.unlink()
     with serve(db=str(file)):
         pass
     assert f"schema {SCHEMA_VERSION}" in run_doctor()[1]["server.db"]["found"]
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE kedge_server_schema SET version = 3")
+    found = run_doctor()[1]["server.db"]
+    assert "older version of Kedge (schema 3" in found["found"]
+    assert "another --db" in found["advice"]
     file.write_bytes(b"this is no database, but long enough to look at" * 30)
     result, checks = run_doctor()
     assert checks["server.db"]["state"] == "wrong"

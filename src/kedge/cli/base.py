@@ -37,9 +37,9 @@ HINTS: dict[type[BaseException], str] = {
     errors.StreamCut: "Try again later; the conversation is unchanged.",
     errors.HeadConflict: "Another process uses this conversation: try again, or continue from the stored node "
     "with 'kedge fork --at'.",
-    errors.StoreFull: "Free some space, or use another disk with --store.",
-    errors.StoreReadOnly: "Check the permissions of the file and its folder, or use another --store.",
-    errors.CannotOpenStore: "'kedge doctor' checks the store; --store uses another.",
+    errors.StoreFull: "Free some space, or use another disk.",
+    errors.StoreReadOnly: "Check the permissions of the file and its folder, or use another file.",
+    errors.CannotOpenStore: "Use another file or database; 'kedge doctor' checks the configured ones.",
 }
 SETTINGS_HINT = "'kedge doctor' checks all settings."
 ENCODING_HINT = "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it."

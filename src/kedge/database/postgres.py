@@ -315,9 +315,11 @@ class PostgresDatabase(Database):
         return "disconnect" if self._is_disconnect(error) and not is_slow else "other"
 
     def _safe_url(self) -> str:
-        """Return the address without user and password."""
+        """Return the address without user, password and options."""
         parts = urlsplit(self._url)
-        return f"postgresql://{parts.hostname or ''}{parts.path}"
+        if "@" in parts.path:  # after a password with a slash that is not escaped
+            return "postgresql://…"
+        return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class _CommitUnknown(Exception):

@@ -18,6 +18,8 @@ from kedge.database.transactions import Dialect, Tx
 from kedge.text.json_text import decode, encode
 
 SERVER_PREFIX = "kedge_server_"
+STORE_TABLE = "kedge_schema"
+"""The table of every store with the number of its schema."""
 PRACTICE_PREFIX = "practice_"
 NO_ITEMS = b"[]"
 
@@ -50,6 +52,12 @@ _SELECT_EMPTY_CONVERSATIONS = """
 SELECT id, node FROM kedge_server_conversations c WHERE NOT EXISTS
 (SELECT 1 FROM kedge_server_nodes WHERE conversation = c.id AND expires_at IS NOT NULL) LIMIT ?
 """
+
+
+def has_other_tables(tx: Tx) -> bool:
+    """Return whether there are tables of another program: those that are not of a server, and there is no store."""
+    names = {name for (name,) in tx.rows(tx.dialect.list_tables)}
+    return STORE_TABLE not in names and any(not name.startswith(SERVER_PREFIX) for name in names)
 
 
 def create_response_tables(tx: Tx, convert: Callable[[str], str] = str) -> None:

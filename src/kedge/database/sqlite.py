@@ -48,7 +48,7 @@ SQLITE = Dialect(
     has_concurrent_writers=False,
     now="((julianday('now') - 2440587.5) * 86400.0)",
     floor="CAST({} AS INTEGER)",
-    list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
+    list_tables="SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*'",
 )
 
 # The error for each primary result code of SQLite, and its message.
@@ -186,8 +186,7 @@ class SQLiteDatabase(Database):
         except UnicodeEncodeError as error:
             raise InvalidSetting("a value contains a lone surrogate; remove it") from error
         except sqlite3.Error as error:
-            other = (StoreError, f"SQLite reports: {error}")
-            kind, message = _ERRORS.get(_primary_code(error), other)
+            kind, message = describe_error(error)
             raise kind(f"{self.path}: {message}") from error
 
     def close(self) -> None:
@@ -324,6 +323,11 @@ def _has_journal(path: str) -> bool:
 
 
 _READ_ONLY_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+def describe_error(error: sqlite3.Error) -> tuple[type[StoreError], str]:
+    """Return the kind of an error of SQLite, and what happened."""
+    return _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
 
 
 def _primary_code(error: sqlite3.Error) -> int:

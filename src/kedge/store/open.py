@@ -11,7 +11,12 @@ from weakref import WeakValueDictionary
 
 from kedge.config import URL_FORMATS, store_file, store_url
 from kedge.database.postgres import PostgresDatabase
-from kedge.database.responses import SERVER_PREFIX, create_response_tables, use_practice_tables
+from kedge.database.responses import (
+    STORE_TABLE,
+    create_response_tables,
+    has_other_tables,
+    use_practice_tables,
+)
 from kedge.database.schema import Schema, WrongSchema, read_statements
 from kedge.database.sqlite import MEMORY, SQLiteDatabase
 from kedge.database.transactions import Database, FirstUse, NamespaceDatabase, Tx
@@ -146,7 +151,7 @@ def _open_when_used(database: SQLiteDatabase | PostgresDatabase) -> Database:
     """Return the database, whose first transaction creates or upgrades its schema."""
 
     def upgrade() -> None:
-        version = database.run_read(read_schema_version)
+        version = database.run_read(partial(read_schema_version, name=database.name))
         try:
             if SCHEMA.list_steps(version, database.name):  # else opening it writes nothing
                 database.run_write(partial(migrate, name=database.name))
@@ -202,7 +207,7 @@ def create_schema(tx: Tx) -> None:
 
 
 SCHEMA = Schema(
-    "kedge_schema",
+    STORE_TABLE,
     SCHEMA_VERSION,
     create_schema,
     way_out="export its conversations with the version that wrote it ('kedge export'), and import them into a new "
@@ -210,19 +215,15 @@ SCHEMA = Schema(
 )
 
 
-def read_schema_version(tx: Tx) -> int:
+def read_schema_version(tx: Tx, name: str = "this database") -> int:
     """Return the version of the schema; 0 for a database without tables, except those of a server.
 
     Raises:
         CannotOpenStore: There are other tables.
     """
-    version = SCHEMA.read_version(tx)
-    names = [name for (name,) in tx.rows(tx.dialect.list_tables)]
-    if not version and any(not name.startswith(SERVER_PREFIX) for name in names):
-        raise CannotOpenStore(
-            "this database has tables that are not of a Kedge store; use another database"
-        )
-    return version
+    if has_other_tables(tx):
+        raise CannotOpenStore(f"{name} has tables of another program; use another database")
+    return SCHEMA.read_version(tx)
 
 
 def migrate(tx: Tx, name: str) -> int:

@@ -306,8 +306,11 @@ def test_file_that_is_no_database_is_rejected(tmp_path: Path) -> None:
     """A folder or a file of another kind is rejected and not changed."""
     text = tmp_path / "notes.txt"
     text.write_text("not a database, " * 100)
-    for path in (text, tmp_path):
-        with pytest.raises(CannotServe, match="cannot be opened"), serve(db=str(path)):
+    for path, problem in (
+        (text, "the file is not a SQLite database"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(CannotServe, match=f"{path}.*: {problem}"), serve(db=str(path)):
             pass
     assert text.read_text().startswith("not a database")
 

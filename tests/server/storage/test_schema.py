@@ -12,6 +12,7 @@ from kedge.database.transactions import Tx
 from kedge.errors import CannotServe
 from kedge.server.storage import database as database_module
 from kedge.server.storage.database import SCHEMA, SCHEMA_VERSION
+from kedge.store import open_store
 from kedge.testing import serve
 from postgresql import create_schema as create_postgres_schema
 
@@ -59,17 +60,25 @@ def test_database_of_a_development_version_is_rejected(address: str, version: in
     assert "\n" not in str(error.value)
 
 
-def test_file_with_its_number_in_the_header_is_rejected(tmp_path: Path) -> None:
-    """A file of a schema before 5, whose tables have other names, is not used as an empty one."""
-    file = tmp_path / "server.db"
+def test_file_of_another_program_is_rejected(tmp_path: Path) -> None:
+    """A server does not create its tables in a file with other tables; the error names the file."""
+    file = tmp_path / "mine.db"
     execute(str(file), "CREATE TABLE nodes (id INTEGER PRIMARY KEY)")
-    execute(str(file), "PRAGMA user_version = 4")
-    before = file.read_bytes()
-    message = r"server.db was written by an older version of Kedge \(schema 4,.*another --db"
+    message = r"mine\.db has tables of another program; use another database"
     with pytest.raises(CannotServe, match=message), serve(db=str(file)):
         pass
     assert execute(str(file), "SELECT name FROM sqlite_master") == [("nodes",)]
-    assert len(before) == file.stat().st_size
+
+
+async def test_file_may_be_the_one_of_a_store(tmp_path: Path) -> None:
+    """A store and a server have separate tables in one file."""
+    file = tmp_path / "both.db"
+    async with open_store(file) as store:
+        row = await store.create(title="harbor")
+    with serve(db=str(file)):
+        pass
+    async with open_store(file) as store:
+        assert await store.conversation(row.id) == row
 
 
 def test_newer_database_is_rejected(address: str) -> None:

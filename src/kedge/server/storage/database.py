@@ -17,7 +17,11 @@ from urllib.parse import unquote
 
 from kedge.database import sqlite
 from kedge.database.postgres import is_postgresql
-from kedge.database.responses import create_response_tables, use_practice_tables
+from kedge.database.responses import (
+    create_response_tables,
+    has_other_tables,
+    use_practice_tables,
+)
 from kedge.database.schema import Schema, WrongSchema
 from kedge.database.transactions import Dialect, Tx
 from kedge.errors import CannotServe
@@ -128,12 +132,15 @@ SCHEMA = Schema(
 )
 
 
-def read_schema_version(tx: Tx) -> int:
-    """Return the number of the schema; 0 if there is none. A file of a schema before 5 has it in its header."""
-    version = SCHEMA.read_version(tx)
-    if not version and not tx.dialect.has_concurrent_writers:
-        ((version,),) = tx.rows("PRAGMA user_version")
-    return version
+def read_schema_version(tx: Tx, name: str = "this database") -> int:
+    """Return the number of the schema; 0 if there is none.
+
+    Raises:
+        CannotServe: A file has other tables. In PostgreSQL programs may share a database.
+    """
+    if not tx.dialect.has_concurrent_writers and has_other_tables(tx):
+        raise CannotServe(f"{name} has tables of another program; use another database")
+    return SCHEMA.read_version(tx)
 
 
 def upgrade_schema(tx: Tx, name: str) -> None:
@@ -143,7 +150,7 @@ def upgrade_schema(tx: Tx, name: str) -> None:
         CannotServe: If that is not possible.
     """
     try:
-        SCHEMA.list_steps(read_schema_version(tx), name)
+        SCHEMA.list_steps(read_schema_version(tx, name), name)
         SCHEMA.upgrade(tx, name)
     except WrongSchema as error:
         raise CannotServe(str(error)) from None
@@ -277,9 +284,12 @@ def _prepare_path(path: str) -> str:
     return str(file)
 
 
-def _build_open_error(path: str, error: Exception) -> CannotServe:
+def _build_open_error(path: str, error: sqlite3.Error | OSError) -> CannotServe:
     if "locked" in str(error):
         return CannotServe(
             f"the database {path} is in use by another server: stop that server, or use another --db"
         )
-    return CannotServe(f"the database {path} cannot be opened: {error}")
+    problem = (
+        sqlite.describe_error(error)[1] if isinstance(error, sqlite3.Error) else error.strerror
+    )
+    return CannotServe(f"the database {path} cannot be opened: {problem}; use another --db")
