@@ -258,8 +258,9 @@ def iter_stack(engine: Engine) -> Iterator[Engine]:
 
 def unwrap(engine: Engine) -> Engine:
     """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
-    *_, innermost = iter_stack(engine)
-    return innermost
+    while Engine in type(inner := getattr(engine, "inner", None)).__mro__:
+        engine = cast("Engine", inner)
+    return engine
 
 
 def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:

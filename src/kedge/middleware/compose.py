@@ -36,9 +36,7 @@ from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Turn, TurnDiff, diff
-from kedge.turns.turn import has_prefix
 
-NO_DIFFERENCE = TurnDiff()
 FILTERED_BY = "guard"
 """The reported name of changes by content filters."""
 
@@ -131,9 +129,15 @@ class StackLayer(BaseMiddleware):
         """Yield the events of what is inside, with the changes to the Turn on both ways."""
         layer, probe, received = self, request.probe, request.probe
         while True:
-            turn, edits = layer.compare(turn, request, probe)
-            for edit in edits:
-                yield edit
+            if layer.outside and probe is not None and turn is not probe.turn:
+                turn, changes = _track_edits(probe.turn, turn, layer.outside)
+                if changes:
+                    yield TurnEdited(layer.outside, changes, "in")
+            if layer.outside and request.applied:
+                given = turn
+                turn = request.filters.apply_to_turn(given, ("input",), request.applied)
+                if probe is not None and turn is not given:
+                    yield TurnEdited(FILTERED_BY, diff(given, turn), "in")
             if layer.plain is None:
                 break
             probe, turn = TurnProbe(turn), await layer.plain.change(turn, layer.plain.enter)
@@ -150,7 +154,7 @@ class StackLayer(BaseMiddleware):
                     yield event
                     continue
                 finished = event.turn
-                if layer.name:
+                if layer.name and finished is not inside.turn:
                     finished, changes = _track_edits(inside.turn, finished, layer.name)
                     if changes:
                         yield TurnEdited(layer.name, changes, "out")
@@ -158,26 +162,10 @@ class StackLayer(BaseMiddleware):
                     received.turn = finished
                 yield TurnFinished(finished)
 
-    def compare(
-        self, turn: Turn, request: Request, probe: TurnProbe | None
-    ) -> tuple[Turn, list[TurnEdited]]:
-        """Return the Turn to pass on, after the filters outside, and the changes since the probe's Turn."""
-        edits: list[TurnEdited] = []
-        if not self.outside:
-            return turn, edits
-        if probe is not None:
-            turn, changes = _track_edits(probe.turn, turn, self.outside)
-            if changes:
-                edits.append(TurnEdited(self.outside, changes, "in"))
-        filtered = request.filters.apply_to_turn(turn, ("input",), request.applied)
-        if probe is not None and filtered is not turn:
-            edits.append(TurnEdited(FILTERED_BY, _diff_turns(turn, filtered), "in"))
-        return filtered, edits
-
 
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     """Return the new Turn with the added blocks marked, and the changes."""
-    changes = _diff_turns(before, after)
+    changes = diff(before, after)
     if not changes.added:
         return after, changes
     unmarked = {block.id for block in changes.added if block.origin == "user"}
@@ -186,14 +174,6 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
             block.with_origin(name) if block.id in unmarked else block for block in after.blocks
         )
     return after, changes
-
-
-def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
-    """Return the difference; fast if nothing changed or blocks were only appended."""
-    if has_prefix(after, before):
-        length = len(before)
-        return NO_DIFFERENCE if length == len(after) else TurnDiff(after[length:])
-    return diff(before, after)
 
 
 Tools = Toolset | ToolSelector

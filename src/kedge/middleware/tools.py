@@ -15,13 +15,12 @@ from typing import Any, cast
 from msgspec import structs
 
 from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
-from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan, find_problems
-from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun, iter_runs
+from kedge.tools import AnyTool, Approver, CallContext, Tool, Toolbox, ToolRun, iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
@@ -65,10 +64,7 @@ def tools(
     selector: ToolSelector | None = given if is_selector(given) else None
     fixed = Toolbox(*functions) if selector else Toolbox(build_toolbox(given), *functions)
 
-    def select(turn: Turn) -> Toolbox:
-        return Toolbox(build_toolbox(selector(turn)), fixed) if selector else fixed
-
-    return lambda engine: _ToolsMiddleware(engine, select, max_rounds, approve)
+    return lambda engine: _ToolsMiddleware(engine, fixed, selector, max_rounds, approve)
 
 
 def is_selector(toolset: object) -> bool:
@@ -97,25 +93,36 @@ def build_toolbox(toolset: object) -> Toolbox:
 @dataclass(eq=False, repr=False)
 class _ToolsMiddleware(BaseMiddleware):
     name = NAME
-    select: Callable[[Turn], Toolbox]
+    toolbox: Toolbox
+    selector: ToolSelector | None
     max_rounds: int
     approver: Approver | None
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of a request with these tools."""
-        filters = ContentFilters(find_filters(self.inner))
-        request = Request.of(tools=options.pop("tools", ()))
-        offered = _offer_tools(structs.replace(request, filters=filters), self.select(turn))
+        request = Request.of(tools=options.pop("tools", ()), filters=find_filters(self.inner))
+        offered = self._offer_tools(turn, request)[1]
         return self.inner.plan(turn, **options, tools=offered.tools)
+
+    def _offer_tools(self, turn: Turn, request: Request) -> tuple[Toolbox, Request]:
+        """Return the toolbox for a Turn, and the request with its tools; descriptions of external ones are filtered.
+
+        The tools may depend on the Turn, and those of a source may have changed since the last request.
+        """
+        toolbox = self.toolbox
+        if self.selector:
+            toolbox = Toolbox(build_toolbox(self.selector(turn)), toolbox)
+        edit = request.filters.edit_text if request.filters.filters else None
+        offered = (*request.tools, *toolbox.frozen_definitions(edit))
+        return toolbox, structs.replace(request, tools=offered)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
         for rounds in range(self.max_rounds + 2):
-            # The tools may depend on the Turn, and those of a source may have changed.
-            toolbox = self.select(turn)
-            offered_only = (*request.tools, *toolbox.offered)
-            foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
-            offered = _offer_tools(request, toolbox)
+            toolbox, offered = self._offer_tools(turn, request)
+            foreign = set[str]()
+            if offered_only := (*request.tools, *toolbox.offered):
+                foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
             if rounds > self.max_rounds:
                 offered = structs.replace(offered, params={**request.params, "tool_choice": "none"})
             async with aclosing(self.inner.events(turn, offered)) as events:
@@ -124,8 +131,9 @@ class _ToolsMiddleware(BaseMiddleware):
                         turn = event.turn
                     else:
                         yield event
-            calls = find_open_calls(turn)
-            ours = [call for call in calls if call.name not in foreign]
+            calls = ours = find_open_calls(turn)
+            if foreign:
+                ours = [call for call in calls if call.name not in foreign]
             if rounds == self.max_rounds and ours:
                 log.warning("the limit of %d rounds of tool calls is reached", rounds)
             if rounds >= self.max_rounds:
@@ -140,7 +148,9 @@ class _ToolsMiddleware(BaseMiddleware):
             # The caller has to answer its own calls before the model continues.
             if not ours or len(ours) < len(calls):
                 break
-            request = _release_tool_choice(request)
+            if request.params.get("tool_choice") not in (None, "auto", "none"):
+                # A forced choice would be repeated in every round.
+                request = structs.replace(request, params={**request.params, "tool_choice": "auto"})
         yield TurnFinished(turn)
 
     async def _run_calls(
@@ -158,16 +168,15 @@ class _ToolsMiddleware(BaseMiddleware):
         filters = request.filters
         for call in calls:
             yield ToolStarted(filters.apply(call))
-        finished = iter_runs(
+        context = CallContext(
             toolbox,
-            calls,
-            approve=self.approver,
+            self.approver,
+            _count_run,
             origin=NAME,
-            on_run=_count_run,
             filters=filters,
             text_only=unwrap(self.inner).text_only_results,
         )
-        async with aclosing(finished) as runs:
+        async with aclosing(iter_runs(context, calls)) as runs:
             async for run in runs:
                 results[run.call.id] = run.result
                 yield ToolFinished(filters.apply(run.call), run.result, run.seconds, run.outcome)
@@ -185,24 +194,10 @@ def _count_run(run: ToolRun) -> None:
     measure("tool_duration_seconds", run.seconds)
 
 
-def _offer_tools(request: Request, toolbox: Toolbox) -> Request:
-    """Return the request with these tools; the descriptions of external tools are filtered."""
-    edit = request.filters.edit_text if request.filters else None
-    offered = (*request.tools, *toolbox.frozen_definitions(edit))
-    return structs.replace(request, tools=offered)
-
-
 def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
     """Return the calls of the Turn that have no result yet, in order."""
-    waiting = {p.block_id for p in find_problems(turn) if p.kind == "unanswered"}
+    problems = find_problems(turn)
+    waiting = {p.block_id for p in problems if p.kind == "unanswered"} if problems else ()
     if not waiting:
         return []
     return [b for b in turn.blocks if b.id in waiting and isinstance(b, ToolCallBlock)]
-
-
-def _release_tool_choice(request: Request) -> Request:
-    """Return the request without a forced tool choice, which would otherwise be repeated in every round."""
-    choice = request.params.get("tool_choice")
-    if choice is None or choice in ("auto", "none"):
-        return request
-    return structs.replace(request, params={**request.params, "tool_choice": "auto"})

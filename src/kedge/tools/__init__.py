@@ -152,11 +152,11 @@ class CallContext(msgspec.Struct, frozen=True):
     """Settings shared by all calls of one ``run_calls``."""
 
     toolbox: Toolbox
-    approve: Approver | None
-    on_run: OnRun | None
-    max_output: int
-    origin: str
-    filters: ContentFilters
+    approve: Approver | None = None
+    on_run: OnRun | None = None
+    max_output: int = MAX_OUTPUT
+    origin: str = "tools"
+    filters: ContentFilters = msgspec.field(default_factory=ContentFilters)
     """The filters that are applied to the result before it is truncated."""
     text_only: bool = False
     """Whether images and files in results are replaced by descriptions, because the API accepts text only."""
@@ -193,7 +193,7 @@ class CallRunner:
             try:
                 tool = self._find_tool()
                 arguments = self._parse_arguments(tool, self.call)
-                if self._needs_approval(tool):
+                if tool.approval or (tool.approval is None and self.context.approve):
                     arguments = await self._request_approval(tool, arguments)
                 parts = await self._invoke_with_retries(tool, arguments)
             except _EarlyResult as early:
@@ -228,15 +228,12 @@ class CallRunner:
         except Exception as error:  # raised by a validator of the tool
             raise self._failure_result(tool, error) from error
 
-    def _needs_approval(self, tool: AnyTool) -> bool:
-        if self.context.approve is None and tool.approval:
+    async def _request_approval(self, tool: AnyTool, arguments: Arguments) -> Arguments:
+        """Return the arguments to run with, unless the approver denies the call or fails."""
+        if self.context.approve is None:
             raise _EarlyResult(
                 "refused", f"{tool.name} requires approval, and no approver is configured."
             )
-        return self.context.approve is not None and tool.approval is not False
-
-    async def _request_approval(self, tool: AnyTool, arguments: Arguments) -> Arguments:
-        """Return the arguments to run with, unless the approver denies the call or fails."""
         problem = "the approver failed"
         try:
             async with self.context.approval_lock:
@@ -337,7 +334,9 @@ class CallRunner:
                 metadata=FrozenMap({OUTCOME_KEY: outcome}),
             )
         )
-        shown = self._prepend_note(output.truncate_parts(result.parts, self.context.max_output))
+        shown = output.truncate_parts(result.parts, self.context.max_output)
+        if self.note and self.attempts:
+            shown = _prepend_note(shown, self.note)
         result = structs.replace(result, parts=shown)
         waited = max(0.0, time.perf_counter() - self._created_at - self.seconds)
         times = self.attempts, self.seconds, waited
@@ -353,15 +352,13 @@ class CallRunner:
             self.context.on_run(self.record)
         return self.record
 
-    def _prepend_note(self, parts: Parts) -> Parts:
-        """Return the output, after a note if the approver changed the arguments."""
-        match parts:
-            case _ if not self.note or not self.attempts:
-                return parts
-            case (TextPart(text), *rest):
-                return (TextPart(f"{self.note}\n{text}"), *rest)
-            case _:
-                return (TextPart(self.note), *parts)
+
+def _prepend_note(parts: Parts, note: str) -> Parts:
+    match parts:
+        case (TextPart(text), *rest):
+            return (TextPart(f"{note}\n{text}"), *rest)
+        case _:
+            return (TextPart(note), *parts)
 
 
 def _describe_location(error: BaseException) -> str:
@@ -394,46 +391,49 @@ async def run_calls(
     Returns:
         One result for each call, in the order of the calls.
     """
-    shown = filters or ContentFilters()
+    shown = ContentFilters() if filters is None else filters
     context = CallContext(toolbox, approve, on_run, max_output, origin, shown, text_only)
+    return [record.result for record in await _run_all(context, calls)]
+
+
+async def _run_all(context: CallContext, calls: Sequence[ToolCallBlock]) -> list[ToolRun]:
     runners = [CallRunner(context, call) for call in calls]
     escaped: list[BaseException] = []
     try:
+        # Also for a single call: a task of its own tells whether the call is cancelled, or its function by itself.
         async with anyio.create_task_group() as group:
             for runner in runners:
                 group.start_soon(_run_call, runner, group, escaped)
     finally:
-        results = [runner.get_record().result for runner in runners]
+        records = [runner.get_record() for runner in runners]
     if escaped:
         raise escaped[0]
-    return results
+    return records
 
 
 async def iter_runs(
-    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, on_run: OnRun, **options: Any
+    context: CallContext, calls: Sequence[ToolCallBlock]
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
-    If the caller stops iterating or is cancelled, the remaining calls are cancelled. ``on_run`` also receives
-    their records; the other options are those of ``run_calls``.
+    If the caller stops iterating or is cancelled, the remaining calls are cancelled. ``context.on_run`` also receives
+    their records.
     """
+    if len(calls) == 1:  # a single call needs no queue
+        yield (await _run_all(context, calls))[0]
+        return
     done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
     escaped: list[BaseException] = []
 
     def report(run: ToolRun) -> None:
-        on_run(run)
+        if context.on_run:
+            context.on_run(run)
         done.put_nowait(run)
-
-    if len(calls) == 1:  # a single call needs no separate task
-        await run_calls(toolbox, calls, on_run=report, **options)
-        if run := done.get_nowait():
-            yield run
-        return
 
     async def run_all() -> None:
         # SystemExit raised in a task of its own would end the event loop, also that of other callers.
         try:
-            await run_calls(toolbox, calls, on_run=report, **options)
+            await _run_all(structs.replace(context, on_run=report), calls)
         except (SystemExit, KeyboardInterrupt) as error:
             escaped.append(error)
 

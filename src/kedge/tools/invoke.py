@@ -26,7 +26,6 @@ from anyio import (
 from anyio.lowlevel import RunVar
 
 from kedge.tools.output import to_parts
-from kedge.tools.signature import is_async
 from kedge.tools.tool import AnyTool
 from kedge.turns import Part
 
@@ -114,15 +113,20 @@ async def invoke_tool(tool: AnyTool, arguments: Arguments, on_start: Callable[[]
     async with AsyncExitStack() as stack:
         if limiter := get_limiter(tool):
             await stack.enter_async_context(limiter.acquire())
-        if is_async(tool.function):
+        if tool.is_async:
             run = partial(_run_in_loop, tool, arguments)
         else:  # the timeout starts once a thread is free
             threads = _get_or_set(_thread_limiter, partial(CapacityLimiter, MAX_THREADS))
             await stack.enter_async_context(threads)
             run = ThreadRun(tool, arguments, limiter).run
         on_start()
-        with move_on_after(tool.timeout), _detect_self_cancellation():
-            return await run()
+        with move_on_after(tool.timeout):
+            try:
+                return await run()
+            except get_cancelled_exc_class() as error:
+                if current_effective_deadline() == -math.inf:
+                    raise
+                raise SelfCancelled("it was cancelled from within") from error
         raise AttemptTimeout(f"it took longer than {tool.timeout:g} s")
 
 
@@ -177,17 +181,6 @@ class ThreadRun:
             self.abandoned_threads.add(self)
             if self.ended:
                 self.abandoned_threads.discard(self)
-
-
-@contextmanager
-def _detect_self_cancellation() -> Generator[None]:
-    """Raise ``SelfCancelled`` if the function was cancelled and the surrounding scope was not."""
-    try:
-        yield
-    except get_cancelled_exc_class() as error:
-        if current_effective_deadline() == -math.inf:
-            raise
-        raise SelfCancelled("it was cancelled from within") from error
 
 
 @contextmanager

@@ -44,6 +44,8 @@ class FunctionSchema(msgspec.Struct, frozen=True):
     json_schema: FrozenMap
     adapter: "TypeAdapter[Any]"
     signature: ToolSignature
+    defaults: frozenset[str]
+    """The arguments for which Python applies a default when they are not passed."""
     null_is_default: frozenset[str] = frozenset()
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
@@ -56,21 +58,22 @@ class FunctionSchema(msgspec.Struct, frozen=True):
         from pydantic_core import from_json
 
         # Some models send an empty string for a call without arguments.
-        text = self._drop_nulls(call.arguments if call.arguments.strip() else "{}")
+        text = call.arguments if call.arguments.strip() else "{}"
+        if self.null_is_default and "null" in text:
+            text = self._drop_nulls(text)
         try:
             parsed: Arguments = self.adapter.validate_json(text)
         except ValidationError as error:
             raise InvalidArguments(
                 call.name, describe_errors(error, text, self.json_schema)
             ) from error
-        defaults = {each.name for each in self.signature.arguments if _has_own_default(each)}
-        omitted = defaults - from_json(text).keys()
-        given = {name: value for name, value in parsed.items() if name not in omitted}
-        return given | _call_argument(self.signature, call)
+        for name in self.defaults - from_json(text).keys() if self.defaults else ():
+            parsed.pop(name, None)
+        if self.signature.call_parameter:
+            parsed[self.signature.call_parameter] = call
+        return parsed
 
     def _drop_nulls(self, text: str) -> str:
-        if not self.null_is_default or "null" not in text:
-            return text
         from pydantic_core import from_json, to_json
 
         try:
@@ -116,8 +119,8 @@ class FreeForm(msgspec.Struct, frozen=True):
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
         """Return the text of a call under the name of the argument."""
-        text = {self.signature.arguments[0].name: call.arguments}
-        return text | _call_argument(self.signature, call)
+        receives = {self.signature.call_parameter: call} if self.signature.call_parameter else {}
+        return {self.signature.arguments[0].name: call.arguments, **receives}
 
 
 ArgumentReader = FunctionSchema | ExplicitSchema | FreeForm
@@ -142,7 +145,8 @@ def build_function_schema(
         properties[name] = {**_make_nullable(properties[name]), "default": None}
     if strict:
         plain = to_strict_schema(plain, lambda path, text: InvalidTool(tool, f"{path}: {text}"))
-    return FunctionSchema(FrozenMap(plain), adapter, signature, nullable)
+    defaults = frozenset(each.name for each in signature.arguments if _has_own_default(each))
+    return FunctionSchema(FrozenMap(plain), adapter, signature, defaults, nullable)
 
 
 def build_explicit_schema(tool: str, schema: Mapping[str, Any]) -> ExplicitSchema:
@@ -159,10 +163,6 @@ def build_free_form(tool: str, signature: ToolSignature) -> FreeForm:
             tool, "a custom tool receives free text; declare one argument of type str"
         )
     return FreeForm(signature)
-
-
-def _call_argument(signature: ToolSignature, call: ToolCallBlock) -> Arguments:
-    return {signature.call_parameter: call} if signature.call_parameter else {}
 
 
 def _is_field_info(default: object) -> bool:

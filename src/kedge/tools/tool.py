@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import (
     Any,
     Generic,
@@ -40,7 +41,7 @@ from kedge.tools.schema import (
     build_free_form,
     build_function_schema,
 )
-from kedge.tools.signature import get_function_name, parse_signature
+from kedge.tools.signature import get_function_name, is_async, parse_signature
 from kedge.turns.frozen_json import FrozenMap, thaw
 
 P = ParamSpec("P")
@@ -117,6 +118,8 @@ class Tool(Generic[P, R]):
     parameters: FrozenMap = field(init=False)
     frozen_definition: FrozenMap = field(init=False)
     """The definition that requests contain."""
+    is_async: bool = field(init=False)
+    """Whether calling the function returns a coroutine; otherwise it runs in a thread."""
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in FIELD_CHECKS:
@@ -124,6 +127,7 @@ class Tool(Generic[P, R]):
                 raise InvalidTool(self.name, f"its {name} must be {expected}")
         object.__setattr__(self, "parameters", self.reader.json_schema)
         object.__setattr__(self, "frozen_definition", to_definition(self._build_definition()))
+        object.__setattr__(self, "is_async", is_async(self.function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, without timeout, retries or approval."""
@@ -355,13 +359,15 @@ class Toolbox(Mapping[str, AnyTool]):
 
     def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[FrozenMap, ...]:
         """Return the definitions as parts of a request, which cannot be changed; see ``definitions``."""
-        tools = (
-            each.frozen_definition
-            if edit is None or each.name in self.functions
-            else to_definition(edit_descriptions(each.definition(), edit))
-            for each in self._tools.values()
-        )
-        return (*tools, *map(to_definition, self.offered))
+        definitions = map(attrgetter("frozen_definition"), self._tools.values())
+        if edit is not None and self.sources:
+            definitions = (
+                each.frozen_definition
+                if each.name in self.functions
+                else to_definition(edit_descriptions(each.definition(), edit))
+                for each in self._tools.values()
+            )
+        return (*definitions, *map(to_definition, self.offered))
 
     def with_tools(self, *tools: "Entry") -> "Toolbox":
         """Return a toolbox with these tools added."""

@@ -571,6 +571,8 @@ def diff(old: Turn, new: Turn) -> TurnDiff:
     Example:
         >>> diff(turn, turn.append(user("Hi"))).added
     """
+    if has_prefix(new, old):
+        return TurnDiff(new[len(old) :])
     before = {block.id: block for block in old.blocks}
     after = {block.id: block for block in new.blocks}
     common = [block for block in new.blocks if block.id in before]
