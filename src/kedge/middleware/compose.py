@@ -127,16 +127,17 @@ class StackLayer(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of what is inside, with the changes to the Turn on both ways."""
-        layer, probe, received = self, request.probe, request.probe
+        layer = self
+        probe = received = request.probe or TurnProbe(turn)
         while True:
-            if layer.outside and probe is not None and turn is not probe.turn:
+            if layer.outside and turn is not probe.turn:
                 turn, changes = _track_edits(probe.turn, turn, layer.outside)
                 if changes:
                     yield TurnEdited(layer.outside, changes, "in")
             if layer.outside and request.applied:
                 given = turn
                 turn = request.filters.apply_to_turn(given, ("input",), request.applied)
-                if probe is not None and turn is not given:
+                if turn is not given:
                     yield TurnEdited(FILTERED_BY, diff(given, turn), "in")
             if layer.plain is None:
                 break
@@ -158,8 +159,7 @@ class StackLayer(BaseMiddleware):
                     finished, changes = _track_edits(inside.turn, finished, layer.name)
                     if changes:
                         yield TurnEdited(layer.name, changes, "out")
-                if received is not None:
-                    received.turn = finished
+                received.turn = finished
                 yield TurnFinished(finished)
 
 

@@ -104,25 +104,26 @@ class _ToolsMiddleware(BaseMiddleware):
         offered = self._offer_tools(turn, request)[1]
         return self.inner.plan(turn, **options, tools=offered.tools)
 
-    def _offer_tools(self, turn: Turn, request: Request) -> tuple[Toolbox, Request]:
-        """Return the toolbox for a Turn, and the request with its tools; descriptions of external ones are filtered.
+    def _offer_tools(self, turn: Turn, request: Request) -> tuple[Toolbox, Request, set[str]]:
+        """Return the toolbox for a Turn, the request with its tools, and the names of those that are only offered.
 
-        The tools may depend on the Turn, and those of a source may have changed since the last request.
+        The tools may depend on the Turn, and those of a source may have changed since the last request. The
+        descriptions of external tools are filtered.
         """
         toolbox = self.toolbox
         if self.selector:
             toolbox = Toolbox(build_toolbox(self.selector(turn)), toolbox)
         edit = request.filters.edit_text if request.filters.filters else None
         offered = (*request.tools, *toolbox.frozen_definitions(edit))
-        return toolbox, structs.replace(request, tools=offered)
+        foreign = set[str]()
+        if offered_only := (*request.tools, *toolbox.offered):
+            foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
+        return toolbox, structs.replace(request, tools=offered), foreign
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
         for rounds in range(self.max_rounds + 2):
-            toolbox, offered = self._offer_tools(turn, request)
-            foreign = set[str]()
-            if offered_only := (*request.tools, *toolbox.offered):
-                foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
+            toolbox, offered, foreign = self._offer_tools(turn, request)
             if rounds > self.max_rounds:
                 offered = structs.replace(offered, params={**request.params, "tool_choice": "none"})
             async with aclosing(self.inner.events(turn, offered)) as events:
