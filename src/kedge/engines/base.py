@@ -63,6 +63,11 @@ class Engine(AsyncResource, ABC):
         """The models that rejected a structured output format, and are sent the schema as text."""
         return set()
 
+    def prompt_for_output(self, request: Request) -> Request:
+        """Return the request with the schema of its answer as its model accepts it: a parameter, or system text."""
+        is_prompted = (request.model or self.model) in self.prompted_models
+        return request.prompt_for_output() if is_prompted else request
+
     includes_inner_filters: bool = False
     """Whether ``content_filters`` has those of the engines inside, too."""
 

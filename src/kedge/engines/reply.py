@@ -140,13 +140,12 @@ async def run_until_valid(
         OutputRefused: The model refused.
     """
     schema = cast("OutputSchema[Any]", request.output)
-    prompted, prompted_models = request.prompt_for_output(schema), inner.prompted_models
-    model = request.model or inner.model
+    model, prompted_models = request.model or inner.model, inner.prompted_models
     attempt = 1
     while True:
         sent, has_answer = turn, False
-        sending = prompted if model in prompted_models else request
         try:
+            sending = inner.prompt_for_output(request)
             async with aclosing(engine.events(sent, sending)) as events:
                 async for event in events:
                     has_answer = has_answer or isinstance(event, run_events.AnswerFinished)

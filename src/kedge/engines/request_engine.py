@@ -396,7 +396,7 @@ class RequestEngine(Engine):
     def _plan_options(self, options: dict[str, Any]) -> Request:
         """Return the request of a dry run: it streams as the last request did, and at first as ``run`` does not."""
         options.setdefault("streaming", self._last_streaming)
-        return Request.of(**options)
+        return self.prompt_for_output(Request.of(**options))
 
     def _open(self, turn: Turn, request: Request) -> Session:
         """Return a session with the options of its first request, by the evidence in memory."""

@@ -401,7 +401,7 @@ class Request(msgspec.Struct, frozen=True):
             "mode": validate_mode(given.get("mode")),
             "tools": (*definitions, *offered),
             "candidates": tuple(given.get("candidates", ())),
-            "ephemeral": join_ephemeral(given.get("ephemeral", ())),
+            "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
         }
         schema = None if output is None else to_output_schema(output)
         return cls(params=params, output=schema, filters=ContentFilters(filters), **given)
@@ -416,18 +416,15 @@ class Request(msgspec.Struct, frozen=True):
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
         return params, extra
 
-    def prompt_for_output(self, schema: OutputSchema[Any]) -> "Request":
+    def prompt_for_output(self) -> "Request":
         """Return the request with the schema of the answer as system text, not as a parameter."""
-        texts = filter(None, (self.ephemeral, schema.build_instructions()))
+        if self.output is None:
+            return self
+        texts = filter(None, (self.ephemeral, self.output.build_instructions()))
         return replace(self, output=None, ephemeral="\n\n".join(texts))
 
 
-def join_ephemeral(blocks: EphemeralBlocks) -> str:
-    """Return the system text of one run.
-
-    Raises:
-        UnsupportedParameter: A block is no system block.
-    """
+def _join_ephemeral(blocks: EphemeralBlocks) -> str:
     listed: list[Any] = [blocks] if isinstance(blocks, str | SystemBlock) else [*blocks]
     if not all(isinstance(each, str | SystemBlock) for each in listed):
         remedy = "pass text or system blocks; append other blocks to the Turn"

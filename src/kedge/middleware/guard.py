@@ -31,7 +31,6 @@ from msgspec import structs
 
 from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
-from kedge.engines.request_options import join_ephemeral
 from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
     AnomalyNoted,
@@ -59,7 +58,6 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     Turn,
-    system,
 )
 from kedge.turns.attachments import AUDIO_FORMATS
 from kedge.turns.parts import PartBase
@@ -243,10 +241,9 @@ class _GuardMiddleware(BaseMiddleware):
         return turn.with_blocks(self.rules.filter_block(each, "input") for each in turn.blocks)
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn and the ephemeral text after the rules for input."""
-        if text := join_ephemeral(options.pop("ephemeral", ())):
-            options["ephemeral"] = self.rules.filter_block(system(text), "input")
-        return super().plan(turn, **options)
+        """Return the plan of the Turn after the rules, which the engine applies to the system text of the run."""
+        filters = (*options.pop("filters", ()), self.rules)
+        return super().plan(turn, **options, filters=filters)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events; with rules for output, text only when it is complete."""

@@ -12,6 +12,7 @@ from engines.contract.conftest import STATELESS, open_engine
 from kedge.engines import Engine
 from kedge.errors import AnswerIncomplete, OutputInvalid, OutputRefused, RequestRefused
 from kedge.events.run import Healed
+from kedge.middleware import guard, redact, with_middleware
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -102,6 +103,24 @@ async def test_a_server_without_structured_output_gets_the_schema_as_text(
         assert second.output == Stop("Rome", 1)
         assert len(server.requests) == 3
         check_law(server, second.turn)
+
+
+async def test_plan_for_a_server_without_structured_output_has_the_schema_as_text(
+    server: TestServer, name: str
+) -> None:
+    """A dry run has the schema in its instructions as the request does, also after the rules of a guard."""
+    server.faults.set("refuse_output_format")
+    turn = Turn([user('Say {"city": "Lisbon", "days": 3}')])
+    async with open_engine(server, name) as engine:
+        await engine.run(turn, output=Stop)
+        guarded = with_middleware(engine, guard(redact("nested dataclass")))
+        options: Any = {"output": Stop, "ephemeral": "Be brief."}
+        for each in (engine, guarded):
+            plan = each.plan(turn, streaming=False, **options)
+            reply = await each.ask(turn, **options)
+            assert reply.plan
+            assert plan.instructions == reply.plan.instructions
+            assert plan.sizes[0] == reply.requests[-1].sent_bytes
 
 
 async def test_without_healing_a_rejected_format_is_an_error(server: TestServer, name: str) -> None:
