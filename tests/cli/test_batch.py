@@ -6,7 +6,6 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from forked import ForkedProcess
 from kedge.cli import group
 from kedge.testing import serve
 from server.gated_model import GatedModel
@@ -74,9 +74,9 @@ def test_invalid_line_is_reported_in_one_line(folder: Path) -> None:
 def start_on_terminal(*options: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a batch whose standard error is a terminal; return the process and the other end."""
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
+    command = ["-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen(
+    process = ForkedProcess(
         [*command, *options], stdout=subprocess.PIPE, stderr=terminal, env=environ
     )
     os.close(terminal)

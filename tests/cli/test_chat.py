@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from forked import ForkedProcess, run_forked
 from kedge.cli import group
 from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions, ChatSession
@@ -27,19 +28,6 @@ from kedge.testing import TestServer
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 300
-
-
-def run_chat(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Pipe lines into a chat in a separate process."""
-    main = "from kedge.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", main, "chat", *options],
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
 
 
 def invoke_chat(lines: str, *options: str, code: int = 0) -> Result:
@@ -275,8 +263,12 @@ def test_unanswered_message_can_be_resumed(kedge_server: TestServer) -> None:
 
 def test_conversation_is_usable_after_ctrl_c() -> None:
     """The interrupted message is undone, and the next one is answered."""
-    conversation = subprocess.Popen(
-        [*KEDGE, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    conversation = ForkedProcess(
+        ["-m", "kedge", "chat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     assert conversation.stdin is not None
     assert conversation.stdout is not None
@@ -303,8 +295,8 @@ def test_conversation_is_usable_after_ctrl_c() -> None:
 )
 def test_ctrl_c_ends_a_chat_with_a_message(options: list[str], shown: str) -> None:
     """A chat of one message ends with the exit code of Ctrl-C, so that a script notices."""
-    with subprocess.Popen(
-        [*KEDGE, "-vvv", "chat", "Very slowly write 400 words.", *options],
+    with ForkedProcess(
+        ["-m", "kedge", "-vvv", "chat", "Very slowly write 400 words.", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -324,8 +316,8 @@ def test_ctrl_c_does_not_wait_for_a_tool(tmp_path: Path) -> None:
         "def wait() -> str:\n    print('waiting', file=sys.stderr, flush=True)\n"
         "    threading.Event().wait()\n"
     )
-    with subprocess.Popen(
-        [*KEDGE, "chat", "Please call wait", "--tool", "tools:wait"],
+    with ForkedProcess(
+        ["-m", "kedge", "chat", "Please call wait", "--tool", "tools:wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -354,7 +346,8 @@ def test_named_conversation_continues_in_another_process() -> None:
     """The practice model stores its responses, and ``kedge inspect`` predicts a chained request."""
     assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
     assert predict("harbour", "What is my name?")["sent_blocks"] == 1
-    second = run_chat("What is my name?\n", "--conversation", "harbour")
+    chat = ("-m", "kedge", "chat", "--conversation", "harbour")
+    second = run_forked(*chat, text="What is my name?\n")
     assert "Your name is Ada." in second.stdout
     assert "sent 1 of 3 blocks" in second.stdout
 

@@ -5,8 +5,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from forked import ForkedProcess
 from kedge.cli import group
 from kedge.cli.chat import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
 
@@ -28,8 +27,8 @@ PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
 """The sequence that enables bracketed paste, sent to the terminal when the prompt is ready."""
 ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
-# Makes the terminal the controlling terminal, which receives Ctrl-C, then executes the command.
-RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+# Makes the terminal the controlling terminal, which receives Ctrl-C, then runs the command.
+RUN_AT_TERMINAL = "import os; os.login_tty(0); from kedge.cli import main; main()"
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_unwritable_history_is_in_memory(
 class Terminal:
     """``kedge chat`` at a pseudo-terminal."""
 
-    def __init__(self, fd: int, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, fd: int, process: ForkedProcess) -> None:
         self._fd = fd
         self.process = process
         self.seen = ""
@@ -123,9 +122,8 @@ class Terminal:
 @contextmanager
 def open_terminal(*options: str, **environ: str) -> Iterator[Terminal]:
     controller_fd, terminal_fd = pty.openpty()
-    command = [sys.executable, "-m", "kedge", "chat", *options]
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN_AT_TERMINAL, *command],
+    process = ForkedProcess(
+        ["-c", RUN_AT_TERMINAL, "chat", *options],
         stdin=terminal_fd,
         stdout=terminal_fd,
         stderr=terminal_fd,

@@ -1,13 +1,12 @@
 """A dry run sends nothing, and says if its plan depends on a probe that the request would make."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.sample_store import run_command, run_json
+from forked import run_forked
 from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
@@ -64,7 +63,7 @@ def test_a_response_is_found_missing_only_if_it_would_be_used(
     path = str(tmp_path / "kedge.db")
     monkeypatch.setenv("KEDGE_STORE", path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    subprocess.run([sys.executable, "-c", PROGRAM, path, reason], check=True)
+    run_forked("-c", PROGRAM, path, reason, check=True)
     plan = run_json("inspect", "notes", "--say", "What is my name?")["plan"]
     assert [each["reason"] for each in plan["rejected"]] == [reason]
     sent = run_json("chat", "-c", "notes", "What is my name?")["requests"][-1]

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from click.testing import CliRunner
 from openai import OpenAI
 from websockets.sync.client import connect
 
+from forked import ForkedProcess
 from kedge.cli import group
 from kedge.server.uvicorn_server import LimitedServer, bind
 from kedge.testing import serve
@@ -44,9 +43,9 @@ def test_proxy_forwards_requests(tmp_path: Path, stop: signal.Signals) -> None:
     """The proxy prints its address, forwards requests, writes its index and stops on a signal."""
     index = tmp_path / "index.db"
     with serve() as server:
-        command = [sys.executable, "-m", "kedge", "proxy", "--json", "--port", "0"]
+        command = ["-m", "kedge", "proxy", "--json", "--port", "0"]
         command += ["--upstream", server.base_url, "--db", str(index), "--trust", "always"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
+        with ForkedProcess(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())
             with OpenAI(base_url=facts["base_url"], api_key="k", max_retries=5) as client:

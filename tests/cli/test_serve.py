@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,21 +13,21 @@ import pytest
 from click.testing import CliRunner
 
 from for_each import for_each
+from forked import ForkedProcess
 from kedge.cli import serve
 from kedge.cli.serve import command, is_loopback, local_url
 from kedge.config import data_dir
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import bind
 
-KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 300.0
 
 
 @contextmanager
 def run_serve(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run the command until the block ends; yield the process and its start-up line."""
-    process = subprocess.Popen(
-        [*KEDGE, "serve", "--port", "0", "--store", ":memory:", "--json", *options],
+    process = ForkedProcess(
+        ["-m", "kedge", "serve", "--port", "0", "--store", ":memory:", "--json", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

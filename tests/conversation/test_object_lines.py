@@ -1,6 +1,5 @@
 """Test that no line of history continues a conversation object of another one, and the claims in a store."""
 
-import sys
 from pathlib import Path
 
 import anyio
@@ -8,6 +7,7 @@ import pytest
 
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, read_until, send_lines
+from forked import run_forked_async
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
@@ -158,15 +158,14 @@ async def run_processes(store_url: str, *, is_shared: bool) -> None:
         ):
             conversation = await Conversation.create(engine, store=store)
             await conversation.send("Hello")
-            exported = (await conversation.export()).encode()
+            exported = await conversation.export()
 
         async def run(name: str) -> None:
             place = (store_url, conversation.id) if is_shared else ("sqlite://:memory:", "-")
             script = str(HERE / "object_worker.py")
-            command = [sys.executable, script, place[0], server.base_url, place[1], name]
-            done = await anyio.run_process(command, input=exported, check=False)
-            assert done.returncode == 0, done.stderr
-            turns.append(loads(done.stdout.decode()))
+            arguments = (place[0], server.base_url, place[1], name)
+            done = await run_forked_async(script, *arguments, text=exported, check=True)
+            turns.append(loads(done.stdout))
 
         async with anyio.create_task_group() as group:
             for name in ("Ada", "Bob"):

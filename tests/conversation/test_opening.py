@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import anyio
 import pytest
 
 from conversation.conftest import Connect
+from forked import run_forked_async
 from kedge import Chat, Conversation, assistant, connect, open_store, run_sync, system
 from kedge.conversation.sync import SyncConversation
 from kedge.errors import (
@@ -332,8 +332,8 @@ async def test_processes_share_one_new_id(store: Store, store_url: str) -> None:
     done: list[str] = []
 
     async def run(number: int) -> None:
-        command = [sys.executable, "-c", OPENER, store_url, str(number)]
-        done.append((await anyio.run_process(command)).stdout.decode().strip())
+        process = await run_forked_async("-c", OPENER, store_url, str(number), check=True)
+        done.append(process.stdout.strip())
 
     async with anyio.create_task_group() as tasks:
         for number in range(2):

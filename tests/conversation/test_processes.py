@@ -1,12 +1,11 @@
 """Conversations used by several processes, and response ids from the stream to the store."""
 
-import sys
 from pathlib import Path
 
-import anyio
 import pytest
 
 from conversation.conftest import Connect
+from forked import run_forked_async
 from kedge import Conversation
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
@@ -66,10 +65,9 @@ async def test_four_processes_on_the_same_conversations(
         async with open_store(url) as store:
             conversations = [(await store.create(f"Talk {number}")).id for number in range(2)]
             shared = (await store.create("Shared")).id
-            command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]
-            command += [str(WORKERS), str(ITEMS), shared, *conversations]
-            done = await anyio.run_process(command, check=False)
-            assert done.returncode == 0, done.stderr.decode()
+            arguments = (url, kedge_server.base_url, str(WORKERS), str(ITEMS), shared)
+            script = str(HERE / "worker.py")
+            done = await run_forked_async(script, *arguments, *conversations, check=True)
             lost = [int(line) for line in done.stdout.split()]
             assert len(lost) == WORKERS
             expected = sorted(f"worker w{w} item {i}" for w in range(WORKERS) for i in range(ITEMS))

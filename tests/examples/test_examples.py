@@ -4,14 +4,13 @@ import ast
 import io
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from forked import run_forked
 from kedge.event_loops import run_sync
 from kedge.testing import TestServer, serve
 
@@ -33,8 +32,8 @@ def test_hello_with_state_over_two_processes(
     """The second process knows the first message, and sends only new blocks."""
     file = tmp_path / "hello.state"
     run_example("hello_with_state.py", str(file), "My name is Ada.", monkeypatch=monkeypatch)
-    command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), "What is my name?"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    script = str(EXAMPLES / "hello_with_state.py")
+    done = run_forked(script, str(file), "What is my name?", check=True)
     assert done.stdout.startswith("Your name is Ada.\nChained on resp_")
     assert done.stderr == ""
     first, last = (each.body for each in server.requests if each.method == "POST")
@@ -50,8 +49,7 @@ def test_memory_continues_in_the_next_process(
     """The second process continues the conversation of the first, and sends only new blocks."""
     monkeypatch.setenv("KEDGE_STATE", str(tmp_path / "memory.state"))
     run_example("memory.py", "My name is Ada.", monkeypatch=monkeypatch)
-    command = [sys.executable, str(EXAMPLES / "memory.py"), "What is my name?"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = run_forked(str(EXAMPLES / "memory.py"), "What is my name?", check=True)
     assert (done.stdout, done.stderr) == ("Your name is Ada.\n", "")
     assert len(server.requests[-1].body["input"]) == 1
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import pytest
 from msgspec import structs
 from openai import AsyncOpenAI, OpenAI
 
+from forked import ForkedProcess
 from kedge.database.transactions import Database, Tx
 from kedge.incremental import (
     AnchorIndex,
@@ -322,9 +322,9 @@ def test_replicas_of_the_proxy_share_responses(store_url: str, tmp_path: Path) -
     with serve() as server:
         history: list[Any] = []
         environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": store_url}
-        command = [sys.executable, "-m", "kedge", "proxy", "--upstream", server.base_url]
+        command = ["-m", "kedge", "proxy", "--upstream", server.base_url]
         command += ["--port", "0", "--trust", "always", "--json"]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        process = ForkedProcess(command, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
             base_url = json.loads(process.stdout.readline())["base_url"]

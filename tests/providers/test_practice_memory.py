@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 
+from forked import ForkedProcess
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
 from kedge.planning import Mode
@@ -264,8 +264,8 @@ async def test_responses_are_not_exported(url: str) -> None:
 
 def test_killed_processes_lose_no_response(url: str) -> None:
     """Two processes on one store are killed; every response that they acknowledged is found, and the store is valid."""
-    command = [sys.executable, "-c", WRITER, url]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command = ["-c", WRITER, url]
+    processes = [ForkedProcess(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     acknowledged: list[str] = []
     for process in processes:
         assert process.stdout is not None

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,22 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from forked import ForkedProcess
 from kedge.testing import serve
 from server.waiting import TIMEOUT, wait_until
 
 KILLS = int(os.environ.get("KEDGE_KILLS", "1"))
-SERVE = [
-    sys.executable,
-    "-m",
-    "kedge",
-    "serve",
-    "--port",
-    "0",
-    "--json",
-    "--pace",
-    "0.001",
-    "--no-page",
-]
+SERVE = ["-m", "kedge", "serve", "--port", "0", "--json", "--pace", "0.001", "--no-page"]
 
 
 @dataclass
@@ -77,7 +66,7 @@ class RecordingClient:
 def kill_server(db: Path) -> list[RecordingClient]:
     """Serve several clients, then kill the server."""
     command = [*SERVE, "--db", str(db)]
-    with subprocess.Popen(
+    with ForkedProcess(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
@@ -126,7 +115,7 @@ def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
     """An interrupted response is stored as failed with an error and cannot be continued."""
     db = tmp_path / "server.db"
     command = [*SERVE, "--db", str(db), "--pace", "60"]
-    with subprocess.Popen(
+    with ForkedProcess(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None

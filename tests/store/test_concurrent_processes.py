@@ -4,11 +4,9 @@
 """
 
 import os
-import sys
 from pathlib import Path
 
-import anyio
-
+from forked import run_forked_async
 from kedge.store import open_store
 
 SCRIPT = Path(__file__).parent / "concurrent_process.py"
@@ -19,9 +17,8 @@ async def test_four_processes_leave_a_valid_store(lasting_url: str) -> None:
     """`verify` reports nothing after concurrent processes, before and after the search index is updated."""
     async with open_store(lasting_url):
         pass
-    command = [sys.executable, str(SCRIPT), lasting_url, str(OPERATIONS), *map(str, range(4))]
-    done = await anyio.run_process(command, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    arguments = (lasting_url, str(OPERATIONS), *map(str, range(4)))
+    await run_forked_async(str(SCRIPT), *arguments, check=True, timeout=None)
     async with open_store(lasting_url) as store:
         assert await store.verify() == []
         await store.search("text")

@@ -4,13 +4,13 @@ import asyncio
 import gc
 import os
 import sqlite3
-import sys
 import threading
 from pathlib import Path
 
 import anyio
 import pytest
 
+from forked import run_forked_async
 from kedge import user
 from kedge.database.sqlite import SQLiteDatabase
 from kedge.database.transactions import Tx
@@ -25,10 +25,7 @@ KILLS = int(os.environ.get("KEDGE_KILLS", "5"))
 
 async def kill_writers(url: str, kills: int, seed: int) -> int:
     """Kill this many writers, and return the number of acknowledged writes, all of which were found."""
-    done = await anyio.run_process(
-        [sys.executable, str(WRITER), url, str(kills), str(seed)], check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = await run_forked_async(str(WRITER), url, str(kills), str(seed), check=True, timeout=None)
     killed, acknowledged = map(int, done.stdout.split())
     assert killed == kills
     return acknowledged
@@ -90,10 +87,9 @@ asyncio.run(main())
 async def test_disk_that_fills_while_writing(tmp_path: Path) -> None:
     """A file system that rejects growth during a transaction loses no acknowledged write."""
     url = f"sqlite:///{tmp_path}/filled.db"
-    command = [sys.executable, "-c", FILL_SCRIPT, url]
-    done = await anyio.run_process(command, check=True)
-    assert b"nothing was written" in done.stderr
-    acknowledged = done.stdout.decode().splitlines()
+    done = await run_forked_async("-c", FILL_SCRIPT, url, check=True)
+    assert "nothing was written" in done.stderr
+    acknowledged = done.stdout.splitlines()
     assert acknowledged
     await check_store(url, acknowledged)
 
@@ -146,9 +142,8 @@ async def test_file_of_another_user(tmp_path: Path) -> None:
         await create_conversation(store, 1)
     await anyio.Path(path).chmod(0o444)
     await anyio.Path(tmp_path).chmod(0o755)
-    command = [sys.executable, "-c", UNPRIVILEGED_SCRIPT, f"sqlite:///{path}"]
-    done = await anyio.run_process(command, check=False)
-    assert done.stdout.startswith((b"StoreReadOnly", b"CannotOpenStore")), done
+    done = await run_forked_async("-c", UNPRIVILEGED_SCRIPT, f"sqlite:///{path}")
+    assert done.stdout.startswith(("StoreReadOnly", "CannotOpenStore")), done
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Interrupted workflows continue from their last stored step, without repeating answered requests."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked import run_forked
 from kedge.store import open_store
 from kedge.workflows import load_workflow
 from workflows import crash_process
@@ -25,8 +24,7 @@ def crash() -> None:
 
 def run_killed(kind: str, url: str, method: str, at: int, servers: list[str]) -> None:
     """Run a workflow in a process that is killed before its end."""
-    command = [sys.executable, str(SCRIPT), kind, url, method, str(at), *servers]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked(str(SCRIPT), kind, url, method, str(at), *servers)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
