@@ -92,7 +92,10 @@ def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
     assert "Called" in html
     plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
     assert len(plans) == 3
-    text = page_text(page.client.get(plans[-1]).text)
+    first, *_, text = (page_text(page.client.get(plan).text) for plan in plans)
+    assert "Request size" in first
+    assert "instead of" not in first
+    assert re.search(r"Request size \d+ B instead of ", text)
     assert "Chained on resp_" in text
     assert "already on the server" in text
     assert "Not found" in page.client.get("/nowhere").text

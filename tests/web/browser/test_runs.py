@@ -84,6 +84,7 @@ def test_question_survives_a_server_restart(
         expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_visible()
         send(tab, "not sent yet")
         expect(tab.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+        expect(tab.locator(".said.assistant").last).to_be_hidden()
         expect(tab.get_by_label("Your message")).to_have_value("not sent yet")
         with serve_page(tmp_path, port=port, model=GatedModel()):
             expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_hidden()

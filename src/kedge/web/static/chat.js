@@ -336,6 +336,7 @@ function addExchange(text, replaced) {
     fail(text) {
       if (hidden.length) return remove();
       answer.classList.remove("fresh");
+      answer.hidden = !prose.textContent;
       note.replaceWith(buildAlert(text));
     },
   };
