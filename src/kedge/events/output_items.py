@@ -21,6 +21,7 @@ from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.planning.render import ENGINE_ORIGIN
 from kedge.text.json_text import copy_value
 from kedge.turns import NATIVE_API, Block, Source, block_from_item, new_id
+from kedge.turns.frozen_json import EMPTY
 from kedge.turns.responses_items import drop_ciphertext
 
 log = logging.getLogger("kedge.events.output_items")
@@ -153,7 +154,7 @@ class ItemBuilder:
             metadata[FALLBACK_CALL_ID] = True
         source = Source(response_id, self.item_id, self.output_index)
         return block_from_item(
-            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=metadata, source=source
+            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=metadata or EMPTY, source=source
         )
 
     def _complete_item(self, item: Item) -> Item:

@@ -381,5 +381,5 @@ class ReasoningEvidence(Evidence):
             return
         if requested or rejected:
             self.accepted = requested
-        self.reasons |= any(isinstance(block, ReasoningBlock) for block in outcome.blocks)
+        self.reasons |= ReasoningBlock in map(type, outcome.blocks)
         self.stores &= not (stored and outcome.stored is False)

@@ -336,10 +336,12 @@ class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
         return MemoryCheck(self, scope, records, evidence, reasoning, conversation, can_hold)
 
     def _open(self, key: str, fresh: Any) -> Any:
-        if key not in self._records:
+        known = self._records.get(key)
+        if known is None:
             self._saved.pop(key, None)
-        self._records[key] = self._records.get(key, fresh)
-        return self._records[key]
+            known = self._records[key] = fresh
+        self._records.move_to_end(key)
+        return known
 
     async def attach(self, store: EvidenceStore, *checks: MemoryCheck) -> None:
         """Use a store for the evidence, unless one is configured, and load its evidence for some checks.

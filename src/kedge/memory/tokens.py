@@ -25,7 +25,7 @@ import msgspec
 from kedge.events import Outcome, Usage
 from kedge.planning import RequestPlan, TokenCounts
 from kedge.tokens import MAX_CACHED_SHORT, MAX_SHORT_TEXT, count_text
-from kedge.turns import Block, TextPart
+from kedge.turns import Block, TextPart, UserBlock
 from kedge.turns.frozen_json import to_encodable
 
 _encode_sorted = msgspec.json.Encoder(order="sorted", enc_hook=to_encodable).encode
@@ -216,7 +216,7 @@ def count_response(
 
 def _continues_reasoning(plan: RequestPlan) -> bool:
     """Return whether the stored context of a request may have reasoning that a later one does not have."""
-    if plan.anchor is None or any(block.kind == "user" for block in plan.delta):
+    if plan.anchor is None or UserBlock in map(type, plan.delta):
         return False  # a server that drops reasoning does so at a user message
     base = plan.anchor.counted
     return base is None or bool(base.reasoning or base.own_reasoning)
@@ -311,14 +311,14 @@ def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> in
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
-    changing = [body[name] for name in _COUNT_CHANGING_PARAMS if name in body]
-    if any(value not in (None, "disabled", [], {}) for value in changing):
-        return True
+    for name in _COUNT_CHANGING_PARAMS:
+        if body.get(name) not in (None, "disabled", [], {}):
+            return True
+    for tool in cast("list[Mapping[str, Any]]", body.get("tools") or ()):
+        if tool.get("type") not in _CLIENT_TOOL_TYPES:
+            return True
     reasoning = body.get("reasoning")
-    if isinstance(reasoning, Mapping) and "context" in reasoning:
-        return True
-    tools = cast("list[Mapping[str, Any]]", body.get("tools") or [])
-    return any(tool.get("type") not in _CLIENT_TOOL_TYPES for tool in tools)
+    return isinstance(reasoning, Mapping) and "context" in reasoning
 
 
 def hash_settings(body: Mapping[str, Any]) -> int:

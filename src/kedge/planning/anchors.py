@@ -22,7 +22,8 @@ from msgspec.structs import force_setattr, replace
 from kedge.errors import InvalidSetting
 from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.turns import Turn
-from kedge.turns.frozen_json import thaw
+from kedge.turns.frozen_json import add_frozen, thaw
+from kedge.turns.turn import replace_data
 
 if TYPE_CHECKING:
     from kedge.events import RequestRecord
@@ -414,7 +415,7 @@ def set_state(turn: Turn, state: ConversationState) -> Turn:
     Returns:
         A Turn with the same blocks.
     """
-    return turn.with_data({STATE_KEY: state})
+    return replace_data(turn, add_frozen(turn.data, STATE_KEY, state))
 
 
 def drop_anchors(turn: Turn) -> Turn:

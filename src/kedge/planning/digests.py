@@ -299,22 +299,20 @@ class PrefixIndex:
         """
         stop = len(blocks) - offset
         with self.lock:  # a longer Turn may be extending the pairing
-            pairing = self._get_pairing(blocks, offset, start)
+            pairing = self._get_tail(blocks, offset, start) if start else self.pairing
             if pairing.positions and pairing.positions[-1] >= stop:
                 pairing = pairing.copy(blocks, start, offset)
             return pairing.problems(blocks, offset)
 
     def count_matches(self, start: int, stop: int) -> Mapping[ResultMatch, int]:
         """Return how the tool results from position ``start`` up to ``stop`` match their calls."""
-        matches = self.pairing.matches
+        matches, key = self.pairing.matches, itemgetter(0)
         if not matches or matches[-1][0] < start:
             return {}
-        found = matches[bisect_left(matches, start, key=itemgetter(0)) :]
-        return Counter(match for position, match in found if position < stop)
+        found = matches[bisect_left(matches, start, key=key) : bisect_left(matches, stop, key=key)]
+        return Counter(map(itemgetter(1), found))
 
-    def _get_pairing(self, blocks: Turn | Sequence[Block], offset: int, start: int) -> ToolPairing:
-        if not start:
-            return self.pairing
+    def _get_tail(self, blocks: Turn | Sequence[Block], offset: int, start: int) -> ToolPairing:
         if self.tail and self.tail[0] == start:
             return self.tail[1]
         pairing = self.pairing.copy(blocks, start, offset)
@@ -337,9 +335,10 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
     """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
-    cached, indexed = get_cached_index(turn)
-    index = cached if isinstance(cached, PrefixIndex) else PrefixIndex()
-    if indexed < turn.body_length or index is not cached:
+    index, indexed = get_cached_index(turn)
+    if not isinstance(index, PrefixIndex):
+        index, indexed = PrefixIndex(), 0
+    if indexed < turn.body_length:
         index = extend_index(index, turn, indexed, turn.lead)
         cache_index(turn, index, turn.body_length)
     return index

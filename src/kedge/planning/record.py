@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kedge.observe import get_logger
 from kedge.planning import anchors
 from kedge.planning.anchors import AnchorRecord, Reason, get_state, select_matching
-from kedge.planning.digests import get_prefix_index, is_compaction, prefix_digest
+from kedge.planning.digests import get_prefix_index, prefix_digest
 from kedge.planning.plan import RequestPlan
 from kedge.planning.render import ENGINE_ORIGIN, base_scope, conversation_scope, derived_digests
 from kedge.turns import Block, Source, Turn
@@ -37,9 +37,10 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     tagged: list[Block] = []
     for position, block in enumerate(blocks):
         known = block.source or Source()
-        index = position if known.output_index is None else known.output_index
-        source = Source(response_id or known.response_id, known.item_id, index)
-        if block.origin != ENGINE_ORIGIN or source != known:
+        is_placed = known.output_index is not None and response_id in ("", known.response_id)
+        if block.origin != ENGINE_ORIGIN or not is_placed:
+            index = position if known.output_index is None else known.output_index
+            source = Source(response_id or known.response_id, known.item_id, index)
             block = replace(block, origin=ENGINE_ORIGIN, source=source)  # noqa: PLW2901
         tagged.append(block)
     return tagged
@@ -90,8 +91,9 @@ def record_response(
         return turn
     parent, index = plan.anchor, get_prefix_index(turn)
     covered, start = index.count(turn.body_length), turn.body_length - len(output)
+    derived = derived_digests(output)
     # The server's memory starts at a compaction in the output, or as planned.
-    compactions = [at for at, block in enumerate(output, start) if is_compaction(block)]
+    compactions = [at for at in index.barriers if start <= at < turn.body_length] if derived else ()
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
@@ -104,7 +106,7 @@ def record_response(
         created_at=created_at,
         expires_at=None if retention is None else created_at + retention,
         barrier=index.count(compactions[-1]) if compactions else plan.barrier,
-        derived=derived_digests(output),
+        derived=derived,
         counted=counted,
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)

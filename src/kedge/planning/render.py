@@ -23,7 +23,7 @@ item is still in the Turn.
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from kedge.planning.anchors import AnchorRecord, ConversationState, get_state, m
 from kedge.planning.canonical import canonical_json, get_members
 from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
 from kedge.text.json_text import encode, encode_escaped
-from kedge.turns import Block, OpaqueBlock, ReasoningBlock, SystemBlock, Turn, item_from_block
+from kedge.turns import Block, OpaqueBlock, ReasoningBlock, Turn, item_from_block
 from kedge.turns.frozen_json import thaw
 from kedge.turns.responses_items import Item
 
@@ -59,8 +59,10 @@ def base_scope(scope: str) -> str:
     return scope.partition(_CONVERSATION_SUFFIX)[0]
 
 
-def derived_digests(blocks: Iterable[Block]) -> tuple[str, ...]:
+def derived_digests(blocks: Sequence[Block]) -> tuple[str, ...]:
     """Return the digests of the reasoning and compaction items among a response's blocks."""
+    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):
+        return ()
     return tuple(
         _digest_block(block)
         for block in blocks
@@ -261,8 +263,7 @@ def get_instructions(turn: Turn) -> str | None:
     """
     if not turn.lead:
         return None
-    texts = [block.text for block in turn.leading if isinstance(block, SystemBlock)]
-    return "\n\n".join(texts) or None
+    return "\n\n".join(block.text for block in turn.leading) or None
 
 
 def _sendable_flags(

@@ -339,6 +339,11 @@ def unchecked_map(members: dict[str, Any]) -> FrozenMap:
     return frozen
 
 
+def add_frozen(known: FrozenMap, name: str, value: object) -> FrozenMap:
+    """Return a map with one further member, whose value is immutable and has a JSON form."""
+    return unchecked_map({**freeze_map(known, "$")._content, name: value})
+
+
 def wrap(members: Mapping[str, Any]) -> FrozenMap:
     """Return a map of these members, which need not be JSON; the objects and arrays in them must not change."""
     if type(members) is FrozenMap:

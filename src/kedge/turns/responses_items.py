@@ -9,13 +9,14 @@ of the model's output only ``RESENT_FIELDS`` are. An item that cannot be convert
 
 import hashlib
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns import blocks
-from kedge.turns.frozen_json import FrozenMap, freeze, thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze, thaw
 from kedge.turns.parts import (
     AssistantPart,
     FilePart,
@@ -128,7 +129,8 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> blocks.Block:
     """
     if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTurn(f"an item must be an object, not {type(item).__name__}")
-    item = _infer_type(item)
+    if item.get("type") is None:
+        item = _infer_type(item)
     if isinstance(item.get("id"), str):
         source = identity.get("source") or blocks.Source()
         if not source.item_id:
@@ -165,8 +167,6 @@ def _drop_encrypted(value: Any) -> Any:
 
 def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the item with its type, which messages and references may omit."""
-    if item.get("type") is not None:
-        return item
     for member, kind in (("role", "message"), ("id", "item_reference")):
         if member in item:
             return {**item, "type": kind}
@@ -202,7 +202,7 @@ def _encode_opaque(block: blocks.OpaqueBlock) -> Item:
 
 
 def _encode_members(block: blocks.Block, names: tuple[str, ...] | None = None) -> Item:
-    return thaw(select_members(block.extra, names)) if block.extra else {}
+    return {} if block.extra is EMPTY else thaw(select_members(block.extra, names))
 
 
 def _encode_input_part(part: Part) -> Item:
@@ -288,9 +288,9 @@ def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> blocks.Block 
 def _read_call(item: Mapping[str, Any], identity: Any) -> blocks.Block:
     custom = item["type"] == "custom_tool_call"
     written = CALL_FORMS[custom][1]
-    name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
     rest = _add_unread_fields(item, identity, "call_id", "name", written)
-    return blocks.ToolCallBlock(name, arguments, call_id, custom, **rest)
+    name, call_id = cast("str", item.get("name")), cast("str", item.get("call_id"))
+    return blocks.ToolCallBlock(name, cast("str", item.get(written)), call_id, custom, **rest)
 
 
 def _read_result(item: Mapping[str, Any], identity: Any) -> blocks.Block:
@@ -347,7 +347,7 @@ def _read_parts(content: object, readers: Mapping[str, _PartReader]) -> tuple[Pa
         return (TextPart(content),)
     if not isinstance(content, list | tuple):
         raise InvalidTurn("content must be text or a list of parts")
-    return tuple(_read_part(part, readers) for part in cast("list[object]", content))
+    return tuple(map(_read_part, cast("list[object]", content), repeat(readers)))
 
 
 def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:

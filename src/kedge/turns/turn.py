@@ -195,9 +195,8 @@ class Turn(Immutable):
         if not blocks:
             return self
         _check_blocks(blocks)
-        memo, length = self._memo, len(self) + len(blocks)
-        added = {block.id for block in blocks}
-        ids = memo.ids
+        memo = self._memo
+        length, added, ids = memo.length + len(blocks), set(map(_get_id, blocks)), memo.ids
         bounded = len(ids) <= 2 * length  # otherwise many forks would fill it
         if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
             ids |= added  # the set may have ids of other continuations as well
@@ -212,7 +211,8 @@ class Turn(Immutable):
             grown = _Memo(lineage, length, ids, {_CLAIM: True})
         else:
             together = [*lineage.blocks[: memo.length], *blocks]
-            grown = _build_memo(together, ids, get_cached_index(self))
+            value, described = lineage.entry
+            grown = _build_memo(together, ids, (value, min(described, self.body_length)))
         return _build_turn(grown, lead, self.id, self.data, self.extra)
 
     def insert(self, index: int, *blocks: Block) -> "Turn":
@@ -327,8 +327,7 @@ class Turn(Immutable):
         Raises:
             InvalidJSON: If a value is not JSON.
         """
-        data = self.data.with_members({**(members or {}), **more})
-        return _build_turn(self._memo, self.lead, self.id, data, self.extra)
+        return replace_data(self, self.data.with_members({**(members or {}), **more}))
 
     def index(self, block_id: str) -> int:
         """Return the index of a block.
@@ -434,6 +433,11 @@ def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
     return _build_turn(turn._memo, turn.lead, id, turn.data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
+def replace_data(turn: Turn, data: FrozenMap) -> Turn:
+    """Return the Turn with other data, and with its cached values."""
+    return _build_turn(turn._memo, turn.lead, turn.id, data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def has_prefix(turn: Turn, earlier: Turn) -> bool:
     """Return whether a Turn begins with the identical blocks of another; O(1) if it was appended to."""
     memo, before = turn._memo, earlier._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -450,10 +454,8 @@ def count_common_blocks(old: Turn, new: Turn | Sequence[Block]) -> int:
     return next((index for index, differs in different if differs), min(len(old), len(new)))
 
 
-def get_cached_index(turn: Turn) -> tuple[object, int]:
-    """Return the value cached for this Turn's body, and the number of its first blocks that it describes."""
-    value, described = turn._memo.lineage.entry  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    return value, min(described, turn.body_length)
+get_cached_index: Callable[[Turn], tuple[object, int]] = attrgetter("_memo.lineage.entry")
+"""Return the value cached for this Turn's body, and the number of blocks that it describes; it may be more."""
 
 
 def cache_index(turn: Turn, value: object, count: int) -> None:
