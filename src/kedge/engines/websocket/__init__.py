@@ -73,7 +73,7 @@ class SocketTransport(Transport):
         check_positive_int("connections", connections)
         check_positive_int("lanes", lanes)
         self._pools = PerLoop(
-            lambda: sockets.ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
+            lambda: sockets.ConnectionPool(self._open_socket, connections, lanes),
             lambda pool: pool.aclose(),
         )
 
@@ -158,22 +158,18 @@ class SocketTransport(Transport):
             message = f"the connection ended before the request was sent ({type(error).__name__})"
             raise self._fail(Unreachable, message) from None
         if first.is_rejection:
-            raise self._error_from_message(first)
+            headers = first.error.get("headers") or first.payload.get("headers")
+            status = first.payload.get("status") or first.payload.get("status_code")
+            members = cast("dict[str, Any]", headers) if isinstance(headers, dict) else {}
+            raise self.client.errors.build_error(
+                status if isinstance(status, int) else 400,
+                json.dumps({"error": first.error}),
+                {name.lower(): str(value) for name, value in members.items()},
+            )
         return first
 
     def _fail(self, kind: type[StreamCut | Unreachable], message: str) -> EngineError:
         return kind(message, provider=self.provider, retryable=True)
-
-    def _error_from_message(self, message: SocketMessage) -> EngineError:
-        payload = message.payload
-        status = payload.get("status") or payload.get("status_code")
-        raw_headers = message.error.get("headers") or payload.get("headers")
-        headers = cast("dict[str, Any]", raw_headers) if isinstance(raw_headers, dict) else {}
-        headers = {name.lower(): str(value) for name, value in headers.items()}
-        text = json.dumps({"error": message.error})
-        return self.client.errors.build_error(
-            status if isinstance(status, int) else 400, text, headers
-        )
 
     async def _open_socket(self) -> ClientConnection:
         client = self.client

@@ -12,7 +12,6 @@ not stored is used for another conversation only if there is no other lane.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection
@@ -21,51 +20,36 @@ from websockets.exceptions import WebSocketException
 from kedge.observe import get_logger
 from kedge.text.json_text import decode
 
-
-@dataclass(frozen=True, slots=True)
-class SocketMessage:
-    """One message of a server: its bytes and its parsed content."""
-
-    data: bytes
-    payload: Mapping[str, Any]
-
-    @property
-    def kind(self) -> str:
-        """The type of the message."""
-        return str(self.payload.get("type") or ("error" if "error" in self.payload else ""))
-
-    @property
-    def is_rejection(self) -> bool:
-        """Whether it rejects a request; an error within a stream has a sequence number."""
-        return self.kind == "error" and "sequence_number" not in self.payload
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last message of its response."""
-        return self.kind in TERMINAL_TYPES or self.is_rejection
-
-    @property
-    def response_id(self) -> str:
-        """The id of the response object of an event, if it has one."""
-        response = self.payload.get("response")
-        found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
-        return str(found.get("id") or "")
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """The error object of an error message; some servers send its members without ``error``."""
-        if self.kind != "error":
-            return {}
-        error = self.payload.get("error") or self.payload
-        return cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
-
-
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 """The maximum bytes buffered for a reader. A slower reader is disconnected, so that others can continue."""
 TERMINAL_TYPES = frozenset(
     {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 )
 REMEMBERED_TYPES = frozenset({"response.completed", "response.incomplete"})
+
+
+class SocketMessage:
+    """One message of a server: its bytes and its parsed content.
+
+    Attributes:
+        kind: The type of the message.
+        is_rejection: Whether it rejects a request; an error within a stream has a sequence number.
+        is_last: Whether it is the last message of its response.
+        response_id: The id of the response object of an event, if it has one.
+        error: The error object of an error message; some servers send its members without ``error``.
+    """
+
+    def __init__(self, data: bytes, payload: Mapping[str, Any]) -> None:
+        self.data, self.payload = data, payload
+        self.kind = str(payload.get("type") or ("error" if "error" in payload else ""))
+        self.is_rejection = self.kind == "error" and "sequence_number" not in payload
+        self.is_last = self.kind in TERMINAL_TYPES or self.is_rejection
+        response = payload.get("response")
+        found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
+        self.response_id = str(found.get("id") or "")
+        error: object = (payload.get("error") or payload) if self.kind == "error" else {}
+        is_object = isinstance(error, Mapping)
+        self.error = cast("Mapping[str, Any]", error) if is_object else {"message": error}
 
 
 class LaneFailed(Exception):
@@ -79,31 +63,34 @@ class Lane:
         self.name = name
         self.latest_id = ""
         """The response that the server remembers for this lane."""
+        self._announces = False
+        """Whether the server starts a response with its object, as it should."""
+        self._previous_id = ""
+        self.begin("")
         self.busy = False
+
+    def begin(self, parent_id: str) -> None:
+        """Start a request that continues the response ``parent_id``, or none if it is empty."""
+        self.busy = True
         self.abandoned = False
         """Whether the running response has no reader."""
         self.finished = False
         """Whether the last message of that response has arrived."""
-        self._overflowed = False
-        self._started = False
-        self._announces = False
-        """Whether the server starts a response with its object, as it should."""
-        self._previous_id = ""
-        self._parent_id = ""
-        self._inbox = asyncio.Queue[SocketMessage | LaneFailed]()
-        self._buffered_bytes = 0
-
-    def begin(self, parent_id: str) -> None:
-        """Start a request that continues the response ``parent_id``, or none if it is empty."""
-        self.busy, self.abandoned, self.finished, self._overflowed = True, False, False, False
-        self._parent_id, self._started = parent_id, False
+        self._overflowed = self._started = False
+        self._parent_id = parent_id
         self._inbox, self._buffered_bytes = asyncio.Queue[SocketMessage | LaneFailed](), 0
 
     def receive(self, message: SocketMessage) -> None:
         """Process a message from the server."""
         if self._is_stale(message):
             return
-        self._update_state(message)
+        # What the server remembers, and whether the response has ended.
+        if message.is_last:
+            self.finished, self._previous_id = True, message.response_id
+        if message.kind in REMEMBERED_TYPES:
+            self.latest_id = message.response_id
+        elif message.is_last and self.latest_id == self._parent_id:
+            self.latest_id = ""
         if not self.abandoned and not self._overflowed:
             self._inbox.put_nowait(message)
             self._buffered_bytes += len(message.data)
@@ -135,15 +122,6 @@ class Lane:
             self._started = message.kind == "error" or announced or bare
             self._announces = self._announces or announced
         return not self._started
-
-    def _update_state(self, message: SocketMessage) -> None:
-        """Update what the server remembers and whether the response has ended."""
-        if message.is_last:
-            self.finished, self._previous_id = True, message.response_id
-        if message.kind in REMEMBERED_TYPES:
-            self.latest_id = message.response_id
-        elif message.is_last and self.latest_id == self._parent_id:
-            self.latest_id = ""
 
 
 log = get_logger("kedge.engines.websocket.connection")
@@ -262,8 +240,6 @@ class SocketConnection:
         self._on_change(self)
 
 
-OpenSocket = Callable[[], Awaitable[ClientConnection]]
-
 MAX_CONNECTION_AGE = 55 * 60.0
 """Seconds after which a connection is replaced, because servers close connections after an hour."""
 Lease = tuple[SocketConnection, Lane]
@@ -272,7 +248,9 @@ Lease = tuple[SocketConnection, Lane]
 class ConnectionPool:
     """The connections of one event loop."""
 
-    def __init__(self, open_socket: OpenSocket, *, connections: int, lanes: int) -> None:
+    def __init__(
+        self, open_socket: Callable[[], Awaitable[ClientConnection]], connections: int, lanes: int
+    ) -> None:
         self._open_socket = open_socket
         self._max_connections, self._max_lanes = connections, lanes
         self._connections: list[SocketConnection] = []
