@@ -11,10 +11,10 @@ an engine, so a stack of middleware is an engine too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from typing_extensions import TypeForm, TypeVar
 
@@ -37,7 +37,7 @@ def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
     """Return the engine in a tool loop, a middleware of a higher layer that is imported by its name."""
     middleware = import_module("kedge.middleware")
     # The approver of the stack decides about the tools of a single run, too.
-    approvers = (each.approver for each in iter_stack(engine) if each.approver is not None)
+    approvers = (each.approver for each in list_stack(engine) if each.approver is not None)
     tools = middleware.tools(*functions, approve=next(approvers, None))
     return middleware.with_middleware(engine, tools)
 
@@ -253,25 +253,25 @@ def require_running(turn: Turn, scope: str | None = None) -> AnchorRecord:
     return running
 
 
-def iter_stack(engine: Engine) -> Iterator[Engine]:
-    """Yield a middleware stack from its outermost middleware to its engine."""
-    current: object = engine
+def list_stack(engine: Engine) -> list[Engine]:
+    """Return a middleware stack from its outermost middleware to its engine."""
+    found: list[Engine] = []
+    current: Any = engine
     while Engine in type(current).__mro__:  # isinstance is ten times slower for an abstract class
-        yield cast("Engine", current)
+        found.append(current)
         current = getattr(current, "inner", None)
+    return found
 
 
 def unwrap(engine: Engine) -> Engine:
     """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
-    while Engine in type(inner := getattr(engine, "inner", None)).__mro__:
-        engine = cast("Engine", inner)
-    return engine
+    return list_stack(engine)[-1]
 
 
 def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
     """Return the content filters of all middleware in a stack, outermost first."""
     found: list[ContentFilter] = []
-    for layer in iter_stack(engine):
+    for layer in list_stack(engine):
         found += layer.content_filters
         if layer.includes_inner_filters:
             break

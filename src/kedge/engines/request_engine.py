@@ -80,7 +80,7 @@ class Session:
         include: Whether encrypted reasoning is requested.
         include_rejected: Whether this request repeats one that was rejected with it.
         check: The decisions about the server's memory, for the current request and its answer.
-        is_live: Whether the request is sent over the connection that may remember responses.
+        is_live: Whether the request is sent over a connection that may remember responses.
         settings: The members of a body that change how many tokens a server counts, except for the input.
         plan: The plan of the current request.
         head: The part of its prompt before the history, if the provider caches prompts.
@@ -112,7 +112,7 @@ class Session:
     include: bool = False
     include_rejected: bool = False
     check: MemoryCheck = field(init=False)
-    is_live: bool = True
+    is_live: bool = False
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     plan: RequestPlan = field(init=False)
     head: PromptHead = field(init=False)
@@ -146,8 +146,6 @@ class Session:
 
     def report_mode(self, before: Mode, reason: str) -> list[Event]:
         """Return the event of a mode that differs from another one, which was requested or used before."""
-        if self.mode == before:
-            return []
         count("responses_mode_changed_total", reason=reason)
         log.warning("mode %s instead of %s: %s", self.mode, before, reason)
         return [run_events.ModeChanged(self.mode, before, reason)]
@@ -159,42 +157,33 @@ class Session:
             unused = planning.RejectedAnchor(plan.anchor.response_id, reason, plan.anchor)
             self.rejected = (*plan.rejected, unused)
 
-    def report_plan(self) -> list[Event]:
-        """Return the events of a plan that can be sent, or raise ``Unsendable``."""
-        self.plan.check()
-        running = self.running.response_id if self.running else ""
-        fallback = None if running else self.plan.fallback
-        if not fallback:
-            return [run_events.RequestPlanned(self.plan, running)]
-        log.warning("no valid anchor (%s); sending everything", fallback)
-        return [run_events.RequestPlanned(self.plan), run_events.FellBack(fallback)]
-
 
 _FAILURES = (StreamFailed, ResponseFailed)
 
 
+@dataclass(slots=True)
 class Answer:
     """The answer to one request while it is read.
 
-    Args:
+    Attributes:
         engine: The engine that sends the request.
         session: The session with the request.
+        decoder: The decoder of the answer.
+        is_open: Whether more of the answer may arrive.
+        cut: The error that ended its connection, if any.
     """
 
-    def __init__(self, engine: "RequestEngine", session: Session) -> None:
-        self.is_open = True
-        """Whether more of the answer may arrive."""
-        self.cut: StreamCut | None = None
-        """The error that ended its connection, if any."""
-        self._engine, self._session = engine, session
-        self.decoder = engine.decoder_type()
-        self.decoder.calls.infer_name = partial(infer_tool_name, session.request.tools)
-        self._reply: tuple[RawResponse, ResponseReader] | None = None
-        self._has_failed = False
+    engine: "RequestEngine"
+    session: Session
+    decoder: StreamDecoder
+    is_open: bool = True
+    cut: StreamCut | None = None
+    _reply: tuple[RawResponse, ResponseReader] | None = None
+    _has_failed: bool = False
 
     async def receive(self) -> list[StreamEvent]:
         """Send the request, or read the next part of its answer; return its events."""
-        engine, session, decoder = self._engine, self._session, self.decoder
+        engine, session, decoder = self.engine, self.session, self.decoder
         found: list[StreamEvent] = []
         try:
             if self._reply is None:
@@ -303,19 +292,26 @@ class RequestEngine(Engine):
         if request.before_send is not None:
             await request.before_send(turn)
         session = await self._start(turn, request)
-        notices = session.report_mode(session.requested_mode, session.mode_reason)
+        mode, reason = session.requested_mode, session.mode_reason
+        notices = session.report_mode(mode, reason) if session.mode != mode else []
         healed: set[run_events.ResendReason] = set()
         while True:
             for event in notices:
                 yield event
             try:
                 await self._prepare(session)
-                for event in session.report_plan():
-                    yield event
+                (plan := session.plan).check()
+                running = session.running.response_id if session.running else ""
+                yield run_events.RequestPlanned(plan, running)
+                if (fallback := plan.fallback) and not running:
+                    log.warning("no valid anchor (%s); sending everything", fallback)
+                    yield run_events.FellBack(fallback)
                 for event in await self._render(session):
                     yield event
-                async with aclosing(Answer(self, session)) as answer:
-                    assembler = Assembler(native_api=answer.decoder.NATIVE_API)
+                decoder = self.decoder_type()
+                decoder.calls.infer_name = partial(infer_tool_name, request.tools)
+                assembler = Assembler(native_api=decoder.NATIVE_API)
+                async with aclosing(Answer(self, session, decoder)) as answer:
                     while answer.is_open:
                         for event in await answer.receive():
                             if not session.shown:
@@ -327,14 +323,14 @@ class RequestEngine(Engine):
                                 yield event
                             else:
                                 session.held.append(event)
-                record_calls(answer.decoder.calls)
+                record_calls(decoder.calls)
                 outcome = assembler.finish()
                 finished = await self._settle(session, outcome)
                 rest = assembler.unstreamed_text() if is_streaming else ()
                 for event in (*session.notices, *rest):
                     yield event
                 self._raise_for_outcome(session, outcome, finished, answer.cut)
-                yield run_events.AnswerFinished(outcome, finished, session.plan)
+                yield run_events.AnswerFinished(outcome, finished, plan)
                 yield run_events.TurnFinished(finished)
                 break
             except (HealableError, EngineError) as failure:
@@ -365,16 +361,17 @@ class RequestEngine(Engine):
         error, mode = failure if isinstance(failure, EngineError) else failure.error, session.mode
         error.plan = error.plan or getattr(session, "plan", None)
         error.turn = error.turn or session.turn  # to continue from
-        if isinstance(failure, EngineError) or failure.reason in healed or not session.request.heal:
+        if isinstance(failure, EngineError):
+            raise failure
+        if failure.reason in healed or not session.request.heal:
             raise error from error.__cause__
         healed.add(failure.reason)
         session.turn = failure.turn or session.turn
         lost = await self._heal(session, failure)
         record_healing(failure.reason, "".join(lost))
-        event = run_events.Healed(
-            failure.reason, lost, error.response_id, error.usage, error.status
-        )
-        return [event, *session.report_mode(mode, failure.reason)]
+        changed = session.report_mode(mode, failure.reason) if session.mode != mode else ()
+        facts = error.response_id, error.usage, error.status
+        return [run_events.Healed(failure.reason, lost, *facts), *changed]
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, without sending it.
@@ -412,6 +409,7 @@ class RequestEngine(Engine):
             requested_mode=mode,
             mode_reason="" if mode == "stateless" else MODE_CHANGE_REASON,
             streaming=request.streaming or self.transport.always_streams,
+            is_live=self.transport.always_streams,
         )
 
     async def _start(self, turn: Turn, request: Request) -> Session:

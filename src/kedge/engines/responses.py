@@ -205,7 +205,7 @@ class ResponsesEngine(RequestEngine):
         await self.memory.attach(store, *checks)
 
     def _choose_mode(self, session: Session) -> None:
-        """Set the mode of the first request, and why it is not the requested one."""
+        """Set the mode, why it is not the requested one, and whether encrypted reasoning is requested."""
         # The module has the reader of configuration files.
         from kedge.config.settings import is_chaining_enabled
 
@@ -221,16 +221,14 @@ class ResponsesEngine(RequestEngine):
             problem = "never" if self.memory.trust == "never" else session.check.doubt
         session.mode_reason = problem
         session.mode = "stateless" if problem else session.requested_mode
-        session.include = self._should_include(session)
-
-    def _should_include(self, session: Session) -> bool:
-        """Return whether to request encrypted reasoning with the answer."""
         known, request = self._known_server, session.request
-        if not request.keep_reasoning or (known and not known.encrypts):
-            return False
-        unstored = session.members.get("store", session.mode != "stateless") is False
-        return session.check.reasoning.should_request(
-            known=known is not None, unstored=unstored, heal=request.heal
+        is_stored = session.members.get("store", session.mode != "stateless") is not False
+        session.include = (
+            request.keep_reasoning
+            and (known is None or known.encrypts)
+            and session.check.reasoning.should_request(
+                known=known is not None, unstored=not is_stored, heal=request.heal
+            )
         )
 
     async def _prepare(self, session: Session) -> None:
@@ -469,9 +467,8 @@ class ResponsesEngine(RequestEngine):
                 if plan.conversation_id:
                     state = replace(state, conversation_id="")
                 session.drop_anchor(plan, "lost")
-                if reason in ("unsupported", "forgot") and (doubt := check.doubt):
-                    session.mode, session.mode_reason = "stateless", doubt
-                    session.include = self._should_include(session)
+                if reason in ("unsupported", "forgot") and check.doubt:
+                    self._choose_mode(session)
             case "unproven":
                 session.drop_anchor(plan, "untrusted")
             case "empty_input":

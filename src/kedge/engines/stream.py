@@ -138,23 +138,20 @@ class RunStream(AsyncResource, Generic[R]):
     def _handle_error(self, error: Exception) -> None:
         """Add information to an error before it is raised."""
 
-    def _open(self) -> "_EventSource":
-        if self._closed:
-            raise StopAsyncIteration
-        self._source = self._open_source()
-        return self._source
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
         before = BOUND_FIELDS.get()
+        if self._closed and self._source is None:
+            raise StopAsyncIteration
         try:
-            source = self._open() if self._source is None else self._source
+            if self._source is None:
+                self._source = self._open_source()
             # Between two events, the ids of the caller are in effect.
             BOUND_FIELDS.set(before if self._log_context is None else self._log_context)
             try:
-                event = await source.__anext__()
+                event = await self._source.__anext__()
             finally:
                 BOUND_FIELDS.set(before)
             if self.schema is not None:

@@ -202,20 +202,19 @@ class RawResponse:
             self.tap = None
 
 
+@dataclass(slots=True)
 class ResponseReader:
     """Reads the body of one response into events: a stream, or one JSON object.
 
-    Args:
+    Attributes:
         decoder: The decoder of the API.
-        is_stream: Whether the body is a stream of events.
+        is_stream: Whether the body is read as a stream of events: not if it begins as an object.
     """
 
-    def __init__(self, decoder: "StreamDecoder", *, is_stream: bool) -> None:
-        self.is_stream = is_stream
-        """Whether the body is read as a stream: not if it begins as an object."""
-        self._decoder = decoder
-        self._is_first = True
-        self._body = bytearray()
+    decoder: "StreamDecoder"
+    is_stream: bool
+    _is_first: bool = True
+    _body: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""
@@ -224,7 +223,7 @@ class ResponseReader:
             # No event starts like this: the server ignored `stream` without setting the content type.
             self.is_stream = not start.startswith(b"{")
         if self.is_stream:
-            return self._decoder.feed(chunk)
+            return self.decoder.feed(chunk)
         self._body += chunk
         return []
 
@@ -237,7 +236,7 @@ class ResponseReader:
         Raises:
             ServerFailed: The body is not a response.
         """
-        decoder = self._decoder
+        decoder = self.decoder
         if self.is_stream or is_cut:
             return decoder.close() if self.is_stream else []
         body = bytes(self._body).removeprefix(BYTE_ORDER_MARK).lstrip()
@@ -322,7 +321,7 @@ class Transport:
             parent_id: The response that a new response continues, or an empty string; None for all other requests.
         """
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
-        reply = await self.client.send(
+        reply = await self._clients.get().send(
             method, path, body, headers=headers, query=query, retry=retry
         )
         self.identity = read_identity(reply.headers)

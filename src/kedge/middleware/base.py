@@ -17,7 +17,7 @@ from inspect import isawaitable, iscoroutine
 from itertools import zip_longest
 from typing import Any, Literal
 
-from kedge.engines.base import Engine, Events, Middleware, Request, iter_stack
+from kedge.engines.base import Engine, Events, Middleware, Request, list_stack
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.events.run import TurnFinished
 from kedge.observe import get_logger
@@ -173,7 +173,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
     text: str | Callable[[Turn], str]
 
     def __post_init__(self) -> None:
-        prompts = (isinstance(each, _SystemPromptMiddleware) for each in iter_stack(self.inner))
+        prompts = (isinstance(each, _SystemPromptMiddleware) for each in list_stack(self.inner))
         self.level = sum(prompts)
 
     def enter(self, turn: Turn) -> Turn:
