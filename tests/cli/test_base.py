@@ -1,5 +1,6 @@
 """Tests of what all commands share: JSON, one-line errors, exit codes, and help without imports."""
 
+import errno
 import gzip
 import json
 import os
@@ -128,6 +129,7 @@ def test_read_only_store_can_be_read(tmp_path: Path) -> None:
         (["serve", "--port", "0"], "Not a directory"),
         (["import", "-"], "the text is not UTF-8"),
         (["export", "--out", "/no/such/folder/file"], "No such file or directory"),
+        (["export", "--out", "/"], "Is a directory"),
     ],
 )
 def test_environment_problems_are_not_internal_errors(
@@ -199,6 +201,12 @@ def test_output_in_other_encodings_has_replacements(
         return result.stdout_bytes.decode(encoding)
 
     assert "+ python" in run("doctor")
+    header, row = run("conversations").splitlines()
+    short, _, rest = row.partition(" ")
+    assert (
+        row[header.index("responses") - 1 :] == f" {rest.lstrip()}"
+    )  # aligned with the replacement
+    assert run("show", short) == run("show", "quay")
     tree = run("tree", "quay")
     assert "* " in tree
     assert "Grüße von der Küste ?".encode(encoding, "replace").decode(encoding) in tree
@@ -410,6 +418,7 @@ def test_only_errors_of_settings_refer_to_the_check_of_settings(
 def test_hint_fits_the_error() -> None:
     """A list of faults that names a surrogate is not about an encoding, nor an MCP server about keys."""
     assert find_hint(InvalidSetting("choose one of lone_surrogate")) == ""
+    assert find_hint(IsADirectoryError(errno.EISDIR, "Is a directory")) == "Use the path of a file."
     assert "UTF-8" in find_hint(InvalidSetting("lone surrogate at character 0"))
     assert "--mcp" in find_hint(CannotConnect("the MCP server x is not available: it ended"))
 

@@ -244,6 +244,7 @@ def test_conversation_is_usable_after_error() -> None:
     model = "responses:http://ada:secret-words@127.0.0.1:9/v1#x"
     done = invoke_chat("hi\n/show\n", "--model", model, code=1)
     assert "could not reach the server at http://127.0.0.1:9/v1" in done.stderr
+    assert done.stderr.startswith("Error: ")
     assert "secret-words" not in done.output
     assert "Hint: Is the server running?" in done.stderr
     assert "0 blocks" in done.stdout
@@ -535,6 +536,13 @@ def test_invalid_schema_file_is_rejected(tmp_path: Path, schema: object) -> None
     result = invoke_chat("Hello\n", "--schema", write_schema(tmp_path, schema), code=2)
     assert "--schema" in result.stderr
     assert "stop" in result.stderr
+
+
+def test_schema_file_that_is_not_json_is_rejected(tmp_path: Path) -> None:
+    """The error says what is wrong with which file."""
+    (tmp_path / "notes.txt").write_text("no JSON")
+    result = invoke_chat("Hello\n", "--schema", str(tmp_path / "notes.txt"), code=2)
+    assert "notes.txt is not a JSON schema: Expecting value" in result.stderr
 
 
 @pytest.mark.parametrize(("model", "is_toy"), [("practice", True), ("openai:gpt-5.1", False)])

@@ -364,7 +364,8 @@ def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
     """Text is found in every conversation, with the options of `Store.search`, and printed with its context."""
     assert "Ada" in run_command("search", "ada").output
     assert "No matches." in run_command("search", "zeppelin").output
-    assert run_command("search").exit_code == 2
+    for empty in ((), ("",), (" ", "")):
+        assert run_command("search", *empty).exit_code == 2
     hits = run_json("search", "name")
     assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
     assert {hit["kind"] for hit in hits} == {"user", "assistant"}

@@ -52,6 +52,7 @@ _SYSTEM_HINTS: dict[int, str] = {
     errno.ENOSPC: "Free some space, or use another disk.",
     errno.EDQUOT: "Free some space, or use another disk.",
     errno.ENOENT: "Check the path; the folder must exist.",
+    errno.EISDIR: "Use the path of a file.",
 }
 _PERMISSION_HINT = (
     "Check the permissions, or use another folder; 'kedge doctor' shows which folders are used."
@@ -172,6 +173,9 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     return "".join(_ASCII_FORMS.get(char, "?") for char in text), error.end
 
 
+codecs.register_error("kedge", _replace_unencodable)
+
+
 def _open_missing_streams() -> None:
     """Replace standard streams that the caller closed (as with ``>&-``) by ``/dev/null``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -182,7 +186,6 @@ def _open_missing_streams() -> None:
 
 def make_output_tolerant() -> None:
     """Replace characters that standard output or standard error cannot encode."""
-    codecs.register_error("kedge", _replace_unencodable)
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -226,7 +229,10 @@ def print_table(
 
 
 def _format_cell(value: object) -> str:
-    return "" if value is None else " ".join(str(value).split())
+    """Return a cell in one line, as the output can encode it, so that its width is known."""
+    text = "" if value is None else " ".join(str(value).split())
+    encoding = sys.stdout.encoding or "utf-8"  # a buffer has none
+    return text.encode(encoding, "kedge").decode(encoding)
 
 
 def _terminal_width(stream: IO[str] | None = None) -> int:
@@ -268,7 +274,7 @@ class CommandError(click.ClickException):
             report = describe_error(self.error, self.message, self.hint)
             echo(format_json(report, to_stderr=True), err=True)
             return
-        echo_error("Error", self.message, self.hint)
+        echo_error(self.message, self.hint)
 
 
 def describe_error(error: BaseException, message: str, hint: str) -> dict[str, str]:
@@ -282,10 +288,10 @@ def echo_note(text: str) -> None:
         echo(wrap_text(f"Note: {text}", err=True), err=True)
 
 
-def echo_error(label: str, message: str, hint: str) -> None:
+def echo_error(message: str, hint: str) -> None:
     """Print an error and a hint on standard error; also after the command, whose context has the color."""
-    text = wrap_text(f"{label}: {sanitize_text(message)}", err=True).removeprefix(label)
-    lines = [f"{click.style(label, fg='red')}{text}"]
+    text = wrap_text(f"Error: {sanitize_text(message)}", err=True).removeprefix("Error")
+    lines = [f"{click.style('Error', fg='red')}{text}"]
     if hint:
         lines.append(click.style(wrap_text(f"Hint: {sanitize_text(hint)}", err=True), dim=True))
     echo("\n".join(lines), err=True, color=choose_color())

@@ -87,7 +87,7 @@ class TextOutput:
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
-        echo_error("error", str(error), find_hint(error))
+        echo_error(str(error), find_hint(error))
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses."""

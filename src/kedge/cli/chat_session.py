@@ -163,14 +163,15 @@ def load_schema_file(file: str) -> OutputSchema[Any]:
     """Return the JSON schema in a file.
 
     Raises:
-        BadParameter: The file cannot be read, or is not a JSON schema.
+        BadParameter: The file is not a JSON schema.
     """
     try:
         schema = json.loads(Path(file).read_text(encoding="utf-8"))
         if isinstance(schema, dict):
             return to_output_schema(cast("dict[str, Any]", schema), Path(file).stem)
-    except (OSError, ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{file}: {error}", param_hint="--schema") from error
+    except (ValueError, RecursionError) as error:
+        problem = f"{file} is not a JSON schema: {error}"
+        raise click.BadParameter(problem, param_hint="--schema") from error
     raise click.BadParameter(f"{file} must contain a JSON object", param_hint="--schema")
 
 

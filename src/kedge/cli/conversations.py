@@ -40,7 +40,7 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
     "--order",
     "newest",
     click.Choice(LIST_ORDERS),
-    "Newest or oldest change, most turns, tokens or cost first, or by title.",
+    "Newest or oldest change, most responses, tokens or cost first, or by title.",
 )
 @page_options(50)
 @with_store(may_miss=True)
@@ -105,6 +105,8 @@ async def search_command(store: Store, words: tuple[str, ...], **filters: Any) -
     "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
     excludes the next word. Quote operators and phrases for the shell: kedge search 'ship* OR "old harbor"'.
     """
+    if not "".join(words).strip():
+        raise click.UsageError("give at least one word")
     hits = await store.search(" ".join(words), **filters)
     names = {hit.conversation for hit in hits}
     titles = {name: (await store.conversation(name)).title for name in names}

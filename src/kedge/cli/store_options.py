@@ -287,7 +287,11 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
 
 
 def _matches_id(full_id: str, name: str) -> bool:
-    """Return whether a name is the beginning of an id, or its short form such as ``conv_…f1a361``."""
+    """Return whether a name is the beginning of an id, or its short form such as ``conv_…f1a361``.
+
+    An output that cannot encode the ellipsis shows three points.
+    """
+    name = name.replace("...", "…")
     if ID_PREFIX.startswith(name) or len(name.removeprefix(ID_PREFIX).strip("…")) < MIN_PREFIX:
         return False
     start, _, end = name.partition("…")
