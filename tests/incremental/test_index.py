@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
     index = make_index()
     index.add(ENTRY)
     assert index.add(ENTRY) is False
-    changed = replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
+    changed = structs.replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
     assert index.add(changed) is True
     assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
 
@@ -98,15 +97,15 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
 def test_an_id_that_never_completed_is_not_issued_again(make_index: MakeIndex) -> None:
     """A response whose older entry was not completed has no other content that could be replaced."""
     index = make_index()
-    index.add(replace(ENTRY, record=structs.replace(ENTRY.record, status="in_progress")))
-    completed = replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
+    index.add(structs.replace(ENTRY, record=structs.replace(ENTRY.record, status="in_progress")))
+    completed = structs.replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
     assert index.add(completed) is False
 
 
 def test_a_dropped_response_does_not_hide_another_of_equal_content(make_index: MakeIndex) -> None:
     """After the loss of the older of two responses with the same digest, the newer one is found."""
     index = make_index()
-    newer = replace(
+    newer = structs.replace(
         ENTRY, record=structs.replace(ENTRY.record, response_id="resp_2", created_at=6.0)
     )
     index.add(ENTRY)

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from for_each import for_each
 from kedge.events import Outcome
 from kedge.incremental import MemoryIndex, rewrite
-from kedge.incremental.index import _decode, _encode
 from kedge.incremental.rewrite import (
     ParsedRequest,
     index_response,
@@ -186,7 +185,7 @@ def continue_response(replayed: list[dict[str, Any]], first: list[Any] = FIRST) 
     entry = index_response(request, outcome, scope="s", now=1.0)
     assert entry is not None
     index = MemoryIndex()
-    index.add(_decode(_encode(entry)) or entry)
+    index.add(entry)
     replay = read(json.dumps({"model": "m", "input": [*first, *replayed, RESULT]}).encode())
     decided = rewrite.rewrite(replay, index, scope="s", now=2.0)
     return decided if isinstance(decided, str) else decided.anchor.record.response_id

@@ -14,25 +14,24 @@ without waiting for the disk: after a power failure the newest entries may be mi
 send each.
 """
 
-import json
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
 
 from kedge.config import store_url
 from kedge.database.transactions import Database, Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord
-from kedge.planning.anchors import dump_record, load_record
 from kedge.security.bounded_dict import BoundedDict
 from kedge.store import Store, response_index
 from kedge.store.open import open_current_database
-from kedge.text.json_text import decode
 
 log = get_logger("kedge.incremental")
 
@@ -48,8 +47,7 @@ MAX_ENTRIES = 100_000
 """The maximum number of responses in an in-memory index; the oldest are dropped first."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedResponse:
+class IndexedResponse(msgspec.Struct, frozen=True):
     """A stored response, with the data that later requests need.
 
     Attributes:
@@ -63,6 +61,9 @@ class IndexedResponse:
     record: AnchorRecord
     reasoning_ids: frozenset[str] = frozenset()
     members: frozenset[str] = frozenset()
+
+
+_decode_entry = msgspec.json.Decoder(IndexedResponse).decode
 
 
 class AnchorIndex(Protocol):
@@ -217,7 +218,7 @@ class StoreIndex:
 
     def add(self, entry: IndexedResponse) -> bool:
         """Add a response; return whether its id was there with other content, which is replaced."""
-        record, text = entry.record, _encode(entry)
+        record, text = entry.record, msgspec.json.encode(entry).decode()
         is_pruned = self._is_prune_due
         self._added += 1
 
@@ -294,15 +295,7 @@ class StoreIndex:
             return None
 
 
-def _encode(entry: IndexedResponse) -> str:
-    names = {"reasoning_ids": sorted(entry.reasoning_ids), "members": sorted(entry.members)}
-    return json.dumps({"record": dump_record(entry.record), **names})
-
-
 def _decode(text: str) -> IndexedResponse | None:
-    form = decode(text)
-    record = load_record(form["record"])
-    if record is None:
-        return None
-    members = frozenset(form.get("members", ()))
-    return IndexedResponse(record, frozenset(form["reasoning_ids"]), members)
+    with suppress(ValueError):  # an entry that another version wrote
+        return _decode_entry(text)
+    return None

@@ -31,8 +31,7 @@ from msgspec import structs
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
-from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
-from kedge.planning.anchors import has_hidden_context, unavailable_reason
+from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts, anchors
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
 from kedge.planning.explain import DOUBT_REASONS
@@ -216,7 +215,7 @@ def _find_obstacle(values: Mapping[str, Any], blocks: tuple[Block, ...]) -> str:
     """Return the reason why the request must be sent as written, or an empty string."""
     if values.get("conversation") is not None:
         return "conversation"
-    if has_hidden_context({"prompt": values.get("prompt")}):
+    if anchors.has_hidden_context({"prompt": values.get("prompt")}):
         return "prompt"
     if values.get("store") is False:
         return "not_stored"
@@ -281,27 +280,27 @@ def rewrite(
     """
     prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
-    counts = _iter_ends(request, prefixes.count(len(request.blocks)))
+    covered = prefixes.count(len(request.blocks))
+    counts = _iter_ends(request, covered)
     usable: list[IndexedResponse] = []
     reason = "new"
     for size in LOOKUP_SIZES:
-        looked_up = {prefixes.digest(count): count for count in islice(counts, size)}
-        if usable or not looked_up:
+        digests = [prefixes.digest(count) for count in islice(counts, size)]
+        if usable or not digests:
             break
         reason = "no_anchor"
         usable = [
             entry
-            for entry in index.find(scope, list(looked_up))
-            if entry.record.created_at >= not_before
-            and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
-            and looked_up.get(entry.record.digest) == entry.record.block_count
+            for entry in index.find(scope, digests)
+            if anchors.unavailable_reason(entry.record, scope, now, max_depth, not_before) is None
+            and anchors.matches_prefix(entry.record, prefixes, covered)
             and _hash_members(
                 request.blocks[: prefixes.end_position(entry.record.block_count)]
             ).issubset(entry.members)
         ]
     if not usable:
         return reason
-    anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
+    anchor = max(usable, key=lambda entry: anchors.anchor_sort_key(entry.record))
     start = prefixes.end_position(anchor.record.block_count)
     remaining = [
         (text, block)

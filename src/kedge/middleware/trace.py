@@ -42,6 +42,7 @@ from kedge.observe.otel import MessageDict, system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
 from kedge.planning.plan import is_fallback_reason
 from kedge.turns import Block, ToolCallBlock, Turn
+from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -133,21 +134,12 @@ class _RunSpans:
         self.request = request
         self.requests = RequestLog(engine, request, is_written=False)
         self.model = self.requests.model
-        agent = trace.agent
-        self.common = _drop_empty(
-            {
-                "gen_ai.provider.name": PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
-                "gen_ai.conversation.id": find_conversation_id(turn),
-            }
-        )
-        self.run = self._start_span(
-            f"invoke_agent {agent}".strip(),
-            {
-                "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.request.model": self.model,
-                "gen_ai.agent.name": agent,
-            },
-        )
+        self.common = {
+            "gen_ai.provider.name": PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
+            "gen_ai.conversation.id": find_conversation_id(turn),
+        }
+        names = {"gen_ai.request.model": self.model, "gen_ai.agent.name": trace.agent}
+        self.run = self._start_span("invoke_agent", trace.agent, names)
         self.request_span: Span | None = None
         self.tool_spans: dict[str, tuple[Span, int]] = {}
 
@@ -164,8 +156,7 @@ class _RunSpans:
                 self._start_request(plan, "fetch_response" if running else "chat")
             case AnswerFinished(outcome):
                 self._record_output(_find_finish_reason(outcome), outcome.blocks)
-                self._set_attributes({"gen_ai.response.model": outcome.model})
-                self._close_request("")
+                self._close_request("", {"gen_ai.response.model": outcome.model})
             case AttemptFailed():
                 self._discard_response(event, "retried")
             case Healed(reason):
@@ -176,8 +167,7 @@ class _RunSpans:
             case ToolFinished():
                 self._end_tool(event)
             case TurnFinished(turn):
-                present = _drop_empty({"gen_ai.conversation.id": find_conversation_id(turn)})
-                self.run.set_attributes(present)
+                _set(self.run, {"gen_ai.conversation.id": find_conversation_id(turn)})
             case _:
                 pass
 
@@ -211,52 +201,41 @@ class _RunSpans:
         from opentelemetry.trace import SpanKind
 
         params = self.request.params
-        self.request_span = self._start_span(
-            f"{operation} {self.model}".strip(),
-            {
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": self.model,
-                "gen_ai.request.stream": self.request.streaming,
-                **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
-                **_describe_request(self.requests.current),
-            },
-            kind=SpanKind.CLIENT,
-        )
+        attributes = {
+            "gen_ai.request.model": self.model,
+            "gen_ai.request.stream": self.request.streaming,
+            **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
+            **_describe_request(self.requests.current),
+        }
         if self.content:
             instructions = plan.instructions and self.request.filters.edit_text(plan.instructions)
-            _set_json(self.request_span, "gen_ai.input.messages", self._to_messages(plan.delta))
-            _set_json(self.request_span, "gen_ai.system_instructions", system_parts(instructions))
+            attributes["gen_ai.input.messages"] = _to_json(self._to_messages(plan.delta))
+            attributes["gen_ai.system_instructions"] = _to_json(system_parts(instructions))
+        self.request_span = self._start_span(
+            operation, self.model, attributes, kind=SpanKind.CLIENT
+        )
 
     def _record_output(self, finish_reason: str, blocks: Iterable[Block]) -> None:
         """Record why an answer ended, and its blocks if content is enabled."""
-        self._set_attributes(
-            {"gen_ai.response.finish_reasons": [finish_reason] if finish_reason else None}
-        )
-        if self.content and (span := self.request_span):
-            messages = self._to_messages(blocks)
-            finished = [{**message, "finish_reason": finish_reason} for message in messages]
-            _set_json(span, "gen_ai.output.messages", finished)
+        messages = self._to_messages(blocks if self.content else ())
+        finished = [{**message, "finish_reason": finish_reason} for message in messages]
+        if self.request_span is not None:
+            reasons = {"gen_ai.response.finish_reasons": [finish_reason] if finish_reason else None}
+            _set(self.request_span, {**reasons, "gen_ai.output.messages": _to_json(finished)})
 
     def _discard_response(self, event: AttemptFailed | Healed, error: str) -> None:
         if event.response_id:
             self._record_output("error", ())
         self._close_request(error)
 
-    def _set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Set attributes of the span of the current request, if there is one."""
-        if self.request_span is not None:
-            self.request_span.set_attributes(_drop_empty(attributes))
-
-    def _close_request(self, error: str) -> None:
-        """End the span of the current request with the values of its record."""
+    def _close_request(self, error: str, attributes: Mapping[str, Any] = EMPTY) -> None:
+        """End the span of the current request with the values of its record and further attributes."""
         if self.request_span is None:
             return
         record = self.requests.current
-        self._set_attributes(_describe_request(record))
-        if self.request.streaming:
-            self._set_attributes(
-                {"gen_ai.response.time_to_first_chunk": record.first_token_seconds}
-            )
+        first = record.first_token_seconds if self.request.streaming else None
+        delay = {"gen_ai.response.time_to_first_chunk": first}
+        _set(self.request_span, {**_describe_request(record), **delay, **attributes})
         if error:
             _mark_error(self.request_span, error)
         self.request_span.end()
@@ -264,20 +243,15 @@ class _RunSpans:
 
     def _start_tool(self, event: ToolStarted) -> None:
         call, start = event.call, time_ns()
-        span = self._start_span(
-            f"execute_tool {call.name}",
-            {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": call.name,
-                "gen_ai.tool.call.id": call.call_id,
-                "gen_ai.tool.type": "function",
-            },
-            start_time=start,
-        )
+        attributes = {
+            "gen_ai.tool.name": call.name,
+            "gen_ai.tool.call.id": call.call_id,
+            "gen_ai.tool.type": "function",
+        }
         if self.content:
-            span.set_attribute(
-                "gen_ai.tool.call.arguments", self.request.filters.edit_text(call.arguments)
-            )
+            arguments = self.request.filters.edit_text(call.arguments)
+            attributes["gen_ai.tool.call.arguments"] = arguments
+        span = self._start_span("execute_tool", call.name, attributes, start_time=start)
         self.tool_spans[call.id] = span, start
 
     def _end_tool(self, event: ToolFinished) -> None:
@@ -301,12 +275,15 @@ class _RunSpans:
                 allowed.append(self.request.filters.apply(block))
         return to_messages(allowed)
 
-    def _start_span(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
+    def _start_span(
+        self, operation: str, subject: str, attributes: Mapping[str, Any], **options: Any
+    ) -> "Span":
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(self.run) if hasattr(self, "run") else None
-        present = _drop_empty({**self.common, **attributes})
-        return self.tracer.start_span(name, context, attributes=present, **options)
+        named = {"gen_ai.operation.name": operation, **self.common, **attributes}
+        name = f"{operation} {subject}".strip()
+        return self.tracer.start_span(name, context, attributes=_drop_empty(named), **options)
 
 
 def _describe_request(record: RequestRecord) -> dict[str, Any]:
@@ -356,9 +333,13 @@ def _drop_empty(attributes: Mapping[str, Any]) -> "dict[str, AttributeValue]":
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
 
 
-def _set_json(span: "Span", name: str, value: Iterable[Any]) -> None:
-    if listed := list(value):
-        span.set_attribute(name, json.dumps(listed, ensure_ascii=False))
+def _set(span: "Span", attributes: Mapping[str, Any]) -> None:
+    span.set_attributes(_drop_empty(attributes))
+
+
+def _to_json(values: Iterable[Any]) -> str:
+    listed = list(values)
+    return json.dumps(listed, ensure_ascii=False) if listed else ""
 
 
 def _error_type(error: BaseException) -> str:
