@@ -7,7 +7,8 @@ memory; any other rejection is an error.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from kedge.errors import ChainRefused, EngineError, RequestRefused
 from kedge.events import StreamFailed, Usage
@@ -33,8 +34,7 @@ def is_server_error(status: int | None) -> bool:
     return status is not None and status >= 500
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSummary:
+class RequestSummary(msgspec.Struct, frozen=True):
     """The properties of the rejected request that matter for healing."""
 
     previous_response_id: str = ""

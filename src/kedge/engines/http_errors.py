@@ -5,10 +5,11 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
 
 from kedge import errors
 from kedge.security.urls import parse_base_url
@@ -46,8 +47,7 @@ _PERMANENT_REASONS = re.compile(
 _STATUS_ERRORS = {401: errors.NotAuthorized, 403: errors.NotAuthorized, 429: errors.RateLimited}
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBuilder:
+class ErrorBuilder(msgspec.Struct, frozen=True):
     """Builds the errors of requests to one server.
 
     Args:

@@ -13,9 +13,9 @@ model decides about each of them. A JSON schema is sent in strict form only if t
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
+import msgspec
 from typing_extensions import TypeVar
 
 from kedge.engines import json_schema
@@ -58,8 +58,7 @@ class SchemaMismatch(Exception):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSchema(Generic[OutputT_co]):
+class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
     """The schema of an answer. Create one with ``to_output_schema``.
 
     Attributes:

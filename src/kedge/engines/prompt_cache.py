@@ -9,10 +9,10 @@ retained and count toward the four.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from kedge.engines.request_options import format_tool
@@ -195,8 +195,7 @@ _DATED = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d
 log = get_logger("kedge.engines.prompt_cache")
 
 
-@dataclass(frozen=True, slots=True)
-class PromptHead:
+class PromptHead(msgspec.Struct, frozen=True):
     """The part of a prompt before the history; a change in it prevents caching."""
 
     model: str
@@ -216,10 +215,9 @@ class PromptHead:
             yield "clock" if clock else "instructions"
 
 
-@dataclass(slots=True)
-class _Chain:
+class _Chain(msgspec.Struct):
     head: PromptHead
-    reported: set[CacheHint] = field(default_factory=set[CacheHint])
+    reported: set[CacheHint] = set()
 
 
 class PromptMonitor:

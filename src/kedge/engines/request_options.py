@@ -12,7 +12,6 @@ compared with those of the previous requests. So they cannot be changed, and eac
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, TypedDict, Unpack, cast
@@ -45,8 +44,7 @@ EphemeralBlocks = str | SystemBlock | Iterable[str | SystemBlock]
 """System text that is sent with the requests of one run and is not part of any Turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResendLimit:
+class ResendLimit(msgspec.Struct, frozen=True):
     """The largest full send after a loss or a change; a longer history is compacted first, or an error.
 
     Args:
@@ -320,8 +318,7 @@ def _format(definition: FrozenMap) -> str:
     return json.dumps(thaw(definition), ensure_ascii=False, default=str)
 
 
-@dataclass(slots=True)
-class TurnProbe:
+class TurnProbe(msgspec.Struct):
     """The last state of a Turn inside a middleware; see ``with_middleware``."""
 
     turn: Turn

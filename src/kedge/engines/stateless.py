@@ -12,11 +12,11 @@ results come first in the input.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
 
+import msgspec
 from msgspec.structs import replace
 
 from kedge import turns
@@ -32,8 +32,7 @@ from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.canonical import get_members
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """Instructions for the user if a server is not running, or does not have the model."""
 
     unreachable: str = ""

@@ -16,11 +16,11 @@ the model does not read them. The context of a response in a conversation object
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
+import msgspec
 from anyio import current_time, move_on_after, sleep
 
 from kedge.engines.heal_rules import OBJECT_LOCKED
@@ -277,8 +277,7 @@ def _is_same_item(ours: Block, theirs: Block, *, has_id: bool) -> bool:
 MAX_ANCESTORS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(msgspec.Struct, frozen=True):
     """The result of an audit.
 
     ``agrees`` is ``None`` if there was nothing to compare or the server did not return its items.

@@ -19,10 +19,10 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import suppress
-from dataclasses import dataclass, field
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
+import msgspec
 from anyio import CancelScope, current_time
 
 from kedge.engines.http_errors import ErrorBuilder, parse_object
@@ -129,8 +129,7 @@ def is_event_stream(headers: Mapping[str, str], *, requested: bool) -> bool:
     return requested if media_type in _UNLABELED else media_type == EVENT_STREAM
 
 
-@dataclass(slots=True)
-class RawResponse:
+class RawResponse(msgspec.Struct):
     """A response whose body is not read yet; it must be closed.
 
     Attributes:
@@ -148,13 +147,13 @@ class RawResponse:
     errors: ErrorBuilder
     source: AsyncIterator[bytes]
     release: Callable[[], object]
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = {}
     is_stream: bool = False
     status: int = 200
     tap: Callable[[bytes, int | None], None] | None = None
-    _received: list[bytes] = field(default_factory=list[bytes], init=False)
-    _size: int = field(default=0, init=False)
-    _drained_at: float = field(default=0.0, init=False)
+    _received: list[bytes] = []
+    _size: int = 0
+    _drained_at: float = 0.0
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes of the body; empty at its end.
@@ -202,8 +201,7 @@ class RawResponse:
             self.tap = None
 
 
-@dataclass(slots=True)
-class ResponseReader:
+class ResponseReader(msgspec.Struct):
     """Reads the body of one response into events: a stream, or one JSON object.
 
     Attributes:
@@ -214,7 +212,7 @@ class ResponseReader:
     decoder: "StreamDecoder"
     is_stream: bool
     _is_first: bool = True
-    _body: bytearray = field(default_factory=bytearray)
+    _body: bytearray = msgspec.field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""

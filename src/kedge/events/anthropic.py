@@ -12,9 +12,9 @@ reason: at the token limit the last block is stopped like any other, and is not 
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
+import msgspec
 from msgspec import structs
 
 from kedge.events import fields
@@ -44,18 +44,17 @@ _DELTA_BLOCKS = {"text_delta": "text", "thinking_delta": "thinking"}
 """The type of the block that starts with a delta of this type, if it was not started before."""
 
 
-@dataclass(slots=True)
-class ContentBlockBuilder:
+class ContentBlockBuilder(msgspec.Struct):
     """Collects the deltas of one content block."""
 
     block: JsonObject
     output_index: int
     item_id: str
-    pieces: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    pieces: dict[str, list[str]] = {}
     stopped: bool = False
     is_complete: bool = False
     """Whether its ``ItemCompleted`` was emitted."""
-    start: JsonObject = field(init=False)
+    start: JsonObject = {}
     """The content of the block at its start."""
 
     def __post_init__(self) -> None:

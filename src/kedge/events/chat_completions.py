@@ -18,7 +18,6 @@ after it is ignored if it is one of those before. Some servers send no ``finish_
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from msgspec import structs
@@ -61,8 +60,7 @@ FINISH_REASONS: dict[str, tuple[FinalStatus, str]] = {
 """The meaning of each ``finish_reason``; with any other the response is ``incomplete``."""
 
 
-@dataclass(slots=True, eq=False)
-class _StreamedCall(ToolCall):
+class _StreamedCall(ToolCall, eq=False):
     """A call as the chunks identify it."""
 
     is_announced: bool = False

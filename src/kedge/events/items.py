@@ -22,10 +22,12 @@ Decoders pass items in the form of the Responses API.
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import attrgetter
 from typing import Literal, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
 from kedge.events.types import (
@@ -50,8 +52,7 @@ NameResolver = Callable[[str, bool], str]
 _CALL = "function_call"
 
 
-@dataclass(slots=True, eq=False)
-class OutputItem:
+class OutputItem(msgspec.Struct, eq=False):
     """An output item of a stream.
 
     Attributes:
@@ -69,8 +70,7 @@ class OutputItem:
     call_id: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class ToolCall(OutputItem):
+class ToolCall(OutputItem, eq=False):
     """A tool call of a stream, with the data received so far.
 
     Attributes:
@@ -84,7 +84,7 @@ class ToolCall(OutputItem):
     name: str = ""
     fallback: str = ""
     final_arguments: str | None = None
-    pieces: list[str] = field(default_factory=list[str])
+    pieces: list[str] = []
     cut: bool = False
 
     @property
@@ -124,8 +124,7 @@ def read_call_id(sent: object) -> tuple[str, str]:
     return "", "missing" if sent is None else "malformed"
 
 
-@dataclass(frozen=True, slots=True)
-class CallSummary:
+class CallSummary(msgspec.Struct, frozen=True):
     """All calls of a response in output order, and how their ids were found.
 
     Attributes:

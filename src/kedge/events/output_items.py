@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
+
+import msgspec
 
 from kedge.errors import InvalidTurn
 from kedge.events.fields import (
@@ -34,13 +35,12 @@ _BUILT_TYPES = (MESSAGE, REASONING, *CALL_ARGUMENTS)
 _TEXT_TYPES = ("output_text", "text", "refusal")
 
 
-@dataclass(slots=True)
-class PartBuilder:
+class PartBuilder(msgspec.Struct):
     """Collects the text of one part: its deltas, until the complete text arrives."""
 
-    pieces: list[str] = field(default_factory=list[str])
+    pieces: list[str] = []
     is_complete: bool = False
-    logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    logprobs: list[Mapping[str, Any]] = []
 
     @property
     def text(self) -> str:
@@ -69,22 +69,19 @@ class PartBuilder:
         self.pieces, self.is_complete = [text], True
 
 
-@dataclass(slots=True, eq=False)
-class ItemBuilder:
+class ItemBuilder(msgspec.Struct, eq=False):
     """Collects the events of one output item."""
 
     type: str
     output_index: int
     item_id: str = ""
-    block_id: str = field(default_factory=partial(new_id, "blk"))
+    block_id: str = msgspec.field(default_factory=partial(new_id, "blk"))
     item: Item | None = None
     """The finished item."""
-    parts: dict[tuple[PartKind, int], PartBuilder] = field(
-        default_factory=dict[tuple[PartKind, int], PartBuilder]
-    )
+    parts: dict[tuple[PartKind, int], PartBuilder] = {}
     call_id: str = ""
     name: str = ""
-    arguments: PartBuilder = field(default_factory=PartBuilder)
+    arguments: PartBuilder = msgspec.field(default_factory=PartBuilder)
     has_fallback_id: bool = False
     """Whether ``call_id`` is not the server's id of the call."""
     is_contradicted: bool = False

@@ -6,9 +6,10 @@ interpreted. Sequence numbers reveal duplicate events and gaps.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
+
+import msgspec
 
 from kedge.events import fields
 from kedge.events.decoder import FinalStatus, StreamDecoder
@@ -46,8 +47,7 @@ ITEM_TYPES: dict[PartKind, str] = {
 """The type of the item that a part of this kind belongs to."""
 
 
-@dataclass(slots=True)
-class StreamedPart:
+class StreamedPart(msgspec.Struct):
     """A part of an item, and whether its text was emitted and is complete."""
 
     item: OutputItem

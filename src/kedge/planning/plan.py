@@ -10,7 +10,6 @@ earlier answer of the same server covered. Events, metrics, spans, the rows of a
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -341,8 +340,7 @@ def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     return get_prefix_index(turn).problems(turn, turn.lead, first)
 
 
-@dataclass(slots=True)
-class _CandidateCheck:
+class _CandidateCheck(msgspec.Struct):
     """Checks whether a candidate is proved and available."""
 
     index: PrefixIndex

@@ -12,6 +12,7 @@ set is encoded as an array instead of rejected, so values from users of the libr
 
 import json
 from collections.abc import Callable
+from functools import cache
 from sys import float_info
 from typing import Annotated, Any, cast
 
@@ -30,19 +31,18 @@ _CHECKED_LEVELS = 7
 """The levels of nested arrays and objects that are checked fast; the size of the type doubles with each."""
 
 
+@cache
 def _build_finite_type() -> Any:
-    """Return the type of JSON values of limited depth with finite numbers only."""
+    """Return the type of JSON values of limited depth with finite numbers only; this takes long, so it is cached."""
     finite = Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
     checked: Any = str | int | bool | None | finite
     for _ in range(_CHECKED_LEVELS):
         checked = str | int | bool | None | finite | dict[str, checked] | list[checked]
     # A Struct, because msgspec analyzes the type of a Struct once and any other type in every call.
-    return msgspec.defstruct("_Finite", [("value", checked)])
-
-
-_Finite = _build_finite_type()
-# Now, because msgspec crashes if two threads analyze a type at the same time.
-msgspec.convert({"value": 0.1}, _Finite)
+    finite_type = msgspec.defstruct("_Finite", [("value", checked)])
+    # Now, because msgspec crashes if two threads analyze a type at the same time.
+    msgspec.convert({"value": 0.1}, finite_type)
+    return finite_type
 
 
 def encode(value: object) -> bytes:
@@ -53,7 +53,7 @@ def encode(value: object) -> bytes:
         TypeError: If it is not a JSON value.
     """
     try:
-        msgspec.convert({"value": value}, _Finite)  # which rejects other types, too
+        msgspec.convert({"value": value}, _build_finite_type())  # which rejects other types, too
         return _encode(value)
     except Exception:  # noqa: BLE001 - the standard library decides whether it is an error
         return _standard_encode(value).encode()
