@@ -211,7 +211,7 @@ async def test_the_last_holder_releases_the_permit(first: str) -> None:
     gate = get_limiter(quick)
     assert gate
     async with gate.acquire():
-        run = ThreadRun(quick, {}, gate)
+        run = ThreadRun(quick, {}, gate.abandoned)
         steps = (
             [run.call_function, run.abandon]
             if first == "the thread ends"

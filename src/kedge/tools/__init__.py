@@ -174,7 +174,7 @@ class _EarlyResult(Exception):
 
 
 class CallRunner:
-    """Runs one call; ``get_record`` returns its record, also after a cancellation."""
+    """Runs one call; it has no ``record`` until the call has ended."""
 
     def __init__(self, context: CallContext, call: ToolCallBlock) -> None:
         self.context = context
@@ -201,10 +201,8 @@ class CallRunner:
             else:
                 self._finish("ok", parts)
 
-    def get_record(self) -> ToolRun:
-        """Return the record; a call without a result was cancelled."""
-        if self.record:
-            return self.record
+    def report_cancelled(self) -> ToolRun:
+        """Return the record of a call that has none: it was cancelled."""
         when = "while it ran; it may have had an effect" if self.attempts else "before it ran"
         return self._finish("cancelled", (TextPart(f"This call was cancelled {when}."),))
 
@@ -405,7 +403,7 @@ async def _run_all(context: CallContext, calls: Sequence[ToolCallBlock]) -> list
             for runner in runners:
                 group.start_soon(_run_call, runner, group, escaped)
     finally:
-        records = [runner.get_record() for runner in runners]
+        records = [runner.record or runner.report_cancelled() for runner in runners]
     if escaped:
         raise escaped[0]
     return records

@@ -9,6 +9,7 @@ one call could run twice at once. When abandoned threads hold the whole limit, w
 import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -118,7 +119,7 @@ async def invoke_tool(tool: AnyTool, arguments: Arguments, on_start: Callable[[]
         else:  # the timeout starts once a thread is free
             threads = _get_or_set(_thread_limiter, partial(CapacityLimiter, MAX_THREADS))
             await stack.enter_async_context(threads)
-            run = ThreadRun(tool, arguments, limiter).run
+            run = ThreadRun(tool, arguments, limiter.abandoned if limiter else set()).run
         on_start()
         with move_on_after(tool.timeout):
             try:
@@ -135,6 +136,7 @@ async def _run_in_loop(tool: AnyTool, arguments: Arguments) -> Parts:
         return to_parts(await tool.function(**arguments))
 
 
+@dataclass(eq=False)
 class ThreadRun:
     """A function running in a thread, which counts under the limit of its tool if it is abandoned.
 
@@ -142,13 +144,12 @@ class ThreadRun:
     the flag of the first, so the thread does not count after it has ended.
     """
 
-    def __init__(
-        self, tool: AnyTool, arguments: Arguments, limiter: ConcurrencyLimiter | None
-    ) -> None:
-        self.tool = tool
-        self.arguments = arguments
-        self.abandoned_threads = limiter.abandoned if limiter else set[object]()
-        self.started = self.ended = self.abandoned = False
+    tool: AnyTool
+    arguments: Arguments
+    abandoned_threads: set[object]
+    started: bool = False
+    ended: bool = False
+    abandoned: bool = False
 
     async def run(self) -> Parts:
         """Start the thread and wait for it; abandon it on cancellation."""
