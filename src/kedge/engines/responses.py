@@ -34,7 +34,7 @@ from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import REJECTION_STATUSES, EvidenceStore, KnownServer, Trust, limit_depth
-from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory
+from kedge.memory.judge import Judgment, ServerMemory
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
@@ -183,20 +183,17 @@ class ResponsesEngine(RequestEngine):
 
     def _open(self, turn: Turn, request: Request) -> Session:
         session = super()._open(turn, request)
-        session.check = self._open_check(session)
-        session.running = planning.find_running(turn, self.scope)
-        self._choose_mode(session)
-        return session
-
-    def _open_check(self, session: Session) -> MemoryCheck:
-        return self.memory.check(
+        session.check = self.memory.check(
             self.scope,
             session.model,
             streaming=session.streaming,
             objects=session.requested_mode == "conversation",
-            conversation=prefix_digest(session.turn, 1),
+            conversation=prefix_digest(turn, 1),
             known=self._known_server,
         )
+        session.running = planning.find_running(turn, self.scope)
+        self._choose_mode(session)
+        return session
 
     async def attach_evidence(self, store: EvidenceStore) -> None:
         """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
@@ -250,7 +247,11 @@ class ResponsesEngine(RequestEngine):
         if claim == "taken":
             self._make_plan(session)
         if self.verify_every and session.plan.anchor:
-            await self._audit_periodically(session, session.plan.anchor)
+            self._chained_count += 1
+            is_due = self._chained_count % self.verify_every == 0
+            if is_due and (await self._audit(session, session.plan.anchor)).agrees is False:
+                log.warning("an audit found a difference", response_id=session.plan.anchor_id)
+                raise lost_context("audit", self.name)
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,
         # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
         session.held = [] if check.way == "held" or claim == "unknown" else None
@@ -453,8 +454,7 @@ class ResponsesEngine(RequestEngine):
         return finished
 
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
-        check = session.check = self._open_check(session)
-        reason, error, plan = failure.reason, failure.error, session.plan
+        reason, error, plan, check = failure.reason, failure.error, session.plan, session.check
         state, lost = get_state(session.turn), tuple[str, ...]()
         match reason:
             case "gone" | "unsupported" | "forgot" | "audit":
@@ -469,10 +469,8 @@ class ResponsesEngine(RequestEngine):
                 session.drop_anchor(plan, "lost")
                 if reason in ("unsupported", "forgot") and check.doubt:
                     self._choose_mode(session)
-            case "unproven":
-                session.drop_anchor(plan, "untrusted")
-            case "empty_input":
-                session.drop_anchor(plan, "empty_input")
+            case "unproven" | "empty_input":
+                session.drop_anchor(plan, "untrusted" if reason == "unproven" else reason)
             case "conversation":
                 state = replace(state, conversation_id="")
                 is_used = bool(error.response_id) or error.code == heal_rules.OBJECT_LOCKED
@@ -555,15 +553,6 @@ class ResponsesEngine(RequestEngine):
             not_before=evidence.not_before,
         )
         return session.complete_plan(plan)
-
-    async def _audit_periodically(self, session: Session, anchor: AnchorRecord) -> None:
-        self._chained_count += 1
-        if self._chained_count % self.verify_every:
-            return
-        result = await self._audit(session, anchor)
-        if result.agrees is False:
-            log.warning("an audit found a difference", response_id=anchor.response_id)
-            raise lost_context("audit", self.name)
 
     async def _audit(self, session: Session, anchor: AnchorRecord) -> Audit:
         """Audit an anchor, and record whether the server lists what it stores."""

@@ -146,19 +146,16 @@ class ConversationObjects:
         problems = dict.fromkeys(unused, f"the server did not delete it within {seconds:g} seconds")
         with move_on_after(seconds):
             for each in unused:
-                problems[each] = await self._delete(each.id)
+                try:
+                    path = f"/conversations/{quote_segment(each.id)}"
+                    await self._transport.request_json("delete", path)
+                except EngineError as error:
+                    problems[each] = "" if _is_missing(error) else str(error)
+                else:
+                    problems[each] = ""
                 if not problems[each]:
                     await store.delete_object(each)
         return problems
-
-    async def _delete(self, object_id: str) -> str:
-        """Delete an object; return what went wrong."""
-        try:
-            path = f"/conversations/{quote_segment(object_id)}"
-            await self._transport.request_json("delete", path)
-        except EngineError as error:
-            return "" if error.status in (404, 410) else str(error)
-        return ""
 
     async def send(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request to an object; wait while the server says that another request uses the object."""
@@ -201,7 +198,7 @@ class ConversationObjects:
             return False
         except EngineError as error:
             log.warning("the end of a conversation object cannot be checked: %s", error)
-            return False if error.status in (404, 410) else None
+            return False if _is_missing(error) else None
         if len(listed) < len(expected) or (complete and len(listed) > len(expected)):
             return False
         pairs = zip(expected, reversed(listed[: len(expected)]), strict=True)
