@@ -287,25 +287,6 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
     index.close()
 
 
-def test_a_forked_process_opens_the_store_again(
-    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It has no threads of the other process, for which it would wait; an open store cannot be opened again."""
-    index = StoreIndex(store_url)
-    inherited = index._database
-    index.add(make_entry(1))
-    shared = StoreIndex(Store(inherited))
-    monkeypatch.setattr("kedge.incremental.index.os.getpid", lambda: 0)
-    assert index.get("scope", "resp_1") == make_entry(1)
-    assert index._database is not inherited
-    assert shared.get("scope", "resp_1") is None
-    assert "opened before a fork" in caplog.text
-    index.close()
-    monkeypatch.undo()
-    index.close()  # in the other process nothing is closed twice
-    inherited.close()
-
-
 def test_an_index_in_an_in_memory_store_uses_its_thread() -> None:
     """An in-memory database has a single connection, so the index is blocking."""
     index = StoreIndex("sqlite://:memory:")

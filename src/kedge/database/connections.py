@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 
 from kedge.database.postgres import MARGIN_SECONDS
+from kedge.database.transactions import inherited
 
 PAUSE_SECONDS = 0.2
 """The time between two attempts to connect to a server that was reachable before."""
@@ -135,13 +136,22 @@ class PostgresConnections:
     """
 
     def __init__(self, url: str, limit: int) -> None:
-        self._url = url
-        self._permits = _Permits(limit)
-        self._idle: deque[PostgresConnection] = deque()
+        self._url, self._limit = url, limit
         self._connect_error: psycopg.Error | None = None
         self._was_connected = False
         self._is_closed = False
-        weakref.finalize(self, _close_all, self._idle)  # for a pool that is not closed
+        self._start()
+
+    def _start(self) -> None:
+        self._permits = _Permits(self._limit)
+        self._idle: deque[PostgresConnection] = deque()
+        # For a pool that is not closed.
+        self._close_idle = weakref.finalize(self, _close_all, self._idle)
+
+    def restart(self) -> None:
+        """Begin without connections, in a forked process."""
+        inherited.append(self._close_idle.detach())
+        self._start()
 
     def acquire(self, wait_until: float) -> PostgresConnection:
         """Return a connection that the server has not closed.

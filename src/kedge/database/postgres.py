@@ -20,7 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from kedge.database.transactions import Database, Dialect, Tx, Values, Workers
+from kedge.database.transactions import Database, Dialect, Tx, Values, Workers, open_databases
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,
@@ -192,6 +192,12 @@ class PostgresDatabase(Database):
         self._driver, self._connections = _import_driver()
         self._pool = self._connections.PostgresConnections(url, connections)
         self.readers = self.writers = Workers(MAX_THREADS, "kedge-store")
+        open_databases.add(self)
+
+    def restart(self) -> None:
+        """Begin without threads and connections, in a forked process."""
+        self._pool.restart()
+        super().restart()
 
     def close(self) -> None:
         """Stop the threads, then close the connections."""

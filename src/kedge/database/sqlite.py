@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kedge.database.transactions import (
     Database,
@@ -23,6 +23,8 @@ from kedge.database.transactions import (
     Values,
     Workers,
     closed_error,
+    inherited,
+    open_databases,
 )
 from kedge.errors import (
     CannotOpenStore,
@@ -100,19 +102,34 @@ class SQLiteDatabase(Database):
         self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._options = "mode=ro" if read_only else "mode=rwc"
-        self._connections: list[sqlite3.Connection] = []
-        # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
-        self._close_connections = weakref.finalize(self, _close_all, self._connections)
+        self._start_connections()
         self.writers = Workers(1, "kedge-store-writer")
         alone = path == MEMORY
         self.readers = self.writers if alone else Workers(MAX_READERS, "kedge-store-reader")
         self._has_inline = not (alone or read_only)
-        self._local = threading.local()
-        self._write_lock = threading.Lock()
-        self._inline_lock = threading.Lock()
-        self._inline = SimpleNamespace()
+        self._start_locks()
         self._is_closed = False
         self._journal_is_pending = False
+        open_databases.add(self)
+
+    def _start_connections(self) -> None:
+        self._connections: list[sqlite3.Connection] = []
+        # The connection of each thread; a database in memory has one thread.
+        self._local: Any = SimpleNamespace() if self.path == MEMORY else threading.local()
+        self._inline = SimpleNamespace()
+        # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
+        self._close_connections = weakref.finalize(self, _close_all, self._connections)
+
+    def _start_locks(self) -> None:
+        self._write_lock, self._inline_lock = threading.Lock(), threading.Lock()
+
+    def restart(self) -> None:
+        """Begin without threads and connections, in a forked process; a database in memory was copied to it."""
+        if self.path != MEMORY:
+            inherited.append(self._close_connections.detach())
+            self._start_connections()
+        self._start_locks()
+        super().restart()
 
     # A thread costs more than the work here: a lookup or an insertion takes 20 to 50 microseconds,
     # switching to a worker thread and back 100 to 200. So small transactions may run in the calling

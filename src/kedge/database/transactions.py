@@ -6,6 +6,7 @@ All operations are plain functions of a `Tx`, the same for both databases. The d
 
 import asyncio
 import logging
+import os
 import threading
 import time
 import weakref
@@ -150,11 +151,15 @@ class Workers:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
+        self._is_closed = False
+        self.start()
+
+    def start(self) -> None:
+        """Begin without threads; also in a forked process, which has none of those of the other one."""
         self._jobs: _Jobs = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = [0]
         self._lock = threading.Lock()
-        self._is_closed = False
         # Also at the end of the program, and when the store is garbage-collected without being closed.
         self._stop = weakref.finalize(self, _stop_threads, self._jobs, self._threads)
 
@@ -384,6 +389,11 @@ class Database(ABC):
     def reclaim_files(self, vacuum: bool) -> None:  # noqa: B027 - a database server does this itself
         """Overwrite deleted data in the files, in the calling thread."""
 
+    def restart(self) -> None:
+        """Begin without threads and connections, in a forked process."""
+        for workers in {self.readers, self.writers}:
+            workers.start()
+
     @abstractmethod
     def close(self) -> None:
         """Stop the threads and close the connections."""
@@ -391,6 +401,21 @@ class Database(ABC):
     async def aclose(self) -> None:
         """Stop the threads and close the connections without blocking the event loop."""
         await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+
+open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+"""The databases to restart in a forked process."""
+inherited: list[object] = []
+"""The connections of the process that this one was forked from; closing them would end its sessions."""
+
+
+def _restart_databases() -> None:
+    for database in list(open_databases):
+        database.restart()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_restart_databases)
 
 
 class NamespaceDatabase(Database):

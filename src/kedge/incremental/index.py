@@ -14,7 +14,6 @@ without waiting for the disk: after a power failure the newest entries may be mi
 send each.
 """
 
-import os
 import secrets
 import threading
 import time
@@ -25,7 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from kedge.config import store_url
-from kedge.database.transactions import Database, Tx
+from kedge.database.transactions import Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord
@@ -185,11 +184,12 @@ class StoreIndex:
         self._added = 0
         self._retry_at = 0.0
         self._inline_at = 0.0
-        self._url = store_url(store) if isinstance(store, str) else ""
-        self._database = self._open() if isinstance(store, str) else store.database
-        self._process = os.getpid()
-        self._inherited: list[Database] = []
-        self._lock = threading.Lock()
+        self._is_owner = isinstance(store, str)
+        self._database = (
+            open_current_database(store_url(store), WAIT_SECONDS, WAIT_SECONDS)
+            if isinstance(store, str)
+            else store.database
+        )
         self.hash_key = self._database.write_sync(response_index.get_scope_key)
         """The key with which credentials are hashed into scopes, the same for every process."""
 
@@ -247,29 +247,9 @@ class StoreIndex:
         self._write(lambda tx: response_index.put_evidence(tx, key, form))
 
     def close(self) -> None:
-        """Close the database, unless an open store was passed, or it was opened before a fork."""
-        if self._url and self._process == os.getpid():
+        """Close the database, unless an open store was passed."""
+        if self._is_owner:
             self._database.close()
-
-    def _open(self) -> Database:
-        return open_current_database(self._url, WAIT_SECONDS, WAIT_SECONDS)
-
-    def _get_database(self) -> Database:
-        """Return the database, which is opened again in a process that was forked.
-
-        Such a process has none of the threads of the other one, and must not use its connections.
-        """
-        process = os.getpid()
-        if self._process == process:
-            return self._database
-        if not self._url:
-            raise StoreError("the store was opened before a fork; open it in each process")
-        with self._lock:
-            if self._process != process:
-                self._inherited.append(self._database)  # closing it would affect the other process
-                self._database = self._open()
-                self._process = process
-        return self._database
 
     def _read(self, work: Callable[[Tx], T]) -> T | None:
         return self._run("read_inline", work)
@@ -284,7 +264,7 @@ class StoreIndex:
         if now < self._retry_at:
             return None
         try:
-            return getattr(self._get_database(), method)(work)
+            return getattr(self._database, method)(work)
         except StoreError as error:
             if isinstance(error, StoreBusy) and method == "write_inline":
                 # Another process is writing for a long time; threads can wait for it, an event loop cannot.

@@ -81,11 +81,10 @@ _shared_stores_lock = threading.Lock()
 def share_store(address: str | os.PathLike[str]) -> SharedResource[Store]:
     """Return the store at an address that is shared in this process, opened by the first of its users."""
     url = resolve_address(address)
-    key = f"{os.getpid()} {url}"
     with _shared_stores_lock:
-        shared = _shared_stores.get(key)
+        shared = _shared_stores.get(url)
         if url in MEMORY_URLS or shared is None or not shared.add_user():
-            shared = _shared_stores[key] = SharedResource(open_store(url))
+            shared = _shared_stores[url] = SharedResource(open_store(url))
     return shared
 
 
