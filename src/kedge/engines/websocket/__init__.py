@@ -117,15 +117,14 @@ class SocketTransport(Transport):
                     retries = await wait_to_retry(error, retries, most)
 
     async def _create_response(self, content: bytes, parent_id: str) -> RawResponse:
-        pool = self._pools.get()
-        connection, lane = await pool.acquire(parent_id)
+        pool, client = self._pools.get(), self.client
+        lane = await pool.acquire(parent_id)
+        release = partial(pool.release, lane)
         try:
-            first = await self._send_on_lane(connection, lane, content)
+            messages = self._read_messages(lane, await self._send_on_lane(lane, content))
         except BaseException:
-            pool.release(connection, lane)
+            release()
             raise
-        client, release = self.client, partial(pool.release, connection, lane)
-        messages = self._read_messages(lane, first)
         return RawResponse(client, client.errors, messages, release, is_stream=True)
 
     async def _read_messages(
@@ -143,12 +142,10 @@ class SocketTransport(Transport):
                 reason = str(error) or "no message arrived in time"
                 raise self._fail(StreamCut, f"the response was cut: {reason}") from None
 
-    async def _send_on_lane(
-        self, connection: sockets.SocketConnection, lane: sockets.Lane, content: bytes
-    ) -> SocketMessage:
+    async def _send_on_lane(self, lane: sockets.Lane, content: bytes) -> SocketMessage:
         try:
             async with timeout(self.client.timeouts.read):
-                await connection.send(lane, content)
+                await lane.connection.send(lane, content)
                 first = await lane.next_message()
         except TimeoutError:
             raise self._fail(Unreachable, "the server did not answer in time") from None

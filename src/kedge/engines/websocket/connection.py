@@ -57,7 +57,9 @@ class LaneFailed(Exception):
 
 
 class Lane:
-    """One lane. ``name`` is its ``stream_id``; the lane without one has an empty name."""
+    """One lane of a connection. ``name`` is its ``stream_id``; the lane without one has an empty name."""
+
+    connection: "SocketConnection"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -154,6 +156,7 @@ class SocketConnection:
     def add_lane(self) -> Lane:
         """Add a lane."""
         lane = Lane(f"k{len(self.lanes)}" if self.max_lanes > 1 else "")
+        lane.connection = self
         self.lanes.append(lane)
         return lane
 
@@ -242,7 +245,6 @@ class SocketConnection:
 
 MAX_CONNECTION_AGE = 55 * 60.0
 """Seconds after which a connection is replaced, because servers close connections after an hour."""
-Lease = tuple[SocketConnection, Lane]
 
 
 class ConnectionPool:
@@ -262,14 +264,14 @@ class ConnectionPool:
         """Return the ids of the responses that the server remembers on an open connection."""
         return {lane.latest_id for one in self._connections for lane in one.lanes if lane.latest_id}
 
-    async def acquire(self, parent_id: str) -> Lease:
+    async def acquire(self, parent_id: str) -> Lane:
         """Return a lane for a request that continues ``parent_id``, or nothing; wait for a free lane."""
         while True:
             self._retire_expired()
-            found = self._find_lane(parent_id) or await self._open_connection()
-            if found is not None:
-                found[1].begin(parent_id)
-                return found
+            lane = self._find_lane(parent_id) or await self._open_connection()
+            if lane is not None:
+                lane.begin(parent_id)
+                return lane
             self._lane_available.clear()
             await self._lane_available.wait()
 
@@ -281,8 +283,9 @@ class ConnectionPool:
         for task in list(self._close_tasks):
             await task
 
-    def release(self, connection: SocketConnection, lane: Lane) -> None:
+    def release(self, lane: Lane) -> None:
         """Release a lane; if its response has not ended, wait for it or cancel it."""
+        connection = lane.connection
         if lane.finished or connection.retired:
             connection.release(lane)
             return
@@ -292,19 +295,16 @@ class ConnectionPool:
             # Nothing else is lost with the connection, and only closing it stops the model.
             self._close(connection)
 
-    def _find_lane(self, parent_id: str) -> Lease | None:
+    def _find_lane(self, parent_id: str) -> Lane | None:
         live = [each for each in self._connections if not each.retired]
-        if parent_id:
-            for connection in live:
-                for lane in connection.lanes:
-                    if lane.latest_id == parent_id:
-                        fork = _find_free_lane(connection) if lane.busy else lane
-                        return fork and (connection, fork)
+        for lane in (lane for connection in live for lane in connection.lanes if parent_id):
+            if lane.latest_id == parent_id:
+                return _find_free_lane(lane.connection) if lane.busy else lane
         for may_forget in (False, True):
             for connection in live:
                 lane = _find_free_lane(connection)
                 if lane is not None and (may_forget or not lane.latest_id):
-                    return connection, lane
+                    return lane
             if self._can_open():
                 break
         return None
@@ -312,7 +312,7 @@ class ConnectionPool:
     def _can_open(self) -> bool:
         return len(self._connections) + self._opening_count < self._max_connections
 
-    async def _open_connection(self) -> Lease | None:
+    async def _open_connection(self) -> Lane | None:
         if not self._can_open():
             return None
         self._opening_count += 1
@@ -324,7 +324,7 @@ class ConnectionPool:
         now = asyncio.get_running_loop().time()
         connection = SocketConnection(socket, self._max_lanes, now, self._on_change)
         self._connections.append(connection)
-        return connection, connection.add_lane()
+        return connection.add_lane()
 
     def _retire_expired(self) -> None:
         old = asyncio.get_running_loop().time() - MAX_CONNECTION_AGE
