@@ -5,14 +5,7 @@ An engine, with the decoder and the renderer of its API, is loaded when it is fi
 
 from typing import TYPE_CHECKING
 
-from kedge.engines.base import (
-    Engine,
-    Events,
-    Middleware,
-    Request,
-    find_filters,
-    unwrap,
-)
+from kedge.engines.base import Engine, Events, Middleware, Request, find_filters, unwrap
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply

@@ -29,13 +29,7 @@ from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_metrics import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
-from kedge.engines.transport import (
-    AnyClient,
-    RawResponse,
-    ResponseReader,
-    Transport,
-    encode_body,
-)
+from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, StreamCut
 from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events

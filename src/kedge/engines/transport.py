@@ -11,13 +11,7 @@ passed on.
 
 import os
 import zlib
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
