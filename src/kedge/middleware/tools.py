@@ -10,6 +10,7 @@ Turn; it is called before each request, and the calls of the answer run with the
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec import structs
@@ -145,7 +146,7 @@ class _ToolsMiddleware(BaseMiddleware):
                     async for event in events:
                         yield event
                 turn = request.filters.apply_to_turn(turn)
-                turn = turn.append(*(results[call.id] for call in ours))
+                turn = turn.append(*map(results.__getitem__, map(attrgetter("id"), ours)))
             # The caller has to answer its own calls before the model continues.
             if not ours or len(ours) < len(calls):
                 break
@@ -198,7 +199,7 @@ def _count_run(run: ToolRun) -> None:
 def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
     """Return the calls of the Turn that have no result yet, in order."""
     problems = find_problems(turn)
-    waiting = {p.block_id for p in problems if p.kind == "unanswered"} if problems else ()
-    if not waiting:
+    if not problems:
         return []
+    waiting = [p.block_id for p in problems if p.kind == "unanswered"]
     return [b for b in turn.blocks if b.id in waiting and isinstance(b, ToolCallBlock)]

@@ -32,7 +32,8 @@ from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.event_loops import await_value
 from kedge.events.fields import repair_surrogates
-from kedge.observe import bind_fields, get_logger
+from kedge.observe import get_logger
+from kedge.observe.logs import BOUND_FIELDS
 from kedge.text.display import capitalize
 from kedge.tools import invoke, output
 from kedge.tools.invoke import Arguments, Parts
@@ -188,18 +189,18 @@ class CallRunner:
         self._started_at: float | None = None
 
     async def run(self) -> None:
-        """Run the call; log records written meanwhile carry its id."""
-        with bind_fields(call_id=self.call.call_id):
-            try:
-                tool = self._find_tool()
-                arguments = self._parse_arguments(tool, self.call)
-                if tool.approval or (tool.approval is None and self.context.approve):
-                    arguments = await self._request_approval(tool, arguments)
-                parts = await self._invoke_with_retries(tool, arguments)
-            except _EarlyResult as early:
-                self._finish(early.outcome, early.parts, early.error)
-            else:
-                self._finish("ok", parts)
+        """Run the call in a task of its own, in which log records carry its id."""
+        BOUND_FIELDS.set({**BOUND_FIELDS.get(), "call_id": self.call.call_id})
+        try:
+            tool = self._find_tool()
+            arguments = self._parse_arguments(tool, self.call)
+            if tool.approval or (tool.approval is None and self.context.approve):
+                arguments = await self._request_approval(tool, arguments)
+            parts = await self._invoke_with_retries(tool, arguments)
+        except _EarlyResult as early:
+            self._finish(early.outcome, early.parts, early.error)
+        else:
+            self._finish("ok", parts)
 
     def report_cancelled(self) -> ToolRun:
         """Return the record of a call that has none: it was cancelled."""
