@@ -125,6 +125,26 @@ def make_error(status: int, body: str) -> RequestRefused:
     return RequestRefused(texts["message"], status=status, code=texts["code"], param=texts["param"])
 
 
+@for_each(
+    ("body", "message"),
+    [
+        (
+            "<!doctype html>\n<html><title>Not found\n &middot; Kedge</title><p>…",
+            "the server returned a web page, 'Not found · Kedge', instead of JSON; is the base URL correct?",
+        ),
+        (
+            " <html>gone</html>",
+            "the server returned a web page instead of JSON; is the base URL correct?",
+        ),
+        ("out of memory", "out of memory"),
+        ("", "the server returned no error message"),
+    ],
+)
+def test_a_web_page_is_described_in_one_line(body: str, message: str) -> None:
+    """Of the page of a server or gateway at another address, the message has only the title."""
+    assert parse_error(body)["message"] == message
+
+
 ERROR_SHAPES = {
     "openai": (
         400,

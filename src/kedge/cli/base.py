@@ -261,7 +261,7 @@ class CommandError(click.ClickException):
     def __init__(
         self, error: BaseException, *, as_json: bool, verbose: bool, advice: str = ""
     ) -> None:
-        super().__init__(_error_message(error))
+        super().__init__(format_error(error))
         self.error = error
         self.hint = " ".join(filter(None, (find_hint(error), advice)))
         self.as_json, self.verbose = as_json, verbose
@@ -297,7 +297,8 @@ def echo_error(message: str, hint: str) -> None:
     echo("\n".join(lines), err=True, color=choose_color())
 
 
-def _error_message(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
+    """Return the message of an error in one line."""
     if isinstance(error.__cause__, UnicodeEncodeError):
         error = error.__cause__  # it has the text, usually an argument
     if isinstance(error, KedgeError):

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.base import describe_error, dim, echo, echo_error, find_hint, format_json, wrap_text
+from kedge.cli.base import (
+    describe_error,
+    dim,
+    echo,
+    echo_error,
+    find_hint,
+    format_error,
+    format_json,
+    wrap_text,
+)
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
@@ -87,7 +96,7 @@ class TextOutput:
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
-        echo_error(str(error), find_hint(error))
+        echo_error(format_error(error), find_hint(error))
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses."""

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from html import unescape
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -29,6 +30,8 @@ GATEWAY_HEADERS = (
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """The maximum length of a server's code and message in an error."""
+MAX_TITLE_LENGTH = 100
+_TITLE = re.compile(r"<title>([^<]*)", re.IGNORECASE)
 _SCHEME = re.compile(r"^\s*[\w-]+\s+")
 _PERMANENT_CODES = re.compile(
     r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
@@ -159,6 +162,15 @@ def is_permanent_failure(code: str, message: str) -> bool:
     return bool(_PERMANENT_CODES.search(code) or _PERMANENT_REASONS.search(message))
 
 
+def describe_page(text: str) -> str:
+    """Return one line about a body that is a web page, or else the body."""
+    if not text.lstrip().startswith("<"):
+        return text
+    found = _TITLE.search(text)
+    title = f", {' '.join(unescape(found[1]).split())[:MAX_TITLE_LENGTH]!r}," if found else ""
+    return f"the server returned a web page{title} instead of JSON; is the base URL correct?"
+
+
 def parse_error(text: str) -> dict[str, str]:
     """Return the message, code and param of an error body of any form."""
     members = parse_object(text)
@@ -169,7 +181,7 @@ def parse_error(text: str) -> dict[str, str]:
         members = {"code": error.get("type"), **error} if members.get("type") == "error" else error
     elif isinstance(inner, str):
         members = {**members, "message": inner}
-    message = members.get("message") or members.get("detail") or text
+    message = members.get("message") or members.get("detail") or describe_page(text)
     if not isinstance(message, str):
         message = json.dumps(message)
     return {
