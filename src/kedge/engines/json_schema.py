@@ -34,6 +34,7 @@ from typing import (
 )
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic.json_schema import GenerateJsonSchema
 
 
@@ -96,14 +97,39 @@ def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSch
     return mapped
 
 
-def drop_unserializable_defaults(schema: JSONSchema) -> None:
+def adapt_type(
+    annotation: Any, generator: "type[GenerateJsonSchema] | None" = None
+) -> "tuple[TypeAdapter[Any], JSONSchema]":
+    """Return the validator of a type, and its schema.
+
+    Raises:
+        TypeError: It has no JSON schema; the message is one line.
+    """
+    from pydantic import PydanticUserError, TypeAdapter
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        schema = adapter.json_schema(schema_generator=generator or schema_generator())
+    except (PydanticUserError, TypeError, NameError) as error:
+        raise TypeError(str(error).partition("\n")[0]) from error
+    _drop_unserializable_defaults(schema)
+    return adapter, schema
+
+
+def _drop_unserializable_defaults(schema: JSONSchema) -> None:
     """Remove defaults that JSON cannot express, such as infinity."""
     try:
         json.dumps(schema.get("default"), allow_nan=False)
     except ValueError:
         del schema["default"]
     for inner in list_subschemas(schema):
-        drop_unserializable_defaults(inner)
+        _drop_unserializable_defaults(inner)
+
+
+def format_path(steps: Iterable[str | int], whole: str) -> str:
+    """Return a path in a JSON value as text; ``whole`` names the value itself."""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return path.removeprefix(".") or whole
 
 
 def has_type(schema: JSONSchema, name: str) -> bool:
@@ -248,18 +274,16 @@ MAX_ARGUMENT_CHARS = 100_000
 MAX_STEPS = 20_000
 """The maximum number of values that are compared with a schema, for all tools together."""
 
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: (
-        (isinstance(value, int) and not isinstance(value, bool))
-        or (isinstance(value, float) and value.is_integer())
-    ),
+_TYPES: Mapping[type, tuple[str, ...]] = {
+    dict: ("object",),
+    list: ("array",),
+    str: ("string",),
+    bool: ("boolean",),
+    type(None): ("null",),
+    int: ("integer", "number"),
+    float: ("number",),
 }
+"""The types of JSON schema that each type of a parsed value has."""
 
 
 def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: bool) -> str:
@@ -334,7 +358,8 @@ class _Matcher:
         if isinstance(schema, bool):
             return schema
         types: str | Sequence[str] = schema.get("type", ())
-        if types and not any(_TYPES[name](value) for name in _to_list(types)):
+        own = _TYPES[int if isinstance(value, float) and value.is_integer() else type(value)]
+        if types and not any(name in own for name in _to_list(types)):
             return False
         allowed: Sequence[Any] = schema.get("enum", ())
         self._spend(len(allowed))

@@ -19,7 +19,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from kedge.engines import json_schema
-from kedge.engines.json_schema import DEFINITIONS_PATH
+from kedge.engines.json_schema import DEFINITIONS_PATH, format_path
 from kedge.errors import InvalidSetting
 from kedge.turns import UserBlock, user
 from kedge.turns.frozen_json import FrozenMap, thaw
@@ -31,6 +31,7 @@ OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
 
 MAX_PROBLEMS = 8
 WRAPPER_MEMBER = "value"
+WHOLE = "the answer"
 _TYPE_KEYWORDS = {"type", "anyOf", "oneOf", "enum", "const"}
 _DOCUMENT_KEYWORDS = {"$defs", "$id", "$schema"}
 """Keywords of a schema document that are not part of a subschema."""
@@ -163,7 +164,7 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
             return self.adapter.validate_json(text)
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=False, include_input=False)
-            problems = [f"{_format_path(each['loc'])}: {each['msg']}" for each in details]
+            problems = [f"{format_path(each['loc'], WHOLE)}: {each['msg']}" for each in details]
             raise SchemaMismatch(problems) from error
         except ValueError as error:
             raise SchemaMismatch([f"the answer is not valid JSON ({error})"]) from error
@@ -194,7 +195,7 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
         problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
         if problems:
             raise SchemaMismatch(
-                [f"{_format_path(e.absolute_path)}: {e.message}" for e in problems]
+                [f"{format_path(e.absolute_path, WHOLE)}: {e.message}" for e in problems]
             )
         return self._unwrap(checked, None)
 
@@ -222,7 +223,13 @@ def to_output_schema(output: Any, name: str = "answer") -> OutputSchema[Any]:
             schema["$defs"] = {**schema.pop("definitions"), **schema.get("$defs", {})}
             schema = _move_references(schema, "#/definitions/", DEFINITIONS_PATH)
         return _build_schema(str(schema.get("title") or name), schema, None)
-    adapter, schema = _adapt_type(output, name)
+    try:
+        adapter, schema = json_schema.adapt_type(json_schema.replace_iterables(output))
+    except TypeError as error:
+        raise InvalidSetting(
+            f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
+            f"dataclass, or a JSON schema, not {output!r}: {error}"
+        ) from error
     named = getattr(output, "__name__", "") if get_origin(output) is None else ""
     return _build_schema(named or name, schema, adapter)
 
@@ -271,22 +278,6 @@ def _check_schema(schema: Mapping[str, Any], name: str) -> None:
         ) from error
 
 
-def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, Any]]":
-    from pydantic import PydanticUserError, TypeAdapter
-
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(json_schema.replace_iterables(output))
-        schema = adapter.json_schema(schema_generator=json_schema.schema_generator())
-    except (PydanticUserError, TypeError, NameError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidSetting(
-            f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
-            f"dataclass, or a JSON schema, not {output!r}: {reason}"
-        ) from error
-    json_schema.drop_unserializable_defaults(schema)
-    return adapter, schema
-
-
 def _is_closed(schema: dict[str, Any]) -> bool:
     """Return whether every member is required at all levels: then the strict form accepts the same values."""
     here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
@@ -297,11 +288,6 @@ def _strip_fence(text: str) -> str:
     head, line_break, rest = text.strip().partition("\n")
     is_fenced = head.strip().lower() in ("```", "```json") and rest.endswith("```")
     return rest.removesuffix("```") if line_break and is_fenced else text
-
-
-def _format_path(steps: Any) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return path.removeprefix(".") or "the answer"
 
 
 def to_json_value(value: Any) -> Any:

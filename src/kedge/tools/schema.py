@@ -19,7 +19,8 @@ from typing_extensions import TypedDict
 
 from kedge.engines.json_schema import (
     JSONSchema,
-    drop_unserializable_defaults,
+    adapt_type,
+    format_path,
     replace_iterables,
     schema_generator,
     to_strict_schema,
@@ -178,19 +179,17 @@ def _has_own_default(argument: ToolArgument) -> bool:
 
 def _adapt_signature(signature: ToolSignature) -> "tuple[TypeAdapter[Any], JSONSchema]":
     """Return the validator of the arguments, and their schema."""
-    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+    from pydantic import ConfigDict
 
     members: dict[str, Any] = {each.name: _annotate(each) for each in signature.arguments}
     arguments = cast("Any", TypedDict)("Arguments", members)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(arguments)
-        schema = adapter.json_schema(schema_generator=_quiet_generator())
-    except (PydanticUserError, TypeError, NameError) as error:
+        adapter, schema = adapt_type(arguments, _quiet_generator())
+    except TypeError as error:
         raise InvalidTool(signature.function_name, _find_unsupported(signature, error)) from error
     for untitled in (schema, *schema.get("$defs", {}).values()):
         untitled.pop("title", None)  # class names mean nothing to a model
-    drop_unserializable_defaults(schema)
     return adapter, schema
 
 
@@ -215,18 +214,12 @@ def _has_description(annotation: Any) -> bool:
 
 def _find_unsupported(signature: ToolSignature, error: Exception) -> str:
     """Find the argument without a schema; pydantic's error names only the type."""
-    from pydantic import PydanticUserError, TypeAdapter
-
     for argument in signature.arguments:
         try:
-            TypeAdapter(argument.annotation).json_schema(schema_generator=schema_generator())
-        except (PydanticUserError, TypeError, NameError) as found:
-            return f"parameter {argument.name} has no JSON schema: {_first_line(found)}"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+            adapt_type(argument.annotation)
+        except TypeError as found:
+            return f"parameter {argument.name} has no JSON schema: {found}"
+    return str(error)
 
 
 @cache
@@ -262,6 +255,7 @@ def _make_nullable(schema: JSONSchema) -> JSONSchema:
 PathStep = str | int
 ArgumentPath = tuple[PathStep, ...]
 
+WHOLE = "the arguments"
 MAX_EXPECTED_CHARS = 400
 MAX_PROBLEMS = 12
 
@@ -321,11 +315,11 @@ def _describe_problem(
     if kinds == {"extra_forbidden"}:
         return _describe_unknown(path, _find_schema(path[:-1], schema).get("properties", {}))
     reasons = "; or: ".join(dict.fromkeys(_error_reason(detail) for detail in found))
-    return f"{_format_path(path)}: {reasons}{_format_expected(path, schema)}"
+    return f"{format_path(path, WHOLE)}: {reasons}{_format_expected(path, schema)}"
 
 
 def _describe_missing(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
-    return f"{_format_path(path)}: it is required and missing{_format_expected(path, schema)}"
+    return f"{format_path(path, WHOLE)}: it is required and missing{_format_expected(path, schema)}"
 
 
 def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
@@ -333,17 +327,12 @@ def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
     similar = find_similar(str(path[-1]), names)
     listed = f"the arguments are: {', '.join(names) or 'none'}"
     hint = f"did you mean {similar}?" if similar else listed
-    return f"{_format_path(path)}: unknown argument; {hint}"
+    return f"{format_path(path, WHOLE)}: unknown argument; {hint}"
 
 
 def _error_reason(detail: "ErrorDetails") -> str:
     message = detail["msg"].removeprefix("Invalid JSON: ").removeprefix("Value error, ")
     return message.replace("Input should", "it should", 1)
-
-
-def _format_path(path: ArgumentPath) -> str:
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return "".join(steps).removeprefix(".") or "the arguments"
 
 
 def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
