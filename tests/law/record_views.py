@@ -429,7 +429,9 @@ def _list_card_texts(row: RequestRecord) -> dict[str, bool]:
     return {
         f"Chained on {row.anchor}: sent {sent}.": bool(row.anchor),
         f"Sent in full ({sent}): {reason}.": not row.anchor,
-        f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}": True,
+        f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}": (
+            row.sent_bytes != row.full_bytes
+        ),
         **{each.response_id: True for each in row.rejected},
     }
 
