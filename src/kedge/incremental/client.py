@@ -450,12 +450,9 @@ class _ObservedBody:
             yield chunk
 
     def close(self) -> None:
-        _run(self._close())
+        _run(self.aclose())
 
     async def aclose(self) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
         try:
             await self._end(early=True)
         finally:

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
@@ -128,12 +128,13 @@ class Chainer:
             The exchange, or None for a request that is neither `POST …/responses` nor a `GET` of a
             response that is generated in the background.
         """
-        path = urlsplit(url).path.rstrip("/")
-        parent_path, _, response_id = path.rpartition("/")
-        is_one, is_new = method in ("GET", "DELETE"), method == "POST"
-        if not (is_one or is_new) or not (parent_path if is_one else path).endswith("/responses"):
+        parts, is_new, response_id = urlsplit(url), method == "POST", ""
+        path = parts.path.rstrip("/")
+        if method in ("GET", "DELETE"):  # one response
+            path, _, response_id = path.rpartition("/")
+        if not (is_new or response_id) or not path.endswith("/responses"):
             return None
-        scope = self.scope(method, url, headers, user)
+        scope = self._find_scope(parts, path, headers, user)
         if method == "DELETE":
             self.index.mark_lost(scope, response_id)
             return None
@@ -184,16 +185,13 @@ class Chainer:
             return "untrusted"
         return rewritten
 
-    def scope(self, method: str, url: str, headers: Mapping[str, str], user: str = "") -> str:
+    def _find_scope(
+        self, parts: SplitResult, path: str, headers: Mapping[str, str], user: str
+    ) -> str:
         """Return the scope in which responses are shared: endpoint, organization, project, account and user.
 
-        Credentials are hashed with the key of the index, which is never logged. The arguments are those of
-        `begin`.
+        Credentials are hashed with the key of the index, which is never logged.
         """
-        parts = urlsplit(url)
-        path = parts.path.rstrip("/")
-        if method != "POST":  # the URL of one response
-            path = path.rpartition("/")[0]
         login, _, address = parts.netloc.rpartition("@")
         values = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
         secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
@@ -334,7 +332,7 @@ class Exchange:
             observer = None
         outcome = self._outcome = observer.finish() if observer else None
         if observer and outcome and self.rewritten:
-            judgment = self._judge(outcome)
+            judgment = self._judgment = self.check.judge(outcome)
             if judgment.resend:
                 observer.resend(judgment.reason)
             observer.release()
@@ -373,12 +371,6 @@ class Exchange:
         older = find_shorter(self.parsed, index, rewritten.anchor) if is_gone else []
         self.check.record_rejection(rejection, record.created_at, now)
         index.mark_lost(self.scope, record.response_id, *older)
-
-    def _judge(self, outcome: Outcome) -> Judgment:
-        """Return what an answer shows about the server's memory."""
-        if self._judgment is None:
-            self._judgment = self.check.judge(outcome)
-        return self._judgment
 
     def _finish(self, outcome: Outcome | None) -> None:
         """Record the response, if it became an anchor, and report the request with the tokens that were counted."""
@@ -442,7 +434,7 @@ class Exchange:
                 parent = index.get(self.scope, parsed.previous_response_id)
             plan = _to_plan(parent.record if parent else None, parsed.blocks)
             check.describe(plan, parsed.values)
-        judgment = self._judge(outcome)
+        judgment = self._judgment or self.check.judge(outcome)
         if judgment.reason:
             if self.rewritten and parent:
                 older = [] if judgment.resend else find_shorter(parsed, index, parent)

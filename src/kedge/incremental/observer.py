@@ -65,6 +65,9 @@ class ResponseObserver:
         body_start: The retained bytes.
     """
 
+    reason = rejection = ""
+    is_partial = _has_start = _has_output = False
+
     def __init__(
         self,
         headers: Mapping[str, str],
@@ -79,10 +82,6 @@ class ResponseObserver:
         self._is_error = self.has_failed = status >= 400
         self.has_server_error = is_server_error(status)
         self.verdict: Verdict = "waiting" if expected else "release"
-        self.reason = ""
-        self.rejection = ""
-        self.is_partial = False
-        self._has_start = self._has_output = False
         self._expected = expected
         self._must_judge = must_judge and not self._is_error
         length = headers.get("content-length", "")

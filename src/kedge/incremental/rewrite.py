@@ -378,7 +378,6 @@ def index_response(
         base = parent.record.block_count
         prefixes = _continue_digest(parent.record)
         prefixes.extend(request.blocks)
-    parent_record = parent.record if parent else None
     members = _hash_members(request.blocks, base).union(parent.members if parent else ())
     record = AnchorRecord(
         response_id=outcome.response_id,
@@ -386,8 +385,8 @@ def index_response(
         digest=prefixes.digest(covered := prefixes.count(len(request.blocks))),
         block_count=base + covered,
         status="incomplete",
-        depth=parent_record.depth + 1 if parent_record else 1,
-        root_created_at=parent_record.root_created_at if parent_record else now,
+        depth=parent.record.depth + 1 if parent else 1,
+        root_created_at=parent.record.root_created_at if parent else now,
         created_at=now,
         expires_at=None if retention is None else now + retention,
         counted=counted,
@@ -525,9 +524,6 @@ def normalize_json(text: str) -> str:
         json.loads(text)
     except ValueError:
         return text
-    return _STRING_OR_SPACE.sub(_normalize_token, text)
-
-
-def _normalize_token(match: re.Match[str]) -> str:
-    token = match[0]
-    return json.dumps(json.loads(token)) if token.startswith('"') else ""
+    return _STRING_OR_SPACE.sub(
+        lambda token: json.dumps(json.loads(token[0])) if token[0][0] == '"' else "", text
+    )
