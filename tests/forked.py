@@ -21,7 +21,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 
@@ -30,7 +30,8 @@ MODULES = (
     *("kedge.cli.chat_session", "kedge.cli.serve", "kedge.conversation.sync", "kedge.engines.sync"),
     *("kedge.engines.http_client", "kedge.prices", "kedge.providers.practice_memory"),
     *("kedge.proxy", "kedge.server.app", "kedge.server.settings", "kedge.server.uvicorn_server"),
-    *("kedge.web", "kedge.workflows", "prompt_toolkit", "websockets"),
+    *("kedge.web", "kedge.workflows", "prompt_toolkit", "pydantic", "websockets"),
+    "anyio._backends._asyncio",
 )
 """What the processes of the tests import."""
 NUMBER = struct.Struct("q")
@@ -151,7 +152,6 @@ def main(control: socket.socket) -> None:
         if not os.fork():
             control.close()
             _run_and_report(fds)
-            return
         for fd in fds:
             os.close(fd)
         with suppress(ChildProcessError):
@@ -159,7 +159,7 @@ def main(control: socket.socket) -> None:
                 pass
 
 
-def _run_and_report(fds: list[int]) -> None:
+def _run_and_report(fds: list[int]) -> NoReturn:
     """Run the request in a child, and report its id and its status."""
     *streams, fd = fds
     link = socket.socket(fileno=fd)
@@ -168,14 +168,28 @@ def _run_and_report(fds: list[int]) -> None:
         with link, link.makefile("rb") as received:
             request = json.loads(received.readline())
         _replace_streams(streams)
-        _run(request)
-        return
+        try:
+            _run(request)
+        except SystemExit as end:
+            _end(end.code)
+        _end(0)
     for each in streams:
         os.close(each)
     with suppress(BrokenPipeError):
         link.sendall(NUMBER.pack(pid))
         link.sendall(NUMBER.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
+
+
+def _end(code: object) -> NoReturn:
+    """Do what the interpreter does at its end, except for freeing the memory, which would take most of the time."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code or 0)
 
 
 def _replace_streams(streams: list[int]) -> None:

@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 
+from forked import MODULES
 from kedge.mcp import mcp_tools
 from kedge.testing import serve
 from snippets import (
@@ -125,14 +126,17 @@ class WheelSite:
         """Run programs one after another, each in its own process, and return what each printed."""
         for number, program in enumerate(programs):
             (self.work / f"step{number}.py").write_text(program, encoding="utf-8")
-        self.run("-c", RUN_STEPS, str(len(programs)), **environment)
+        self.run("-c", RUN_STEPS, str(len(programs)), *MODULES, **environment)
         outputs = [self.work / f"step{number}.out" for number in range(len(programs))]
         return [path.read_text(encoding="utf-8") for path in outputs]
 
 
 RUN_STEPS = """
-import contextlib, os, runpy, sys
-from kedge import Conversation  # which each process would import again
+import contextlib, gc, importlib, os, runpy, sys
+for name in sys.argv[2:]:
+    importlib.import_module(name)  # which each process would import again
+importlib.import_module("kedge.tokens").get_encoding()
+gc.freeze()
 for number in range(int(sys.argv[1])):
     process = os.fork()
     if not process:

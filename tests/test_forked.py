@@ -70,6 +70,20 @@ def test_a_fork_ends_by_a_signal(number: signal.Signals) -> None:
     assert errors.endswith(b"KeyboardInterrupt\n") == (number == signal.SIGINT)
 
 
+END = """
+import atexit, sys, threading
+atexit.register(print, "last")
+threading.Timer(0.01, print, ["thread"]).start()
+sys.exit("the reason")
+"""
+
+
+def test_a_fork_ends_like_an_interpreter() -> None:
+    """Its threads end first, then its exit functions run, and a text as its exit code is written."""
+    done = run_forked("-c", END)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "thread\nlast\n", "the reason\n")
+
+
 def test_a_failed_fork_is_reported() -> None:
     """The traceback of an exception is in the message of the failed check."""
     with pytest.raises(AssertionError, match="ZeroDivisionError"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from benchmarks.peers.programs import (
     get_path,
 )
 
+from forked import run_forked
 from kedge.testing import serve
 
 RUN_PROGRAMS = """
@@ -40,8 +40,7 @@ def test_program_prints_what_is_expected(tmp_path: Path) -> None:
     names = sorted(TITLES.keys() - {"resume"})
     with serve() as server:
         arguments = [str(get_path("kedge").parent), str(get_path("kedge")), server.base_url, *names]
-        command = [sys.executable, "-c", RUN_PROGRAMS, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = run_forked("-c", RUN_PROGRAMS, *arguments, cwd=tmp_path, check=True)
     printed = json.loads(done.stdout)
     wrong = [name for name in names if not re.fullmatch(EXPECTED[name], printed[name].strip())]
     assert wrong == [], printed

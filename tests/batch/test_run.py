@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-import sys
+import subprocess
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.streams.text import TextReceiveStream
 
+from forked import ForkedProcess
 from kedge.batch import (
     AsyncioRunner,
     BatchJob,
@@ -432,13 +432,10 @@ async def test_killed_batch_continues_in_another_process(
     lines = [{"id": str(i), "prompts": [f"One {i}", f"Two {i}"]} for i in range(20)]
     file = write_prompts(tmp_path, *lines)
     arguments = [str(file), str(batch["out"]), batch["store_url"], batch["model"]]
-    async with await anyio.open_process(
-        [sys.executable, "-c", CHILD_SCRIPT, *arguments]
-    ) as process:
-        assert process.stdout is not None
-        async for line in TextReceiveStream(process.stdout):
-            if "4" in line.split():
-                break
+    command = ["-c", CHILD_SCRIPT, *arguments]
+    with ForkedProcess(command, stdout=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stdout or ())
+        assert await anyio.to_thread.run_sync(lambda: "4\n" in lines)
         process.kill()
     server.faults.clear()
     async with open_store(batch["store_url"]) as store:

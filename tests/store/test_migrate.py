@@ -3,15 +3,14 @@
 import math
 import re
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
-import anyio
 import pytest
 
 from for_each import for_each
+from forked import run_forked_async
 from kedge.database.schema import Schema
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
@@ -125,8 +124,8 @@ async def test_killed_upgrade_is_repeated(
     """A process that is killed in the middle of a step changes nothing, and the next one completes it."""
     async with open_store(empty_url) as store:
         row = await store.create()
-    killed = await anyio.run_process([sys.executable, "-c", KILLED, empty_url], check=False)
-    assert killed.returncode == 9
+    killed = await run_forked_async("-c", KILLED, empty_url)
+    assert killed.returncode == 9, killed.stderr
     async with open_store(empty_url) as store:
         assert await store.database.read(read_schema_version) == SCHEMA_VERSION
         with pytest.raises(Exception, match="color"):
