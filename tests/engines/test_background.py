@@ -13,6 +13,7 @@ from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import ResponseStarted, TextDelta
+from kedge.memory.evidence import Trust
 from kedge.planning import find_running, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -57,6 +58,45 @@ async def test_a_stored_turn_keeps_the_id(engine: ResponsesEngine, server: TestS
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert "".join(deltas) == "Hello there."
     assert count_requests(server) == 1
+
+
+async def test_an_answer_that_is_fetched_twice_was_issued_once(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A Turn may be waited for several times, and each of its answers is an anchor."""
+    turn = await engine.run(TURN, background=True)
+    answers = [await engine.poll(turn), await engine.run(turn), await engine.poll(turn)]
+    for answered in answers:
+        plan = engine.plan(answered.append(user("And now?")))
+        assert plan.previous_response_id == answered.blocks[-1].response_id
+    assert count_requests(server) == 1
+
+
+async def test_ids_that_are_issued_twice_in_the_background_are_not_relied_on(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A server that issues an id twice is not chained on, also before an answer was fetched."""
+    server.faults.set("reuse_response_id")
+    for _ in range(2):
+        assert find_running(await engine.run(TURN, background=True))
+    assert engine.plan(Turn([user("And now?")])).mode_reason == "reused_ids"
+
+
+@pytest.mark.parametrize("trust", ["never", "earned"])
+async def test_a_response_in_the_background_is_stored_also_if_everything_is_sent(
+    server: TestServer, trust: Trust
+) -> None:
+    """A server that is not relied on stores an answer that must be fetched later, and no other."""
+    async with connect(f"responses:{server.base_url}#practice", trust=trust) as engine:
+        server.faults.set("reuse_response_id", times=3)
+        for _ in range(3):
+            await engine.run(TURN)
+        turn = await engine.run(TURN, background=True)
+        assert last_text(await engine.poll(turn)) == "Hello there."
+        *_, stateless, background = request_bodies(server)
+        assert (stateless["store"], background.get("store", True)) == (False, True)
+        with pytest.raises(RequestRefused, match="must be stored"):
+            await engine.run(TURN, background=True, mode="stateless")
 
 
 async def test_a_background_stream_continues_after_the_last_event(

@@ -215,12 +215,11 @@ class ResponsesEngine(RequestEngine):
         session.mode_reason = problem
         session.mode = "stateless" if problem else session.requested_mode
         known, request = self._known_server, session.request
-        is_stored = session.members.get("store", session.mode != "stateless") is not False
         session.include = (
             request.keep_reasoning
             and (known is None or known.encrypts)
             and session.check.reasoning.should_request(
-                known=known is not None, unstored=not is_stored, heal=request.heal
+                known=known is not None, unstored=not _should_store(session), heal=request.heal
             )
         )
 
@@ -285,8 +284,8 @@ class ResponsesEngine(RequestEngine):
             body["conversation"] = session.object_id
         elif plan.anchor:
             body["previous_response_id"] = plan.previous_response_id
-        if session.mode == "stateless":
-            body.setdefault("store", False)
+        if not _should_store(session):
+            body["store"] = False
         if plan.cache and plan.cache.key:
             body.setdefault("prompt_cache_key", plan.cache.key)
         if session.include:
@@ -411,11 +410,14 @@ class ResponsesEngine(RequestEngine):
         stored = _is_stored(body, outcome)
         if running is not None:  # what it was requested with may not be known now
             stored = stored and running.stored
-        if outcome.status == "running":
-            return self._record_outcome(session, turn, outcome, stored=stored)
         state = before = get_state(turn)
-        known = running is None and state.anchor(outcome.response_id, plan.scope) is not None
-        reused = self.memory.record_issued(check, outcome.response_id, known=known)
+        known = state.anchor(outcome.response_id, plan.scope) is not None
+        # A response that is fetched was issued before, once for all that wait for it.
+        reused = running is None and self.memory.record_issued(
+            check, outcome.response_id, known=known
+        )
+        if outcome.status == "running":
+            return self._record_outcome(session, turn, outcome, stored=stored and not reused)
         if reused:
             state = state.mark_lost({outcome.response_id}, plan.scope)
         if judgment.reason and not judgment.resend:
@@ -581,6 +583,12 @@ def _summarize(session: Session) -> heal_rules.RequestSummary:
         requests_reasoning=session.include and ENCRYPTED_REASONING in (body.get("include") or ()),
         has_empty_input=not items,
     )
+
+
+def _should_store(session: Session) -> bool:
+    """Return whether the server shall store the answer; in the background it must, unless the caller forbids it."""
+    mode = session.requested_mode if session.members.get("background") else session.mode
+    return session.members.get("store", mode != "stateless") is not False
 
 
 def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
