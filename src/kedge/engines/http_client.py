@@ -76,7 +76,11 @@ class HttpClient:
         self.max_retries = max_retries
         self.timeouts = timeouts
         self._proxy = find_proxy(errors.base_url)
-        self._ssl = _make_ssl_context() if errors.base_url.startswith("https:") else None
+        self._ssl: Any = None
+        if errors.base_url.startswith("https:"):
+            import httpx2  # with its certificates: those of the system, or of `SSL_CERT_FILE`
+
+            self._ssl = httpx2.create_ssl_context()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS, keepalive_timeout=KEEP_ALIVE, ssl=self._ssl or True
@@ -184,10 +188,3 @@ def find_proxy(url: str) -> str | None:
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     return None if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]) else proxy
-
-
-def _make_ssl_context() -> Any:
-    """Return the certificates that httpx uses: those of the system, or of ``SSL_CERT_FILE``."""
-    import httpx2
-
-    return httpx2.create_ssl_context()

@@ -449,13 +449,15 @@ class RequestEngine(Engine):
         The tap of the caller receives the request with its reply, or with its error.
         """
         tap = session.request.tap and partial(session.request.tap, session.content)
+        is_repeatable = (
+            session.plan.mode != "conversation"
+        )  # an object may contain the first attempt
         try:
             reply = await self.transport.send(
                 self.path,
                 session.content,
                 streaming=session.request.streaming,
-                retry=session.plan.mode
-                != "conversation",  # the object may contain the first attempt
+                retry=is_repeatable,
                 parent_id=session.body.get("previous_response_id") or "",
             )
         except EngineError as error:

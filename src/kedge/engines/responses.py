@@ -505,13 +505,10 @@ class ResponsesEngine(RequestEngine):
         is_stateless = session.full or session.mode == "stateless"
         if is_stateless or has_hidden_context(session.members):
             session.check.way = "direct"
-            plan = self._plan_mode(session, "stateless")
+            plan = replace(self._plan_mode(session, "stateless"), rejected=session.rejected)
             if not is_stateless:
                 return replace(plan, mode_reason="prompt")
-            rejected = session.rejected if session.full else plan.rejected
-            return replace(
-                plan, mode=session.mode, mode_reason=session.mode_reason, rejected=rejected
-            )
+            return replace(plan, mode=session.mode, mode_reason=session.mode_reason)
         plan = self._plan_mode(session, session.mode)
         is_open = plan.conversation_id and session.running is None
         if is_open and self.objects.is_taken(plan):

@@ -104,10 +104,8 @@ class StatelessEngine(RequestEngine):
         """Return the id of the first block of a plan that this API cannot express; empty if there is none."""
         try:
             self._build_body(plan, Request(), {})
-        except UnsupportedBlock as error:
-            return error.block_id
-        except KedgeError:
-            return ""  # the request itself reports it
+        except KedgeError as error:  # the request itself reports others
+            return error.block_id if isinstance(error, UnsupportedBlock) else ""
         return ""
 
     async def _settle(self, session: Session, outcome: Outcome) -> turns.Turn:
