@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from for_each import for_each
-from kedge.engines import responses
+from kedge.engines import request_engine
 from kedge.events import run as run_events
 from law import rounds, shards
 from law.fuzz import KINDS
@@ -53,13 +53,13 @@ def test_a_request_without_its_first_item_is_found(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round counts requests whose context is not that of the Turn."""
-    encode = responses.encode_body
+    encode = request_engine.encode_body
 
     def drop_first(body: dict[str, Any]) -> bytes:
         items = body.get("input", ())
         return encode({**body, "input": items[1:]} if len(items) > 1 else body)
 
-    monkeypatch.setattr(responses, "encode_body", drop_first)
+    monkeypatch.setattr(request_engine, "encode_body", drop_first)
     assert run_round(IN_MEMORY, door).counts["incoherent"] > 0
 
 
