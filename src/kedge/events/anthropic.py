@@ -47,6 +47,8 @@ _DELTA_BLOCKS = {"text_delta": "text", "thinking_delta": "thinking"}
 class ContentBlockBuilder(msgspec.Struct):
     """Collects the deltas of one content block."""
 
+    start: JsonObject
+    """The content of the block at its start."""
     block: JsonObject
     output_index: int
     item_id: str
@@ -54,11 +56,6 @@ class ContentBlockBuilder(msgspec.Struct):
     stopped: bool = False
     is_complete: bool = False
     """Whether its ``ItemCompleted`` was emitted."""
-    start: JsonObject = {}
-    """The content of the block at its start."""
-
-    def __post_init__(self) -> None:
-        self.start = dict(self.block)
 
     @property
     def type(self) -> str:
@@ -184,9 +181,6 @@ class AnthropicDecoder(StreamDecoder):
             clean["delta"] = delta
         return clean
 
-    def _expects_json(self, event: str) -> bool:
-        return not event or event in self.EVENT_READERS
-
     def _find_block(self, message: JsonObject) -> ContentBlockBuilder:
         """Return the block that an event belongs to."""
         index = fields.get_index(message, "index")
@@ -215,7 +209,7 @@ class AnthropicDecoder(StreamDecoder):
         self._found.append(ResponseStarted(**fields.read_facts(self._message)))
 
     def _read_block_start(self, message: JsonObject) -> None:
-        block = dict(fields.require_object(message, "content_block"))
+        block = fields.require_object(message, "content_block")
         key = fields.get_index(message, "index")
         index = key = key if key >= 0 else self._next_index()
         known = self._by_index.get(key)
@@ -228,7 +222,7 @@ class AnthropicDecoder(StreamDecoder):
             index = self._next_index()  # another block with an index that is in use
             known.stopped = True
         self._complete_blocks(only_stopped=True)
-        growing = ContentBlockBuilder(block, index, self._make_item_id(index))
+        growing = ContentBlockBuilder(block, dict(block), index, self._make_item_id(index))
         self._blocks.append(growing)
         self._by_index[key] = growing
         if growing.type == "tool_use":

@@ -14,7 +14,13 @@ from operator import attrgetter
 from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import CALL_ARGUMENTS, get_text, read_logprobs, read_message_parts
+from kedge.events.fields import (
+    CALL_ARGUMENTS,
+    PART_FORMS,
+    get_text,
+    read_logprobs,
+    read_message_parts,
+)
 from kedge.events.output_items import MESSAGE, REASONING, ItemBuilder, PartBuilder
 from kedge.events.types import (
     AnomalyNoted,
@@ -209,8 +215,7 @@ class Assembler:
         self._is_listed_otherwise = bool(items) and listed != known
 
     def _find_part(self, kind: PartKind, event: Any, index: int) -> PartBuilder:
-        item_type = MESSAGE if kind in ("text", "refusal") else REASONING
-        slot = self._find_item(item_type, event.item_id, event.output_index)
+        slot = self._find_item(PART_FORMS[kind][2], event.item_id, event.output_index)
         part = slot.parts.setdefault((kind, index), PartBuilder())
         if event.output_index >= 0:
             self._parts[kind, event.output_index, index] = part

@@ -103,8 +103,8 @@ class ChatDecoder(StreamDecoder):
 
     def __init__(self, **bounds: int) -> None:
         super().__init__(**bounds)
-        self._calls_by_index: dict[int, _StreamedCall] = {}
-        self._calls_by_id: dict[str, _StreamedCall] = {}
+        self._calls_by_key: dict[int | str, _StreamedCall] = {}
+        """The calls by index and by id."""
         self._last_call: _StreamedCall | None = None
         self._item_indices: dict[object, int] = {}
         """The output indexes of the reasoning, the message and the calls."""
@@ -126,8 +126,6 @@ class ChatDecoder(StreamDecoder):
         """Members of the message that only some servers send, such as signatures."""
         self._call_members: dict[int, JsonObject] = {}
         """The same of the calls, by output index."""
-        self._has_items = False
-        """Whether the items with these members were emitted."""
 
     def _read_whole(self, response: JsonObject) -> None:
         self._decode_message(response, "")
@@ -150,8 +148,11 @@ class ChatDecoder(StreamDecoder):
 
     def _read_chunk(self, chunk: JsonObject) -> None:
         self._update_facts(chunk)
+        choices: object = chunk.get("choices") or []
+        if not isinstance(choices, list):
+            self._report_malformed("chunk", chunk, "choices is not an array")
         try:
-            for choice in _get_choices(chunk):
+            for choice in fields.list_objects(cast("object", choices)):
                 if fields.get_part_index(choice, "index") == 0:
                     self._read_choice(choice)
         except MalformedEvent as problem:
@@ -196,7 +197,8 @@ class ChatDecoder(StreamDecoder):
             calls = self.calls.sorted_calls()
             if all(call.custom or not call.arguments or _is_complete(call) for call in calls):
                 self._finish_reason = "stop"
-        self._finish()
+        if not self._closed:
+            self._finish()
 
     def _finish(self) -> None:
         self._announce_call()
@@ -212,11 +214,8 @@ class ChatDecoder(StreamDecoder):
             self._add_empty_arguments()
             self._found += self.calls.resolve_open()
         self._emit_items(completed=status == "completed")
-        facts = fields.read_facts(self._describe_response())
+        facts = fields.read_facts({**self._facts, "finish_reason": reason})
         self._end((status, code, ""), {**facts, "status": status, "usage": self._usage})
-
-    def _expects_json(self, event: str) -> bool:
-        return event in ("", "error", "message")
 
     def _read_content(self, value: object) -> None:
         """Read text or, from some servers, a list of parts."""
@@ -273,9 +272,6 @@ class ChatDecoder(StreamDecoder):
 
     def _emit_items(self, *, completed: bool) -> None:
         """Emit the items with what the deltas of the common events cannot express."""
-        if self._has_items:
-            return
-        self._has_items = True
         ending: JsonObject = {} if completed else {"status": "incomplete"}
         native = dict(self._members)
         if self._details and "reasoning" not in self._item_indices:
@@ -374,15 +370,11 @@ class ChatDecoder(StreamDecoder):
         self, index: int, call_id: str, name: str, listed: set[int]
     ) -> _StreamedCall | None:
         """Return the call of a piece by its index, by its id or as the last one; None if it starts a new one."""
-        known = self._calls_by_index.get(index) if index >= 0 else self._calls_by_id.get(call_id)
+        key = index if index >= 0 else call_id
+        known = None if key == "" else self._calls_by_key.get(key)
         if known is not None:
             return None if known.is_other_call(call_id, name, listed) else known
         return None if name or index >= 0 else self._last_call
-
-    def _add_call(self, call: _StreamedCall, index: int) -> None:
-        self._last_call = self._calls_by_index[index] = call
-        if call.call_id:
-            self._calls_by_id[call.call_id] = call
 
     def _get_call(self, call: _StreamedCall) -> ToolCall:
         """Return a call that is announced."""
@@ -422,7 +414,7 @@ class ChatDecoder(StreamDecoder):
             kind = "custom_tool_call" if custom else "function_call"
             at = self._item_index(len(self._item_indices))
             seen = _StreamedCall(kind, "", at, call_id=call_id, name=name, fallback=problem)
-            self._add_call(seen, index)
+            self._last_call = self._calls_by_key[index] = self._calls_by_key[call_id] = seen
         elif not seen.is_announced:
             seen.extend(call_id, problem, name)
         elif name or (call_id and not seen.call_id):
@@ -462,11 +454,8 @@ class ChatDecoder(StreamDecoder):
             self._facts[name] = self._facts.get(name) or chunk.get(name)
         self._usage = read_usage(chunk) or self._usage
         if not began:
-            self._found.append(ResponseStarted(**fields.read_facts(self._describe_response())))
-
-    def _describe_response(self) -> JsonObject:
-        """Return what the chunks say about the response."""
-        return {**self._facts, "finish_reason": self._finish_reason or None}
+            known = fields.read_facts({**self._facts, "finish_reason": None})
+            self._found.append(ResponseStarted(**known))
 
     DELTA_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "reasoning_details": (_read_details,),
@@ -479,13 +468,6 @@ class ChatDecoder(StreamDecoder):
         "annotations": (_read_annotations,),
     }
     """The fields of a delta that are read, in this order, with the method and its arguments after the value."""
-
-
-def _get_choices(chunk: JsonObject) -> list[JsonObject]:
-    choices: object = chunk.get("choices") or []
-    if not isinstance(choices, list):
-        raise MalformedEvent("choices is not an array")
-    return fields.list_objects(cast("object", choices))
 
 
 def _argument_text(arguments: object) -> str:

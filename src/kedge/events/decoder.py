@@ -34,6 +34,8 @@ from kedge.text.json_text import decode
 log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
+JSON_EVENTS = ("", "error", "message")
+"""Names of events that must be JSON, as those of the API must; others are keep-alives of proxies."""
 FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
@@ -166,16 +168,11 @@ class StreamDecoder(ABC):
         del event
         return message
 
-    @abstractmethod
-    def _expects_json(self, event: str) -> bool:
-        """Return whether an event of this name must be JSON; others are keep-alives of proxies."""
-
     def _finish(self) -> None:  # noqa: B027 - most APIs imply none
         """Emit the events that the end of the stream implies."""
 
-    def _read_done(self) -> None:
+    def _read_done(self) -> None:  # noqa: B027 - most APIs have a terminal event
         """Read the marker at the end of a stream."""
-        self._finish()
 
     def _end(self, ending: Ending, facts: JsonObject) -> None:
         """Emit the end of the response, with these fields of the event."""
@@ -206,7 +203,7 @@ class StreamDecoder(ABC):
                 self._read_done()
             elif self._closed:
                 log.debug("the stream ended inside an event")
-            elif self._expects_json(event):
+            elif event in JSON_EVENTS or event in self.EVENT_READERS or event[:9] == "response.":
                 self._report_malformed(event, None, "not a JSON object")
             return
         content = cast("JsonObject", parsed)

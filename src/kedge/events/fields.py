@@ -20,13 +20,13 @@ JsonObject = dict[str, Any]
 CALL_ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """The item types of tool calls, with the field of the arguments."""
 
-PART_FORMS: dict[PartKind, tuple[str, str]] = {
-    "text": ("output_text", "text"),
-    "refusal": ("refusal", "refusal"),
-    "summary": ("summary_text", "text"),
-    "reasoning": ("reasoning_text", "text"),
+PART_FORMS: dict[PartKind, tuple[str, str, str]] = {
+    "text": ("output_text", "text", "message"),
+    "refusal": ("refusal", "refusal", "message"),
+    "summary": ("summary_text", "text", "reasoning"),
+    "reasoning": ("reasoning_text", "text", "reasoning"),
 }
-"""The type of the parts of each kind, and the member with the text."""
+"""The type of the parts of each kind, the member with the text, and the type of their item."""
 
 _NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,63}")
 _MAX_NAMES = 12

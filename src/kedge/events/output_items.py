@@ -181,7 +181,7 @@ class ItemBuilder(msgspec.Struct, eq=False):
         listed: list[JsonObject] = []
         for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
             if kind in kinds and (text := part.text):
-                form, member = PART_FORMS[kind]
+                form, member, _ = PART_FORMS[kind]
                 logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
                 listed.append({"type": form, member: text, **logprobs})
         return listed

@@ -38,14 +38,6 @@ from kedge.turns.frozen_json import wrap
 
 log = logging.getLogger(__name__)
 
-ITEM_TYPES: dict[PartKind, str] = {
-    "text": "message",
-    "refusal": "message",
-    "summary": "reasoning",
-    "reasoning": "reasoning",
-}
-"""The type of the item that a part of this kind belongs to."""
-
 
 class StreamedPart(msgspec.Struct):
     """A part of an item, and whether its text was emitted and is complete."""
@@ -70,7 +62,7 @@ RUNNING = frozenset({"queued", "in_progress"})
 
 
 _PART_KINDS: dict[str, tuple[PartKind, str]] = {
-    form: (kind, member) for kind, (form, member) in fields.PART_FORMS.items()
+    form: (kind, member) for kind, (form, member, _) in fields.PART_FORMS.items()
 }
 """The kind of each type of part, and the member with its text."""
 
@@ -142,9 +134,6 @@ class ResponsesDecoder(StreamDecoder):
                 return
         self._read_event(kind, message)
 
-    def _expects_json(self, event: str) -> bool:
-        return not event or event == "error" or event.startswith("response.")
-
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         clean = repair_surrogates(message)
         if (get_text(message, "type") or event) in DELTA_TYPES and "delta" in message:
@@ -208,7 +197,7 @@ class ResponsesDecoder(StreamDecoder):
             found, sent = None, (kind,)
         if found is None or found[1].item.completed:
             item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
-            item = self.calls.place(ITEM_TYPES[kind], item_id, get_index(message))
+            item = self.calls.place(fields.PART_FORMS[kind][2], item_id, get_index(message))
             part = StreamedPart(item, kind, at)
             part = self._parts.setdefault((kind, item.output_index, at), part)
             found = self._places[sent] = item_id, part
