@@ -90,11 +90,16 @@ class Assembler:
         """
         if self._terminal is not None:
             return
+        if type(event) is TextDelta:  # most events
+            part = self._parts.get(("text", event.output_index, event.content_index))
+            if part is None:
+                part = self._find_part("text", event, event.content_index)
+            if not part.is_complete:
+                part.pieces.append(event.delta)
+                if event.logprobs:
+                    part.logprobs += event.logprobs
+            return
         match event:
-            case TextDelta():  # most events
-                part = self._parts.get(("text", event.output_index, event.content_index))
-                part = part or self._find_part("text", event, event.content_index)
-                part.append(event.delta, event.logprobs)
             case ToolArgumentsDelta():
                 if (slot := self._items.get(event.call_id)) is not None:
                     slot.arguments.append(event.delta)
@@ -230,7 +235,7 @@ class Assembler:
         if slot is None:
             if output_index < 0:
                 output_index = self._ordered[-1].output_index + 1 if self._ordered else 0
-            slot = self._items[key] = ItemBuilder(kind, output_index, item_id, call_id=call_id)
+            slot = self._items[key] = ItemBuilder(kind, item_id, output_index, call_id=call_id)
             insort(self._ordered, slot, key=_get_index)
         slot.type = slot.type or kind
         slot.item_id = slot.item_id or ("" if call_id else item_id)

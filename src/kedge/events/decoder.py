@@ -8,7 +8,7 @@ decoding continues. The assembler then does not report a damaged stream as compl
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events.fields import (
@@ -70,12 +70,8 @@ class StreamDecoder(ABC):
         """Whether a message other than a delta contained a lone surrogate, which was replaced."""
         self._found: EventList = []
         """The events that are emitted next."""
-        self._bounds = max_line, max_message
-
-    @cached_property
-    def _sse(self) -> SSEDecoder:
-        max_line, max_message = self._bounds
-        return SSEDecoder(max_line=max_line, max_message=max_message)
+        self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
+        self._sse: SSEDecoder | None = None
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a response that was not streamed, and close the decoder.
@@ -104,7 +100,8 @@ class StreamDecoder(ABC):
         Raises:
             StreamTooLarge: If a line or message exceeds its limit.
         """
-        for message in self._sse.feed(chunk):
+        sse = self._sse = self._sse or self._make_sse()
+        for message in sse.feed(chunk):
             self._read_sse_message(message)
         found, self._found = self._found, []
         return found
@@ -128,7 +125,7 @@ class StreamDecoder(ABC):
 
     def restart(self) -> None:
         """Discard an event that is not complete, because the stream continues on another connection."""
-        vars(self).pop("_sse", None)
+        self._sse = None
 
     def close(self) -> list[StreamEvent]:
         """End the stream; may be called more than once.
@@ -140,7 +137,7 @@ class StreamDecoder(ABC):
         if self._closed:
             return []
         self._closed = True
-        for message in self._sse.close():
+        for message in self._sse.close() if self._sse else ():
             self._read_sse_message(message)
         return self._close()
 

@@ -17,6 +17,7 @@ from kedge.events.fields import (
     read_message_parts,
     repair_surrogates,
 )
+from kedge.events.items import OutputItem
 from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.digests import FALLBACK_CALL_ID
 from kedge.planning.render import ENGINE_ORIGIN
@@ -47,11 +48,10 @@ class PartBuilder(msgspec.Struct):
         """The text so far; surrogate pairs that were split between deltas are joined."""
         return repair_surrogates("".join(self.pieces))
 
-    def append(self, delta: str, logprobs: tuple[Mapping[str, Any], ...] = ()) -> None:
+    def append(self, delta: str) -> None:
         """Add a delta; further ones of a complete text are ignored."""
         if not self.is_complete:
             self.pieces.append(delta)
-            self.logprobs += logprobs
 
     def complete(self, text: str) -> None:
         """Set the complete text; an empty one is ignored if there is another text."""
@@ -69,17 +69,13 @@ class PartBuilder(msgspec.Struct):
         self.pieces, self.is_complete = [text], True
 
 
-class ItemBuilder(msgspec.Struct, eq=False):
+class ItemBuilder(OutputItem, eq=False):
     """Collects the events of one output item."""
 
-    type: str
-    output_index: int
-    item_id: str = ""
     block_id: str = msgspec.field(default_factory=partial(new_id, "blk"))
     item: Item | None = None
     """The finished item."""
     parts: dict[tuple[PartKind, int], PartBuilder] = {}
-    call_id: str = ""
     name: str = ""
     arguments: PartBuilder = msgspec.field(default_factory=PartBuilder)
     has_fallback_id: bool = False

@@ -6,7 +6,6 @@ interpreted. Sequence numbers reveal duplicate events and gaps.
 
 import logging
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -85,19 +84,16 @@ class ResponsesDecoder(StreamDecoder):
         super().__init__(**bounds)
         self.response_id = ""
         self._stream_id = stream_id
+        self._sequence: SequenceChecker | None = None
         self._parts: dict[tuple[PartKind, int, int], StreamedPart] = {}
         """The parts by kind, output index and their index in the item."""
         self._places: dict[tuple[object, ...], tuple[str, StreamedPart]] = {}
         """The item id and the part for what events say about their place, because most events are deltas."""
 
-    @cached_property
-    def _sequence(self) -> SequenceChecker:
-        return SequenceChecker()
-
     @property
     def last_sequence_number(self) -> int:
         """The highest sequence number so far; -1 if there is none."""
-        return self._sequence.last
+        return self._sequence.last if self._sequence else -1
 
     def _read_whole(self, response: JsonObject) -> None:
         if response.get("error") and not response.get("status"):
@@ -124,11 +120,12 @@ class ResponsesDecoder(StreamDecoder):
         if self.ended or (lane and lane != self._stream_id):
             return
         number = message.get("sequence_number")
-        if type(number) is int and number >= 0 and self._sequence.reliable:
+        sequence = self._sequence = self._sequence or SequenceChecker()
+        if type(number) is int and number >= 0 and sequence.reliable:
             delta, at = message.get("delta"), message.get("output_index")
             same = kind, at if type(at) is int else -1, delta if type(delta) is str else None
-            status = self._sequence.classify(number, hash(same))
-            if status != "fresh" or not self._sequence.reliable:
+            status = sequence.classify(number, hash(same))
+            if status != "fresh" or not sequence.reliable:
                 self._report_order(status, number)
             if status == "duplicate":
                 return

@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kedge.planning.anchors import AnchorRecord, ConversationState, get_state, matches_prefix
@@ -42,6 +43,7 @@ ENGINE_ORIGIN = "engine"
 COMPACTOR_ORIGIN = "ServerCompactor"
 """The ``origin`` of a server's compaction that has replaced everything before it in the Turn."""
 _CONVERSATION_SUFFIX = " conversation:"
+_get_text = attrgetter("text")
 
 
 def conversation_scope(scope: str, conversation_id: str) -> str:
@@ -229,7 +231,7 @@ def build_input_from_blocks(
         UnsupportedBlock: If the Responses API has no form for a block.
     """
     if _DERIVED_TYPES.isdisjoint(map(type, blocks)):  # without reasoning, all are sent without ids
-        return [item_from_block(block) for block in blocks]
+        return list(map(item_from_block, blocks))
     items: list[Item] = []
     after_reasoning = False  # whether the item before is reasoning that is sent with this one
     for block, is_sent in zip(blocks, _sendable_flags(blocks, intact), strict=True):
@@ -263,7 +265,7 @@ def get_instructions(turn: Turn) -> str | None:
     """
     if not turn.lead:
         return None
-    return "\n\n".join(block.text for block in turn.leading) or None
+    return "\n\n".join(map(_get_text, turn.leading)) or None
 
 
 def _sendable_flags(
