@@ -75,7 +75,9 @@ class ItemBuilder(OutputItem, eq=False):
     block_id: str = msgspec.field(default_factory=partial(new_id, "blk"))
     item: Item | None = None
     """The finished item."""
-    parts: dict[tuple[PartKind, int], PartBuilder] = {}
+    parts: dict[tuple[PartKind, int], PartBuilder] = msgspec.field(
+        default_factory=dict[tuple[PartKind, int], PartBuilder]
+    )
     name: str = ""
     arguments: PartBuilder = msgspec.field(default_factory=PartBuilder)
     has_fallback_id: bool = False
