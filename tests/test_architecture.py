@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "images" / "layers.svg"
+ENGINES = ROOT / "src" / "kedge" / "engines"
 ROW, BOX, GAP = 34, 26, 8
 WIDTH = 620
 STYLE = (
@@ -69,6 +70,30 @@ def test_every_file_on_the_page_exists() -> None:
     names = re.findall(r"`((?!src)[a-z_]+/[\w/.]+)`", PAGE.read_text())
     assert len(names) > 40
     assert [name for name in names if not (ROOT / "src" / "kedge" / name).exists()] == []
+
+
+def list_definitions(page: str) -> list[tuple[str, str]]:
+    """Return the names on the page with the files that define them, from its picture and its text."""
+    row = r"^[ |+->]*([\w.]+)(?: / \w+| \.{3})? {2,}([a-z_.]+),? "
+    engines = {each.stem for each in ENGINES.glob("*.py")}
+    shown: list[tuple[str, str]] = []
+    for name, module in re.findall(row, page[page.index("```text") :], re.MULTILINE):
+        dotted = f"engines.{module}" if module in engines else module
+        shown.append((name, dotted.replace(".", "/") + ".py"))
+    return [*shown, *re.findall(r"`([\w.]+)` in `([\w/]+\.py)`", page)]
+
+
+def test_every_function_on_the_page_is_defined_in_its_file() -> None:
+    """Each class and function is in the file that the page names for it."""
+    definitions = list_definitions(PAGE.read_text())
+    assert len(definitions) > 20
+    wrong = [
+        (name, file)
+        for name, file in definitions
+        for part in name.split(".")
+        if not re.search(rf"(def|class) {part}\b", (ROOT / "src" / "kedge" / file).read_text())
+    ]
+    assert wrong == []
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Build the dashboard: figures and charts, rendered for a request and again after every change."""
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from urllib.parse import quote
 
 from kedge import analytics
 from kedge.observe import snapshot
+from kedge.server.sse import encode_data
 from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision, list_summaries
 from kedge.text.display import pluralize
@@ -188,7 +188,7 @@ async def iter_figures(
         if change_token != seen:
             seen = change_token
             html = render("figures.html", view=await build_dashboard(service, range_name))
-            yield b"event: figures\ndata: " + json.dumps(html).encode() + b"\n\n"
+            yield b"event: figures\n" + encode_data(html)
         elif idle_ticks % HEARTBEAT_TICKS == 0:
             yield b": still here\n\n"
         await asyncio.sleep(POLL_INTERVAL)
