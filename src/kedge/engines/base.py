@@ -123,9 +123,10 @@ class Engine(AsyncResource, ABC):
         if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
             problem = f"an engine sends a Turn, not {describe_type(turn)}"
             raise InvalidTurn(f'{problem}; write Turn([user("…")])')
-        functions, options["tools"] = split_tools(options.get("tools", ()))
-        if functions:
-            return _with_tools(self, functions).stream(turn, output=output, **options)
+        if "tools" in options:
+            functions, options["tools"] = split_tools(options["tools"])
+            if functions:
+                return _with_tools(self, functions).stream(turn, output=output, **options)
         request = Request.of(output=output, filters=find_filters(self), **options)
         inner = unwrap(self)
         source = self.events if request.output is None else partial(run_until_valid, self, inner)

@@ -4,7 +4,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -74,7 +73,8 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
-        self._params = request.params
+        given = request.params
+        self._settings = self._encode_settings(given) if given else ""
 
     @property
     def current(self) -> RequestRecord:
@@ -267,11 +267,9 @@ class RequestLog:
         record = RequestRecord(**members)
         return replace(record, cost=self.price(record)) if self.price else record
 
-    @cached_property
-    def _settings(self) -> str:
-        """The settings after the filters, as JSON; values that are not JSON are converted to text."""
-        given = self._params
-        settings = {name: given[name] for name in given if name in KNOWN_PARAMS} if given else None
+    def _encode_settings(self, params: Mapping[str, Any]) -> str:
+        """Return the settings after the filters, as JSON; values that are not JSON are converted to text."""
+        settings = {name: params[name] for name in params if name in KNOWN_PARAMS}
         if not settings:
             return ""
         values = json.loads(json.dumps(settings, default=to_encodable))

@@ -258,15 +258,21 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     A call that the server generated itself is not in the input of the request with its result, which keeps its id.
     """
     items = plan.input()
-    call_ids = [item["call_id"] for item in items if item["type"] in CALL_ARGUMENTS]
-    too_long = [each for each in call_ids if len(each) > MAX_CALL_ID_LENGTH]
-    if not too_long:
-        return items
-    shorter = {call_id: hash_call_id(f"kedge.call/1  {call_id}") for call_id in too_long}
-    return [
-        {**item, "call_id": shorter[item["call_id"]]} if item.get("call_id") in shorter else item
+    shorter = {
+        item["call_id"]: hash_call_id(f"kedge.call/1  {item['call_id']}")
         for item in items
-    ]
+        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH
+    }
+    return (
+        items
+        if not shorter
+        else [
+            {**item, "call_id": shorter[item["call_id"]]}
+            if item.get("call_id") in shorter
+            else item
+            for item in items
+        ]
+    )
 
 
 _PREFIX = b'"tools":'
@@ -328,7 +334,9 @@ _DEFINITION = frozenset({FrozenMap})
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The options of a request, as ``RequestOptions`` describes them, in the form that engines and middleware use.
+    """The options of a request, in the form that engines and middleware use, with their defaults.
+
+    ``RequestOptions`` describes them. It has the same names, because only a TypedDict gives types to keyword arguments.
 
     Attributes:
         params: The parameters: members of the request body, by the names of the provider's API.
@@ -381,8 +389,13 @@ class Request(msgspec.Struct, frozen=True):
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
             InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
         """
-        given: dict[str, Any] = {**options}
-        params = {name: given.pop(name) for name in options if name not in OPTION_NAMES}
+        given: dict[str, Any] = {}
+        params: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in OPTION_NAMES:
+                given[name] = _CONVERTERS[name](value) if name in _CONVERTERS else value
+            else:
+                params[name] = value
         if params:
             check_params(params, known_options=OPTION_NAMES | {"output"})
         text: Mapping[str, Any] = params.get("text") or {}
@@ -390,16 +403,6 @@ class Request(msgspec.Struct, frozen=True):
             raise UnsupportedParameter(
                 "text.format", "set one of the two", "output= determines text.format"
             )
-        functions, definitions = split_tools(given.pop("tools", ()))
-        # A toolbox is of a higher layer, which is imported by its name.
-        toolbox = import_module("kedge.tools").Toolbox(*functions) if functions else None
-        offered = toolbox.frozen_definitions() if toolbox else ()
-        given |= {
-            "mode": validate_mode(given.get("mode")),
-            "tools": (*definitions, *offered),
-            "candidates": tuple(given.get("candidates", ())),
-            "ephemeral": _join_ephemeral(given.get("ephemeral", ())),
-        }
         schema = None if output is None else to_output_schema(output)
         return cls(params=params, output=schema, filters=ContentFilters(filters), **given)
 
@@ -427,6 +430,24 @@ def _join_ephemeral(blocks: EphemeralBlocks) -> str:
         remedy = "pass text or system blocks; append other blocks to the Turn"
         raise UnsupportedParameter("ephemeral", remedy)
     return "\n\n".join(each if isinstance(each, str) else each.text for each in listed)
+
+
+def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
+    functions, definitions = split_tools(tools)
+    if not functions:
+        return definitions
+    # A toolbox is of a higher layer, which is imported by its name.
+    toolbox = import_module("kedge.tools").Toolbox(*functions)
+    return (*definitions, *toolbox.frozen_definitions())
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    "mode": validate_mode,
+    "tools": _define_tools,
+    "candidates": tuple,
+    "ephemeral": _join_ephemeral,
+}
+"""Checks and converts the options that a caller may write in several forms."""
 
 
 def split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:
