@@ -28,7 +28,7 @@ from kedge.incremental import (
     unchain,
 )
 from kedge.planning import AnchorRecord, TokenCounts
-from kedge.store import Store, open_store
+from kedge.store import Store, open_store, response_index
 from kedge.store.open import open_current_database
 from kedge.testing import serve
 from postgresql import create_schema, run_server
@@ -100,6 +100,19 @@ def test_an_id_that_never_completed_is_not_issued_again(make_index: MakeIndex) -
     index.add(structs.replace(ENTRY, record=structs.replace(ENTRY.record, status="in_progress")))
     completed = structs.replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
     assert index.add(completed) is False
+
+
+@pytest.mark.parametrize("text", ["{}", '{"record": {"response_id": "resp_1"}}', "not JSON"])
+def test_an_entry_of_another_form_is_not_found(store_url: str, text: str) -> None:
+    """An entry that cannot be read, such as that of another version, costs one full send, and is replaced."""
+    index = StoreIndex(store_url)
+    with closing(index), closing(open_current_database(store_url, 30.0, 30.0)) as database:
+        values = ("scope", "resp_1", "sha256:1", text, 5.0)
+        database.write_sync(lambda tx: response_index.put_entry(tx, *values))
+        assert index.find("scope", ["sha256:1"]) == []
+        assert index.get("scope", "resp_1") is None
+        assert index.add(ENTRY) is False
+        assert index.find("scope", ["sha256:1"]) == [ENTRY]
 
 
 def test_a_dropped_response_does_not_hide_another_of_equal_content(make_index: MakeIndex) -> None:
