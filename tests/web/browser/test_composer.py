@@ -61,6 +61,7 @@ def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageSer
     tab.locator("summary", has_text="Request settings").click()
     expect(tab.get_by_label("System prompt")).to_have_value("Be brief.")
     expect(tab.get_by_label("Reasoning effort")).to_have_value("high")
+    expect(tab.locator("[data-exchange]")).to_have_count(2)  # the answer is stored, not only shown
     tab.reload()
     expect(tab.locator("[name=system]")).to_have_value("Be brief.")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
