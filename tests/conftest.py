@@ -138,7 +138,8 @@ def _rank_item(item: pytest.Item) -> int:
     return 0 if "browser" in names else 1 if SLOW_NAMES.intersection(names) else 2
 
 
-# Files that need the browser or a package that is slow to import. They run in one worker, which loads it once.
+# Files that need the browser, a package that is slow to import, or the parsed source. They run in one worker, which
+# loads it once.
 SHARED_RESOURCES = {
     "tests/web/browser/": "browser",
     "tests/backends/test_engine_model.py": "anthropic",
@@ -147,6 +148,10 @@ SHARED_RESOURCES = {
     "tests/server/test_sdk_objects.py": "anthropic",
     "tests/server/test_sdk_schema.py": "anthropic",
     "tests/server/test_unknown_parameters.py": "anthropic",
+    "tests/test_glossary.py": "source",
+    "tests/test_optional_packages.py": "source",
+    "tests/test_private_names.py": "source",
+    "tests/test_repository.py": "source",
 }
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import httpx2
@@ -15,6 +16,7 @@ import pytest
 
 from for_each import for_each
 from kedge.errors import EXTRAS, describe_extra
+from source_trees import list_nodes
 
 ROOT = Path(__file__).parents[1]
 BLOCKED = "import sys\nsys.modules.update(dict.fromkeys(('openai', 'cryptography')))\n"
@@ -193,12 +195,11 @@ def test_every_imported_package_is_declared() -> None:
     listed = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {re.split(r"[^\w-]", each)[0] for group in listed for each in group}
     imported: set[str] = set()
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported |= {each.name.partition(".")[0] for each in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported.add(node.module.partition(".")[0])
+    for node in chain.from_iterable(list_nodes().values()):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
     packages = packages_distributions()
     undeclared = {
         name

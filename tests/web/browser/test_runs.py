@@ -118,5 +118,5 @@ def test_another_response_is_selected_while_an_answer_is_written(
     expect(composer).to_have_value("a draft")
     gate.open_gate()
     expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
-    expect(tab.locator("[data-exchange]")).to_have_count(3)  # the tab does not ask for the run any more
+    expect(tab.locator("[data-exchange]")).to_have_count(3)  # the run has ended
     expect(composer).to_have_value("a draft")
