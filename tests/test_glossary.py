@@ -69,11 +69,14 @@ MIN_LINES = 40
 
 BANNED_PHRASES = (
     r"a mistake in kedge",
+    r"canceled",  # the API writes cancelled
     r"heard",
+    r"honest(?:ly)?",
     r"mend(?:s|ed|ing)?",
     r"nobody",
     r"put away",
     r"said",
+    r"signs? of life",
     r"somebody",
     r"spoken",
     r"stands?",

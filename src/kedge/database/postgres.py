@@ -50,7 +50,7 @@ STATEMENT_SECONDS = 10.0
 CHECK_SECONDS = 3.0
 """The time in which a server must answer to count as available."""
 MARGIN_SECONDS = 1.0
-"""The time after which the client gives up waiting for a server that should have canceled the statement."""
+"""The time after which the client gives up waiting for a server that should have cancelled the statement."""
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """An SQL expression for the time of the database server, in seconds since 1970."""
@@ -79,7 +79,7 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "53100": (StoreFull, "the server's disk is full; nothing was written"),
     "53300": (StoreBusy, "the server has no free connection; try again"),
     "55P03": (StoreBusy, "another transaction held a lock for too long; try again"),
-    "57014": (StoreBusy, "the server canceled the statement, which took too long; try again"),
+    "57014": (StoreBusy, "the server cancelled the statement, which took too long; try again"),
     "57P": (StoreUnreachable, "the server is shutting down; try again"),
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
     "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),

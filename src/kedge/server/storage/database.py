@@ -292,4 +292,4 @@ def _build_open_error(path: str, error: sqlite3.Error | OSError) -> CannotServe:
     problem = (
         sqlite.describe_error(error)[1] if isinstance(error, sqlite3.Error) else error.strerror
     )
-    return CannotServe(f"the database {path} cannot be opened: {problem}; use another --db")
+    return CannotServe(f"the database {path} cannot be opened: {problem}; use another file")
