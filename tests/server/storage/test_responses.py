@@ -308,7 +308,7 @@ def test_file_that_is_no_database_is_rejected(tmp_path: Path) -> None:
     text.write_text("not a database, " * 100)
     for path, problem in (
         (text, "the file is not a SQLite database"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "the file cannot be opened or created"),
     ):
         with pytest.raises(CannotServe, match=f"{path}.*: {problem}"), serve(db=str(path)):
             pass
