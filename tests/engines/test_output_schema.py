@@ -14,7 +14,6 @@ from kedge.engines.json_schema import list_subschemas
 from kedge.engines.output_schema import (
     OutputSchema,
     SchemaMismatch,
-    to_json_value,
     to_output_schema,
 )
 from kedge.errors import InvalidSetting
@@ -247,15 +246,6 @@ def test_a_schema_is_immutable_json() -> None:
     copied = to_output_schema(given)
     given["properties"].clear()
     assert list(copied.schema["properties"]) == ["a"]
-
-
-def test_values_become_json_values() -> None:
-    """Models and enums are converted to JSON values, also inside of a list."""
-    assert to_json_value([Boat(name="Argo", oars=2), Color.RED, 3]) == [
-        {"name": "Argo", "oars": 2},
-        "red",
-        3,
-    ]
 
 
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:1/schema.json", "#/$defs/Missing"])

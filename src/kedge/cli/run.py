@@ -20,7 +20,6 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.text.display import first_line, pluralize, sanitize_text
@@ -279,10 +278,12 @@ def _run_workflow(
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     if isinstance(result, StepsResult):
+        from pydantic_core import to_jsonable_python  # which takes time to import
+
         return {
             "workflow": result.workflow,
             "conversation": result.conversation,
-            "results": {each.name: to_json_value(each.value) for each in result.steps},
+            "results": {each.name: to_jsonable_python(each.value) for each in result.steps},
             "steps": [
                 {"name": each.name, "question": each.question, "answer": each.answer}
                 for each in result.steps

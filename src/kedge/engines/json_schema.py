@@ -54,9 +54,11 @@ UNSUPPORTED_KEYWORDS = {
     "patternProperties": "property names by pattern",
     "prefixItems": "a tuple of different types; use a dataclass",
 }
-SINGLE_SCHEMA_KEYS = ("items", "additionalProperties", "not", "contains", "propertyNames")
-LIST_SCHEMA_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
-MAP_SCHEMA_KEYS = ("properties", "$defs", "patternProperties")
+_SINGLE_SCHEMA_KEYS = frozenset(
+    {"items", "additionalProperties", "not", "contains", "propertyNames"}
+)
+_LIST_SCHEMA_KEYS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_MAP_SCHEMA_KEYS = frozenset({"properties", "$defs", "patternProperties"})
 DEFINITIONS_PATH = "#/$defs/"
 """The start of a reference to a definition."""
 
@@ -85,15 +87,13 @@ def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSch
         return transform(each) if isinstance(each, dict) else each
 
     mapped = dict(schema)
-    for key in SINGLE_SCHEMA_KEYS:
-        if key in schema:
-            mapped[key] = map_one(schema[key])
-    for key in LIST_SCHEMA_KEYS:
-        if key in schema:
-            mapped[key] = [map_one(each) for each in schema[key]]
-    for key in MAP_SCHEMA_KEYS:
-        if key in schema:
-            mapped[key] = {name: map_one(each) for name, each in schema[key].items()}
+    for key, value in schema.items():
+        if key in _SINGLE_SCHEMA_KEYS:
+            mapped[key] = map_one(value)
+        elif key in _LIST_SCHEMA_KEYS:
+            mapped[key] = [map_one(each) for each in value]
+        elif key in _MAP_SCHEMA_KEYS:
+            mapped[key] = {name: map_one(each) for name, each in value.items()}
     return mapped
 
 

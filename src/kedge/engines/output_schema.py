@@ -288,10 +288,3 @@ def _strip_fence(text: str) -> str:
     head, line_break, rest = text.strip().partition("\n")
     is_fenced = head.strip().lower() in ("```", "```json") and rest.endswith("```")
     return rest.removesuffix("```") if line_break and is_fenced else text
-
-
-def to_json_value(value: Any) -> Any:
-    """Return a value of any type as JSON values."""
-    from pydantic_core import to_jsonable_python
-
-    return to_jsonable_python(value)

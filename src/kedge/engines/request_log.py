@@ -164,15 +164,17 @@ class RequestLog:
 
     def _continue(self, plan: RequestPlan, response_id: str) -> None:
         """Open the record of a request that was sent earlier; without what was sent if that is not known."""
-        started, self._is_sent_earlier = cast("dict[str, Any]", self._open), True
+        self._is_sent_earlier = True
         found = request_record.find_request(plan.source) if isinstance(plan.source, Turn) else None
-        names = ("provider", "scope", "model", "created_at", "seconds")
-        self._open = (
-            asdict(found)
-            if found
-            else {name: started[name] for name in names}
-            | {"provider_response_id": response_id, "status": "running"}
+        unknown = RequestRecord(
+            provider=self.provider,
+            scope=plan.scope,
+            provider_response_id=response_id,
+            model=self.model,
+            status="running",
+            created_at=self.current.created_at,
         )
+        self._open = asdict(found or unknown)
 
     def _start(self, plan: RequestPlan) -> dict[str, Any]:
         self._started_at, self.has_output = time.perf_counter(), False
