@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.recorded_streams import (
+    DECODERS,
     EXPECTED,
     PATHS,
     block_contents,
@@ -159,3 +160,13 @@ def test_unreadable_message_gives_correct_blocks_or_a_failure(name: str) -> None
         result = decode_outcome(name, *messages[:at], b'data: {"id": \n\n', *messages[at + 1 :])
         if result.completed:
             assert block_contents(result.blocks) == block_contents(blocks), at
+
+
+@for_each("api", DECODERS)
+@for_each(
+    ("event", "is_reported"), [("", True), ("message", True), ("error", True), ("ping", False)]
+)
+def test_events_of_the_api_must_be_json(api: str, event: str, is_reported: bool) -> None:
+    """An event without a name, with the default name or of an error must be JSON; others may be keep-alives."""
+    found = DECODERS[api]().feed(f"event: {event}\ndata: cut {{\n\n".encode())
+    assert [getattr(each, "kind", "") for each in found] == ["malformed"] * is_reported

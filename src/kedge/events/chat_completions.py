@@ -486,22 +486,16 @@ def _is_complete(call: ToolCall) -> bool:
         return False
 
 
-def _find_usage(chunk: JsonObject) -> JsonObject | None:
-    """Return the counts of a chunk; Moonshot puts them into the choice, and Groq into ``x_groq``."""
-    choices = fields.list_objects(chunk.get("choices"))[:1]
-    holders = (chunk, fields.get_object(chunk, "x_groq"), *choices)
-    return next((usage for each in holders if (usage := fields.get_object(each, "usage"))), None)
-
-
 _CACHED_NAMES = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 """The names of DeepSeek, Mistral and others for cached tokens."""
 
 
 def read_usage(chunk: JsonObject) -> Usage | None:
-    """Return the token counts of a chunk, if there are any."""
-    counts = _find_usage(chunk)
-    if not counts:
-        return None
-    usage = fields.read_counts(counts, "prompt", "completion")
-    cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
-    return structs.replace(usage, cached_tokens=usage.cached_tokens or cached)
+    """Return the token counts of a chunk, if any; Moonshot puts them into the choice, and Groq into ``x_groq``."""
+    choices = fields.list_objects(chunk.get("choices"))[:1]
+    for holder in (chunk, fields.get_object(chunk, "x_groq"), *choices):
+        if counts := fields.get_object(holder, "usage"):
+            usage = fields.read_counts(counts, "prompt", "completion")
+            cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
+            return structs.replace(usage, cached_tokens=usage.cached_tokens or cached)
+    return None

@@ -200,7 +200,9 @@ class MemoryCheck(msgspec.Struct):
 
     def _judge_chained(self, outcome: Outcome, plan: RequestPlan, anchor: AnchorRecord) -> Judgment:
         evidence, sent, usage, base = self.evidence, self._measure(), outcome.usage, anchor.counted
-        if self._was_ignored(outcome, plan):
+        evidence.echoes |= outcome.echoed
+        can_be_silent = plan.conversation_id or outcome.echoed or self.is_always
+        if (evidence.echoes and not can_be_silent) or self.names_another(outcome):
             return self.record_forgotten()
         verdict = tokens.judge_usage(usage, base, sent)
         if verdict == "partial" and evidence.proof == "table" and not self.is_always:
@@ -220,13 +222,6 @@ class MemoryCheck(msgspec.Struct):
             evidence.record_loss(self.memory.clock(), "no_verdict")
             return Judgment("unproven", resend=True)
         return Judgment()
-
-    def _was_ignored(self, outcome: Outcome, plan: RequestPlan) -> bool:
-        """Return whether the answer itself says that it was generated without the requested context."""
-        self.evidence.echoes |= outcome.echoed
-        can_be_silent = plan.conversation_id or outcome.echoed or self.is_always
-        is_silent = self.evidence.echoes and not can_be_silent
-        return is_silent or self.names_another(outcome)
 
     def record_forgotten(self, *, partial: bool = False, counted: bool = False) -> Judgment:
         """Record that the server answered without the context.

@@ -370,7 +370,7 @@ def _iter_candidates(
     """Return the records to try, longest prefix first, then the newest."""
     if mode == "chained":
         anchors = reversed(state.anchors)
-        news = [each for each in extra if _is_new_candidate(each, state)]
+        news = [each for each in extra if _is_new_candidate(each, state)] if extra else ()
         if not news:
             return anchors
         news.sort(key=anchor_sort_key, reverse=True)
