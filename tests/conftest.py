@@ -30,8 +30,11 @@ from kedge.testing import forbid_network
 from strategies import BASE_EXAMPLES
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from xdist.remote import Producer
 
+    from kedge.store import Store
     from postgresql import PostgresServer, ReusableStore
 
 # Without the phase "explain", whose tracer doubles the time of every example.
@@ -275,3 +278,18 @@ def lasting_url(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     with request.getfixturevalue("postgres_store").borrow() as url:
         yield url
+
+
+@pytest.fixture
+def store_url(lasting_url: str) -> str:
+    """Return the address of the store of a test; a package may have another one."""
+    return lasting_url
+
+
+@pytest.fixture
+async def store(store_url: str) -> "AsyncIterator[Store]":
+    """Yield an empty store."""
+    from kedge.store import open_store
+
+    async with open_store(store_url) as opened:
+        yield opened

@@ -1,19 +1,9 @@
 """Fixtures for stores, and a class that adds responses to them."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from kedge.store import ConversationRow, RequestRecord, Store, open_store
+from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.turns import user
-
-
-@pytest.fixture
-async def store(lasting_url: str) -> AsyncIterator[Store]:
-    """Yield an empty store."""
-    async with open_store(lasting_url) as opened:
-        yield opened
 
 
 class ResponseWriter:

@@ -1,4 +1,4 @@
-"""Fixtures for stores and engines; tests of the contract run on every database."""
+"""Fixtures for engines and conversations."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -8,30 +8,10 @@ import pytest
 from engines.conftest import open_engine
 from kedge import Conversation, connect
 from kedge.engines import Engine, ResponsesEngine
-from kedge.store import Store, open_store
+from kedge.store import Store
 from kedge.testing import TestServer, serve
 
 Connect = Callable[..., Engine]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of an empty store."""
-    match request.param:
-        case "postgresql":
-            with request.getfixturevalue("postgres_store").borrow() as url:
-                yield url
-        case "memory":
-            yield "sqlite://:memory:"
-        case _:
-            yield request.getfixturevalue("sqlite_url")
-
-
-@pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
-    """Yield an empty store."""
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 @pytest.fixture

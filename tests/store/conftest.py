@@ -1,10 +1,8 @@
 """Fixtures for stores; tests of the contract run on every database."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-
-from kedge.store import Store, open_store
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
@@ -18,10 +16,3 @@ def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
             yield "sqlite://:memory:"
         case _:
             yield request.getfixturevalue("sqlite_url")
-
-
-@pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
-    """Yield an empty store."""
-    async with open_store(store_url) as opened:
-        yield opened

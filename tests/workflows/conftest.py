@@ -10,7 +10,6 @@ from kedge import connect
 from kedge.engines import Engine
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
-from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 
 StartServer = Callable[..., TestServer]
@@ -21,13 +20,6 @@ Connect = Callable[..., Engine]
 def store_url(sqlite_url: str) -> str:
     """Return the address of an empty store."""
     return sqlite_url
-
-
-@pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
-    """Yield an empty store."""
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 @pytest.fixture
