@@ -460,3 +460,24 @@ def test_a_failed_probe_is_no_loss() -> None:
         evidence.record_probe(agrees=agrees, now=0.0)
         assert evidence.open_doubt(0.0) == ""
     assert evidence.next_probe_at == 2 * BASE_COOLDOWN
+
+
+NUMBERED = "\n".join(f"{number}. Haul in the line (and make it fast)." for number in range(1, 30))
+"""A text with fewer tokens than one with the same words and spaces in place of line breaks."""
+
+
+@STREAMING
+async def test_messages_with_lists_are_no_loss(streaming: bool) -> None:
+    """A server that counts tokens as Kedge does has not forgotten a context with lines of a list."""
+    with serve() as server:
+        server.set_answers(ANSWER)
+        async with connect(f"responses:{server.base_url}#practice") as engine:
+            turn, events = Turn(), list[Event]()
+            for text in (*[ANSWER] * 3, *[NUMBERED] * 3):
+                turn = turn.append(user(text))
+                async with engine.stream(turn, streaming=streaming) as stream:
+                    events += [event async for event in stream]
+                turn = stream.turn
+            plan = engine.plan(turn.append(user("Continue.")), streaming=streaming)
+    assert not [each for each in events if isinstance(each, ModeChanged | ServerForgot)]
+    assert plan.previous_response_id

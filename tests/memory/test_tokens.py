@@ -16,6 +16,7 @@ from kedge.memory.tokens import (
     measure_request,
 )
 from kedge.planning import TokenCounts, plan_request, record_response
+from kedge.tokens import count_text
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -229,3 +230,15 @@ def test_an_ordinary_tokenizer_has_a_lower_upper_bound() -> None:
     assert wide
     ordinary = wide._replace(excess=ORDINARY_EXCESS)
     assert ordinary.estimate < ordinary.upper < wide.upper
+
+
+@pytest.mark.parametrize(
+    "text", ["1. Sail.)\n2. Row.)\n3. Haul.)", "\n\n 1. Sail.)\n2. Row.)\n\n "]
+)
+def test_lower_bound_holds_for_any_treatment_of_whitespace(text: str) -> None:
+    """A server may count a text as it is, without whitespace at its ends, or with single spaces."""
+    sent = measure_request([user(text)], {})
+    assert sent
+    counts = [count_text(each) for each in (text, text.strip(), " ".join(text.split()))]
+    assert sent.words == min(counts)
+    assert sent.tokens == counts[0]

@@ -66,7 +66,7 @@ class SentTokens(NamedTuple):
     """The tokens of the blocks that a request sends, besides its instructions and tools, with bounds."""
 
     words: int
-    """Our count with normalized whitespace, which is counted in many ways, or stripped by the chat template."""
+    """Our minimum count with the original or less whitespace, which is stripped by some chat templates."""
     tokens: int
     """Our count with the original whitespace; 0 if it is not known."""
     size: int
@@ -170,7 +170,9 @@ def _count_text(text: str) -> tuple[int, int, int]:
 def _count_uncached(text: str) -> tuple[int, int, int]:
     # Templates write results and arguments as JSON, which escapes non-ASCII characters.
     upper = max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
-    return count_text(" ".join(text.split())), count_text(text), upper
+    # A line break may be part of the token before it, so that single spaces are more tokens.
+    forms = {text, text.strip(), " ".join(text.split())}
+    return min(map(count_text, forms)), count_text(text), upper
 
 
 _count_short = lru_cache(MAX_CACHED_SHORT)(_count_uncached)
