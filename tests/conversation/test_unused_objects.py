@@ -110,7 +110,7 @@ async def test_the_object_of_a_fork_is_not_deleted_with_the_conversation(
 
 
 @pytest.mark.parametrize("transport", ["http", "websocket"])
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("lasting_url", ["sqlite"], indirect=True)
 async def test_objects_are_deleted_with_any_client(store: Store, transport: str) -> None:
     """Kedge's own client and that of the openai package delete objects, also after they were closed."""
     with serve() as server:
