@@ -34,7 +34,7 @@ from kedge.conversation import lazy_conversation
 from kedge.conversation import run as conversation_run
 from kedge.database import sqlite
 from kedge.engines import anthropic as anthropic_engine
-from kedge.engines import http_client, prompt_cache, reply, transport
+from kedge.engines import http_client, prompt_cache, request_options, transport
 from kedge.engines.websocket import connection
 from kedge.events.run import ResendReason
 from kedge.incremental import index, rewrite
@@ -453,7 +453,7 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     for page in ("adoption.md", "engines.md"):
         assert re.search(r"for a\s+minute", PAGES[page])
         assert "up to an hour" in PAGES[page]
-    assert reply.DEFAULT_OUTPUT_RETRIES == 2
+    assert request_options.DEFAULT_OUTPUT_RETRIES == 2
     assert "twice by default" in PAGES["typed-output.md"]
     assert mcp_transports.GRACE_SECONDS == 2
     assert "after two\n  seconds the group is terminated" in PAGES["mcp.md"]

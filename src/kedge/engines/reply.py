@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from kedge import turns
 from kedge.engines.heal_rules import is_format_rejected
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch
-from kedge.engines.request_metrics import record_healing
+from kedge.engines.request_log import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
 from kedge.events import run as run_events
@@ -37,9 +37,6 @@ log = get_logger("kedge.engines.output")
 ReplyStatus = Literal["completed", "running"]
 """The status of a reply; a call that failed has no reply."""
 ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
-
-DEFAULT_OUTPUT_RETRIES = 2
-"""The number of times that an answer without the requested type is requested again."""
 
 
 @dataclass(frozen=True, slots=True)

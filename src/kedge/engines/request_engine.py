@@ -27,7 +27,7 @@ from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
 from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
-from kedge.engines.request_metrics import record_calls, record_error, record_healing
+from kedge.engines.request_log import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, StreamCut

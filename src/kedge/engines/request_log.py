@@ -1,30 +1,39 @@
-"""Make the record of each request of a run from its events: opened by the plan, completed at its end."""
+"""The record, the log records and the metrics of each request of an engine.
+
+A ``RequestLog`` makes the records of a run from its events: a record is opened by the plan and completed at its end,
+where it is counted and written to the log.
+"""
 
 import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import asdict, replace
 
 from kedge.engines.content_filter import ContentFilters
-from kedge.engines.request_metrics import count_end, count_request, log, log_request
 from kedge.engines.request_options import KNOWN_PARAMS, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage, request_record
 from kedge.events import run as run_events
+from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
-from kedge.observe import bind_fields
+from kedge.observe import bind_fields, count, get_logger
+from kedge.observe.metrics import Value, measure_all
 from kedge.planning import RequestPlan, find_running, get_state
 from kedge.planning.explain import describe_rejection
+from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
 from kedge.turns.frozen_json import EMPTY, to_encodable
 
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
+    from kedge.store.proxied_requests import ChainedRequest
+
+log = get_logger("kedge.engines")
 
 MAX_ERROR_LENGTH = 500
 
@@ -83,52 +92,43 @@ class RequestLog:
 
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
-        if record := self._recorders.get(type(event)):
-            record(self, event)
+        record = self._open
+        match event:
+            case run_events.RequestPlanned(plan, running):
+                self._open = self._start(plan)
+                if running:
+                    self._continue(plan, running)
+                else:
+                    self.plans.append(plan)
+            case run_events.TurnEdited("repair", changes):
+                self._unmatched += sum(isinstance(b, ToolResultBlock) for b in changes.removed)
+            case run_events.RequestSent(size, full) if record:
+                self.plans[-1] = replace(self.plans[-1], body_bytes=size)
+                record.update(sent_bytes=size, saved_bytes=full - size)
+            case ResponseStarted() if record:
+                record["provider_response_id"] = event.response_id
+                if event.background:
+                    record["status"] = "running"
+            case run_events.AnswerFinished(outcome, turn, plan):
+                if record is None:  # an engine that reports no plan
+                    self._open = self._start(plan)
+                self._end(self.complete(outcome, turn))
+            case run_events.AttemptFailed(error):
+                problem = f"{error.__name__}; the request was sent again"
+                self._fail(_classify_error(error), problem, event)
+            case run_events.Healed(reason):
+                status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
+                self._fail(status, HEALING_TEXTS[reason], event)
+                self._healed = reason
+            case _ if record and isinstance(event, run_events.VISIBLE_EVENTS):
+                self._record_output(record)
+            case _:
+                pass
 
-    def _record_plan(self, event: run_events.RequestPlanned) -> None:
-        self._open = self._start(event.plan)
-        if event.running:
-            self._continue(event.plan, event.running)
-        else:
-            self.plans.append(event.plan)
-
-    def _record_edit(self, event: run_events.TurnEdited) -> None:
-        if event.by == "repair":
-            removed = event.diff.removed
-            self._unmatched += sum(isinstance(each, ToolResultBlock) for each in removed)
-
-    def _record_sent(self, event: run_events.RequestSent) -> None:
-        if self._open:
-            size, full = event.body_bytes, event.full_bytes
-            self.plans[-1] = replace(self.plans[-1], body_bytes=size)
-            self._open.update(sent_bytes=size, saved_bytes=full - size)
-
-    def _record_response(self, event: ResponseStarted) -> None:
-        if self._open:
-            self._open["provider_response_id"] = event.response_id
-            if event.background:
-                self._open["status"] = "running"
-
-    def _record_output(self, _: Event) -> None:
-        if self._open and not self.has_output:
-            self.has_output = True
-            if not self._is_sent_earlier:
-                self._open["first_token_seconds"] = time.perf_counter() - self._started_at
-
-    def _record_answer(self, event: run_events.AnswerFinished) -> None:
-        if self._open is None:  # an engine that reports no plan
-            self._open = self._start(event.plan)
-        self._end(self.complete(event.outcome, event.turn))
-
-    def _record_attempt(self, event: run_events.AttemptFailed) -> None:
-        problem = f"{event.error.__name__}; the request was sent again"
-        self._fail(_classify_error(event.error), problem, event)
-
-    def _record_healing(self, event: run_events.Healed) -> None:
-        status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
-        self._fail(status, HEALING_TEXTS[event.reason], event)
-        self._healed = event.reason
+    def _record_output(self, record: dict[str, Any]) -> None:
+        is_first, self.has_output = not self.has_output, True
+        if is_first and not self._is_sent_earlier:
+            record["first_token_seconds"] = time.perf_counter() - self._started_at
 
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
@@ -277,18 +277,6 @@ class RequestLog:
         values = json.loads(json.dumps(settings, default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
 
-    _recorders: ClassVar[Mapping[type[Event], Callable[[Self, Any], None]]] = {
-        run_events.RequestPlanned: _record_plan,
-        run_events.TurnEdited: _record_edit,
-        run_events.RequestSent: _record_sent,
-        ResponseStarted: _record_response,
-        run_events.AnswerFinished: _record_answer,
-        run_events.AttemptFailed: _record_attempt,
-        run_events.Healed: _record_healing,
-        **dict.fromkeys(run_events.VISIBLE_EVENTS, _record_output),
-    }
-    """The events that change records."""
-
 
 def _describe_rejected(plan: RequestPlan) -> dict[str, Any]:
     """Return the members about responses that would have saved more and could not be continued."""
@@ -322,3 +310,120 @@ def _classify_error(error: type[EngineError]) -> request_record.ResponseStatus:
     if issubclass(error, StreamCut):
         return "cut"
     return "incomplete" if issubclass(error, AnswerIncomplete) else "failed"
+
+
+_CODES = """
+    context_length_exceeded conversation_locked insufficient_quota invalid_api_key invalid_encrypted_content
+    invalid_prompt invalid_request_error invalid_type invalid_value missing_required_parameter model_not_found
+    previous_response_not_found rate_limit_exceeded server_error unknown_parameter unsupported_parameter
+    unsupported_value
+"""
+KNOWN_CODES = frozenset(_CODES.split())
+"""The codes that are counted by name. Servers may send any code, and the number of labels must be small."""
+
+
+_SENT_MEMBERS = (
+    "mode", "anchor", "reason", "healed", "sent_blocks", "full_blocks", "sent_bytes", "full_bytes",
+)  # fmt: skip
+_LOGGED_MEMBERS = (
+    "provider", "model", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "status",
+    "seconds",
+)  # fmt: skip
+"""The members of a record that are fields of its log record."""
+
+
+def count_request(record: RequestRecord, chain_depth: int) -> None:
+    """Count a request that was sent.
+
+    Args:
+        record: The record of the request.
+        chain_depth: The number of responses that it continues.
+    """
+    results = {
+        "by_id": record.results_by_id,
+        "by_fallback": record.results_by_fallback,
+        "unmatched": record.results_unmatched,
+    }
+    further = _list_amounts("tool_results_total", "outcome", results)
+    if is_fallback_reason(record.reason):
+        further.append(("responses_fallback_total", 1, (("reason", record.reason),)))
+    if record.first_token_seconds is not None:
+        further.append(("responses_first_output_seconds", record.first_token_seconds, ()))
+    count_sent(record, ("responses_chain_depth", chain_depth, ()), *further)
+
+
+def count_sent(record: "RequestRecord | ChainedRequest", *further: Value) -> None:
+    """Count what was sent of a request, and record further values."""
+    measure_all(
+        (f"responses_{'chained' if record.anchor else 'stateless'}_requests_total", 1, ()),
+        ("responses_delta_blocks_count", record.sent_blocks, ()),
+        ("responses_bytes_sent_total", record.sent_bytes, ()),
+        ("responses_bytes_full_total", record.full_bytes, ()),
+        *further,
+    )
+
+
+def count_end(record: "RequestRecord | ChainedRequest") -> None:
+    """Count the tokens of a request that has ended, and how long a request of an engine took."""
+    tokens = {
+        "input": record.input_tokens,
+        "cached": record.cached_tokens,
+        "output": record.output_tokens,
+    }
+    values = _list_amounts("tokens_total", "kind", tokens)
+    if isinstance(record, RequestRecord) and record.status in ("completed", "lost"):
+        values.append(("responses_duration_seconds", record.seconds, ()))
+    measure_all(*values)
+
+
+def _list_amounts(name: str, label: str, amounts: Mapping[str, int | None]) -> list[Value]:
+    return [(name, amount, ((label, kind),)) for kind, amount in amounts.items() if amount]
+
+
+def log_request(record: RequestRecord) -> None:
+    """Write the log record of a request that has ended, with all figures."""
+    members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
+    if record.is_known:
+        members, text = (*members, *_SENT_MEMBERS), f"{text}: %s, %d of %d bytes"
+        values += (name_send(record.reason), record.sent_bytes, record.full_bytes)
+    fields = {name: getattr(record, name) for name in members}
+    log.info(text, *values, **fields, response_id=record.provider_response_id)
+
+
+def record_error(error: EngineError) -> None:
+    """Record that the server rejected a request, failed, or could not be reached."""
+    kind = type(error).__name__
+    code = error.code or str(error.status or kind)
+    known = not error.code or error.code in KNOWN_CODES
+    count("responses_rejected_total", code=code if known else "other")
+    log.error("request failed: %s, %s", kind, code, request_id=error.request_id)
+
+
+def record_healing(reason: str, response_id: str) -> None:
+    """Record a rejected request that is sent again in another form."""
+    count("responses_healed_total", reason=reason)
+    log.warning("healing a request: %s", reason, response_id=response_id)
+
+
+def record_lost_context(response_id: str) -> None:
+    """Record that the server answered without the requested context, and the answer was shown."""
+    count("responses_forgotten_total")
+    log.warning(
+        "the server answered without the requested context; the answer may be wrong, and "
+        "later requests will send everything",
+        response_id=response_id,
+    )
+
+
+def record_calls(calls: ItemTable) -> None:
+    """Count the calls of a finished response by how their ids were determined."""
+    outcomes = {
+        "extracted": calls.extracted,
+        "fallen_back": calls.fallen_back,
+        "failed": calls.failed,
+    }
+    values = _list_amounts("tool_call_ids_total", "outcome", outcomes)
+    if calls.inferred:
+        values.append(("tool_call_names_inferred_total", calls.inferred, ()))
+    if values:
+        measure_all(*values)

@@ -21,7 +21,6 @@ from msgspec.structs import force_setattr, replace
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
-from kedge.engines.reply import DEFAULT_OUTPUT_RETRIES
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -331,6 +330,8 @@ class TurnProbe(msgspec.Struct):
 
 
 _DEFINITION = frozenset({FrozenMap})
+DEFAULT_OUTPUT_RETRIES = 2
+"""The number of times that an answer without the requested type is requested again."""
 
 
 class Request(msgspec.Struct, frozen=True):

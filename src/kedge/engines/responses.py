@@ -18,7 +18,7 @@ from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.heal_rules import HealableError, as_healable, is_server_error, lost_context
 from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
-from kedge.engines.request_metrics import record_lost_context
+from kedge.engines.request_log import record_lost_context
 from kedge.engines.request_options import ENCRYPTED_REASONING, build_input, to_resend_limit
 from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
 from kedge.engines.transport import RawResponse, Transport

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
-from kedge.engines.request_metrics import record_healing, record_lost_context
+from kedge.engines.request_log import record_healing, record_lost_context
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.engines.transport import READABLE_CODINGS
 from kedge.events import Outcome

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from threading import Lock
 
-from kedge.engines.request_metrics import count_end, count_sent
+from kedge.engines.request_log import count_end, count_sent
 from kedge.observe import count, get_logger
 from kedge.store.proxied_requests import ChainedRequest
 from kedge.text.display import format_size, pluralize
