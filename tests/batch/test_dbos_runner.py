@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 
 from kedge.batch import BatchJob, BatchLine, Progress, dbos_runner, run_batch
-from kedge.batch.dbos_runner import (
-    DbosRunner,
-    default_database_url,
-    enqueue_lines,
-    prepare_client,
-)
+from kedge.batch.dbos_runner import DbosRunner, default_database_url, enqueue_lines, prepare_client
 from kedge.errors import BatchFailed, InvalidBatch
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve

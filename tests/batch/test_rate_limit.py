@@ -78,9 +78,7 @@ async def test_pending_requests_count_with_expected_tokens() -> None:
         assert clock.now - before >= 60
 
 
-async def test_retry_after_delays_all_requests(
-    kedge_server: TestServer,
-) -> None:
+async def test_retry_after_delays_all_requests(kedge_server: TestServer) -> None:
     """Every attempt counts toward the limit, and a 429 response delays the next one."""
     clock = FakeClock()
     pace = RateLimiter(requests=2, clock=clock, sleep=clock.sleep)

@@ -8,9 +8,7 @@ import pytest
 from chat.conftest import OpenChat, item_texts
 from engines.runs import read_until, request_bodies
 from kedge.chat import Chat, new_key
-from kedge.compaction import (
-    MessageLimitCompactor,
-)
+from kedge.compaction import MessageLimitCompactor
 from kedge.errors import (
     AnswerIncomplete,
     Blocked,
@@ -453,9 +451,7 @@ async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
     assert "My name is Ada." in third.text
 
 
-async def test_encryption_can_be_enabled_for_an_existing_conversation(
-    open_chat: OpenChat,
-) -> None:
+async def test_encryption_can_be_enabled_for_an_existing_conversation(open_chat: OpenChat) -> None:
     """A plain state is accepted, and is encrypted with the next answer."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
     encrypted = await open_chat(state_key=new_key()).chat_with_state(plain.state, "Hello again!")
@@ -477,9 +473,7 @@ async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
     assert answer.text.startswith("I can see 5 messages")
 
 
-async def test_invalid_typed_answer_leaves_a_usable_state(
-    open_chat: OpenChat,
-) -> None:
+async def test_invalid_typed_answer_leaves_a_usable_state(open_chat: OpenChat) -> None:
     """The error's state contains all messages sent and received."""
     chat = open_chat()
     with pytest.raises(OutputInvalid) as exc_info:

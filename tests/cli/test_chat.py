@@ -265,11 +265,7 @@ def test_unanswered_message_can_be_resumed(kedge_server: TestServer) -> None:
 def test_conversation_is_usable_after_ctrl_c() -> None:
     """The interrupted message is undone, and the next one is answered."""
     conversation = ForkedProcess(
-        ["-m", "kedge", "chat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
+        ["-m", "kedge", "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert conversation.stdin is not None
     assert conversation.stdout is not None

@@ -29,20 +29,14 @@ def create_in_python(path: Path, model: str, **settings: Any) -> None:
     async def create() -> None:
         from kedge import connect
 
-        async with (
-            open_store(store_url(str(path))) as store,
-            connect(model, **settings) as engine,
-        ):
+        async with open_store(store_url(str(path))) as store, connect(model, **settings) as engine:
             conversation = await Conversation.create(engine, store=store, title="plan")
             await conversation.send("My name is Ada.")
 
     run_sync(create())
 
 
-COMMANDS = (
-    ("chat", "-c", "plan", "What is my name?"),
-    ("inspect", "plan"),
-)
+COMMANDS = (("chat", "-c", "plan", "What is my name?"), ("inspect", "plan"))
 
 
 @pytest.mark.parametrize("provider", ["responses", "chat"])

@@ -20,10 +20,7 @@ RECORD = {"provider": "p", "scope": "s", "provider_response_id": "resp_1", "expi
 def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
     """Return a tree with a root and one node, created by a response with these members."""
     row = ConversationRow("conv_1", "harbour", head=2, tree=1)
-    nodes = (
-        Node(1, 1, 1, 0, 1, "root", 0, 0, 0),
-        Node(2, 1, 1, 1, 1, kind, 0, 1, 1),
-    )
+    nodes = (Node(1, 1, 1, 0, 1, "root", 0, 0, 0), Node(2, 1, 1, 1, 1, kind, 0, 1, 1))
     other = replace(row, id="conv_2", title="quay")
     tree = StoredTree(row, nodes, {2: RequestRecord(**{**RECORD, **changes})})
     return AnnotatedTree(tree, [row, other], {2: assistant("Hello there")})

@@ -15,9 +15,7 @@ HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 2
 
 
-async def test_response_without_id_is_stored(
-    conversation_without_id: Conversation,
-) -> None:
+async def test_response_without_id_is_stored(conversation_without_id: Conversation) -> None:
     """A response without an id is not an anchor, and the next request is sent in full."""
     (row,) = await conversation_without_id.responses()
     assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")

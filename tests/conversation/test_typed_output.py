@@ -56,9 +56,7 @@ async def test_key_continues_after_invalid_answers(
     assert second.body["previous_response_id"] == first.response_id
 
 
-async def test_resume_corrects_an_invalid_answer(
-    conversation: Conversation,
-) -> None:
+async def test_resume_corrects_an_invalid_answer(conversation: Conversation) -> None:
     """`resume` requests a correction of an invalid answer, and returns a valid stored one."""
     with pytest.raises(OutputInvalid):
         await conversation.send("First invalid: What is 2 + 3?", output=int, output_retries=0)

@@ -1,16 +1,7 @@
 """Conversion of blocks to messages of OpenTelemetry's conventions."""
 
 from kedge.observe.otel import system_parts, to_messages
-from kedge.turns import (
-    assistant,
-    image,
-    opaque,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
 
 
 def test_every_kind_of_block_is_converted() -> None:

@@ -18,16 +18,7 @@ from kedge.store.search_query import TEXT_INDEXES
 from kedge.store.summaries import list_summaries
 from store.sample_conversations import append_exchange, count_rows, create_conversation
 
-TABLES = (
-    "conversations",
-    "nodes",
-    "links",
-    "blocks",
-    "responses",
-    "claims",
-    "tags",
-    "texts",
-)
+TABLES = ("conversations", "nodes", "links", "blocks", "responses", "claims", "tags", "texts")
 
 
 async def test_deleted_conversation_leaves_no_rows(store: Store) -> None:
@@ -265,9 +256,7 @@ async def test_conversations_are_deleted_by_age(store: Store) -> None:
         await store.create(ttl=cast("Any", "soon"))
 
 
-async def test_conversation_changed_meanwhile_is_not_expired(
-    store: Store,
-) -> None:
+async def test_conversation_changed_meanwhile_is_not_expired(store: Store) -> None:
     """A selected conversation is checked again before it is deleted."""
     store.clock = lambda: 1000.0
     row = await store.create("used")

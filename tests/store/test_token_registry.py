@@ -177,9 +177,7 @@ async def test_tokens_are_required_after_the_first_is_added(
     assert await registry.is_required()
 
 
-async def test_unavailable_store_requires_no_token(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_unavailable_store_requires_no_token(caplog: pytest.LogCaptureFixture) -> None:
     """If the store cannot be read, a server without required tokens stays open, and the reason is logged."""
     store = await open_store("sqlite://:memory:")
     registry = TokenRegistry(store, required=False)

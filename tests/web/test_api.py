@@ -51,12 +51,7 @@ def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
     first, last = (node["response"] for node in page.get(f"{path}/chain")["nodes"])
     assert first["settings"] == {}
     reasoning = {"summary": "auto", "effort": "low"}
-    expected = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "max_output_tokens": 500,
-        "reasoning": reasoning,
-    }
+    expected = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "reasoning": reasoning}
     assert last["settings"] == expected
     rejected = page.client.post(
         f"{path}/turns", json={"text": "Write 100 words", "max_output_tokens": 16}

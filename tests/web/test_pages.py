@@ -341,13 +341,7 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
             request=b"<b>Hello</b>",
         ),
         ProxiedRequest(
-            3.0,
-            **common,
-            anchor="",
-            response_id="",
-            sent_blocks=9,
-            **sizes,
-            reason="no_anchor",
+            3.0, **common, anchor="", response_id="", sent_blocks=9, **sizes, reason="no_anchor"
         ),
     ]
 

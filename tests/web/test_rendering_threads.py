@@ -43,10 +43,7 @@ def check_others_are_answered(page: PageServer, path: str, held: HeldWork) -> st
 
 async def refine_cell(service: service.ConversationService) -> str:
     result = await refine(
-        "Say **held cell**",
-        judge=lambda _: True,
-        engine=service.models.engine,
-        store=service.store,
+        "Say **held cell**", judge=lambda _: True, engine=service.models.engine, store=service.store
     )
     return result.workflow
 

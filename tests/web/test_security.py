@@ -148,9 +148,7 @@ def test_session_expires_and_cannot_be_forged() -> None:
     assert "secret" not in session
 
 
-def test_internal_error_reveals_no_content(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_internal_error_reveals_no_content(caplog: pytest.LogCaptureFixture) -> None:
     """The response and the log contain the error's type only; its message may quote a conversation."""
 
     async def broken(_: Request) -> Response:

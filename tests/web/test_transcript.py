@@ -18,12 +18,7 @@ from kedge.turns import (
     user,
 )
 from kedge.web.page_templates import PageMarkdown
-from kedge.web.transcript import (
-    MessageViews,
-    indent_json,
-    split_exchanges,
-    summarize_text,
-)
+from kedge.web.transcript import MessageViews, indent_json, split_exchanges, summarize_text
 
 
 def make_path(*steps: tuple[str, int, int]) -> list[Node]:

@@ -4,16 +4,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from kedge.conversation import Conversation
-from kedge.turns import (
-    assistant,
-    image,
-    opaque,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
 from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab
 from web.browser.conftest import OpenTab, send
