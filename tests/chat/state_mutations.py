@@ -7,32 +7,9 @@ Mutation = Callable[[random.Random, bytes], bytes]
 
 # Fragments that can change the meaning of JSON.
 _FRAGMENTS = [
-    b'"',
-    b"\\",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"0",
-    b"1",
-    b"9",
-    b"-",
-    b"e9",
-    b"null",
-    b"true",
-    b"NaN",
-    b"\\ud800",
-    b"\x00",
-    b"\xff",
-    "é".encode(),
-    b'"version":1',
-    b'"version":3',
-    b'"blocks":[]',
-    b'"messages":[]',
-    b'"processed_length":0',
-    b"gAAAAA",
+    *(each.encode() for each in '"\\{}[],:019-é'),
+    *(b"e9", b"null", b"true", b"NaN", b"\\ud800", b"\x00", b"\xff", b"gAAAAA"),
+    *(b'"version":1', b'"version":3', b'"blocks":[]', b'"messages":[]', b'"processed_length":0'),
 ]
 
 
@@ -100,19 +77,8 @@ def _add_whitespace(rng: random.Random, data: bytes) -> bytes:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    _flip_bit,
-    _set_byte,
-    _replace_digit,
-    _cut_end,
-    _cut_start,
-    _cut_middle,
-    _insert,
-    _overwrite,
-    _repeat_slice,
-    _swap_slices,
-    _swap_case,
-    _change_version,
-    _add_whitespace,
+    *(_flip_bit, _set_byte, _replace_digit, _cut_end, _cut_start, _cut_middle, _insert),
+    *(_overwrite, _repeat_slice, _swap_slices, _swap_case, _change_version, _add_whitespace),
 )
 
 

@@ -69,18 +69,21 @@ async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
 async def test_leading_system_blocks_are_sent_and_never_stored(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Each call has its own instructions, which are not part of the state and do not invalidate anchors."""
+    """Each call has its own instructions, also those of a middleware; they are not stored, and anchors stay valid."""
     chat = open_chat()
     first = await chat.chat_with_state(None, system("Be kind."), system("Be brief."), "Hello!")
     second = await chat.chat_with_state(first.state, system("Be rude."), "Hello again!")
-    assert [body["instructions"] for body in request_bodies(server)] == [
-        "Be kind.\n\nBe brief.",
-        "Be rude.",
-    ]
+    sent = [body["instructions"] for body in request_bodies(server)]
+    assert sent == ["Be kind.\n\nBe brief.", "Be rude."]
     assert second.plan is not None
     assert not second.plan.is_full
     assert b"Be kind" not in first.state
     assert b"Be rude" not in second.state
+    chat = open_chat(middleware=[system_prompt("Be kind.")])
+    first = await chat.chat_with_state(None, "Hello!")
+    second = await chat.chat_with_state(first.state, "What are your instructions?")
+    assert "Be kind." in second.text
+    assert b"Be kind" not in first.state
 
 
 async def test_later_system_blocks_retain_their_position(
@@ -108,12 +111,8 @@ async def test_appended_blocks_are_pending_until_the_next_call(
     assert (report.blocks, report.processed_length, report.pending) == (6, 2, 4)
     assert len(server.requests) == 1
     answer = await chat.chat_with_state(state)
-    assert item_texts(server.requests[-1].context)[2:] == [
-        "One.",
-        "Two.",
-        "Three.",
-        "The harbour is closed.",
-    ]
+    texts = item_texts(server.requests[-1].context)
+    assert texts[2:] == ["One.", "Two.", "Three.", "The harbour is closed."]
     assert len(request_bodies(server)[1]["input"]) == 4
     assert chat.inspect_state(answer.state).pending == 0
 
@@ -172,8 +171,8 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
     assert "Count to 5" in answer.text
 
 
-async def test_stopped_stream_leaves_a_usable_state(open_chat: OpenChat) -> None:
-    """The state of a stopped stream has the sent message as pending, and no partial answer."""
+async def test_message_without_an_answer_is_in_the_state(open_chat: OpenChat) -> None:
+    """A stopped stream, an unreachable server and an incomplete answer leave a state that can be continued."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Write 400 words.") as stream:
         await read_until(stream)
@@ -181,6 +180,16 @@ async def test_stopped_stream_leaves_a_usable_state(open_chat: OpenChat) -> None
     report = chat.inspect_state(state)
     assert (report.blocks, report.pending) == (1, 1)
     assert (await chat.chat_with_state(state)).text
+    chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
+    with pytest.raises(Unreachable) as exc_info:
+        await chat.chat_with_state(None, "Hello!")
+    assert chat.inspect_state(exc_info.value.state).pending == 1
+    chat = open_chat()
+    with pytest.raises(AnswerIncomplete) as exc_info:
+        await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
+    assert exc_info.value.state is not None
+    answer = await chat.chat_with_state(exc_info.value.state, "What did I say first?")
+    assert "Write 400 words." in answer.text
 
 
 async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenChat) -> None:
@@ -222,53 +231,22 @@ async def test_failure_after_a_tool_retains_its_result(
     assert runs == [5]
 
 
-async def test_incomplete_answer_leaves_a_usable_state(open_chat: OpenChat) -> None:
-    """An answer that exceeds its token limit raises an error whose state can be continued."""
-    chat = open_chat()
-    with pytest.raises(AnswerIncomplete) as exc_info:
-        await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
-    assert exc_info.value.state is not None
-    answer = await chat.chat_with_state(exc_info.value.state, "What did I say first?")
-    assert "Write 400 words." in answer.text
-
-
 async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
-    """A message blocked by a guard is not stored: the error's state is the previous one."""
+    """The state of a message that a guard blocks is the previous one; other exceptions have a state, too."""
     chat = open_chat(middleware=[guard(block("secret", name="secrets"))])
     first = await chat.chat_with_state(None, "Hello!")
     with pytest.raises(Blocked) as exc_info:
         await chat.chat_with_state(first.state, "The secret is 42.")
     assert exc_info.value.state == first.state
 
-
-async def test_system_prompt_of_middleware_is_not_stored(open_chat: OpenChat) -> None:
-    """A middleware adds its leading system block at every call, and the state does not contain it."""
-    chat = open_chat(middleware=[system_prompt("Be kind.")])
-    first = await chat.chat_with_state(None, "Hello!")
-    second = await chat.chat_with_state(first.state, "What are your instructions?")
-    assert "Be kind." in second.text
-    assert b"Be kind" not in first.state
-
-
-async def test_other_errors_have_a_state(open_chat: OpenChat) -> None:
-    """An exception of a middleware that is not a `KedgeError` also has a state."""
-
     def broken(turn: Turn) -> Turn:
         raise ZeroDivisionError
 
     chat = open_chat(middleware=[two_phase(after=broken)])
-    with pytest.raises(ZeroDivisionError) as exc_info:
+    with pytest.raises(ZeroDivisionError) as other_error:
         await chat.chat_with_state(None, "Hello!")
-    state: bytes = exc_info.value.state  # type: ignore[attr-defined]
+    state: bytes = other_error.value.state  # type: ignore[attr-defined]
     assert chat.inspect_state(state).blocks == 2
-
-
-async def test_unreachable_server_leaves_a_pending_message(open_chat: OpenChat) -> None:
-    """The error's state has the message as pending."""
-    chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
-    with pytest.raises(Unreachable) as exc_info:
-        await chat.chat_with_state(None, "Hello!")
-    assert chat.inspect_state(exc_info.value.state).pending == 1
 
 
 async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
@@ -276,13 +254,8 @@ async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
     history = (user("Add!"), tool_call("add", {"a": 1, "b": 2}, call_id="call_1"))
     state = open_chat().write_state(None, Turn(history))
     answer = await open_chat().chat_with_state(state, "Hello?")
-    assert [block.kind for block in answer.turn] == [
-        "user",
-        "tool_call",
-        "tool_result",
-        "user",
-        "assistant",
-    ]
+    kinds = [block.kind for block in answer.turn]
+    assert kinds == ["user", "tool_call", "tool_result", "user", "assistant"]
     with pytest.raises(KedgeError, match="has no result"):
         await open_chat(repair=False).chat_with_state(state, "Hello?")
 
@@ -334,10 +307,8 @@ async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
         state = answer.state
     answer = await chat.chat_with_state(state, "Number 2.")
     assert answer.compaction is not None
-    assert [getattr(b, "text", "")[:9] for b in answer.compaction.removed] == [
-        "Number 0.",
-        "You said:",
-    ]
+    removed = [getattr(b, "text", "")[:9] for b in answer.compaction.removed]
+    assert removed == ["Number 0.", "You said:"]
     assert answer.compaction.tokens_before > answer.compaction.tokens_after > 0  # type: ignore[operator]
     assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
 
@@ -345,7 +316,7 @@ async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
 async def test_pending_blocks_can_be_compacted_before_a_call(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Pending events are compacted before they are sent."""
+    """Pending events are compacted before they are sent, and the remaining processed blocks count as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(6))
     first = await chat.chat_with_state(None, "Hello!")
     assert await chat.compact_pending(first.state) == first.state
@@ -357,10 +328,6 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
     assert (report.blocks, report.processed_length, report.pending) == (6, 0, 6)
     await chat.chat_with_state(state, "What have I said so far?")
     assert item_texts(server.requests[-1].context)[0] == "Event 14."
-
-
-async def test_pending_compaction_updates_the_seen_length(open_chat: OpenChat) -> None:
-    """The oldest blocks are removed, and the remaining processed blocks are counted as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(4))
     first = await chat.chat_with_state(None, "One.")
     second = await chat.chat_with_state(first.state, "Two.")
@@ -370,7 +337,7 @@ async def test_pending_compaction_updates_the_seen_length(open_chat: OpenChat) -
 
 
 async def test_plan_is_available_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
-    """`plan` returns the plan of a call without sending a request."""
+    """`plan` sends no request; a call accepts a mode and further request parameters."""
     async with open_chat() as chat:
         first = await chat.chat_with_state(None, "My name is Ada.")
         plan = chat.plan(first.state, "What did I say first?")
@@ -378,16 +345,11 @@ async def test_plan_is_available_before_a_call(server: TestServer, open_chat: Op
         assert not plan.is_full
         assert plan.delta_blocks == 1
         assert len(server.requests) == 1
-
-
-async def test_options_are_passed_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
-    """A call accepts a mode and further request parameters."""
-    chat = open_chat()
-    answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
-    assert request_bodies(server)[0]["temperature"] == 0.5
-    assert request_bodies(server)[0]["store"] is False
-    assert answer.plan is not None
-    assert answer.plan.mode == "stateless"
+        answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
+        assert request_bodies(server)[-1]["temperature"] == 0.5
+        assert request_bodies(server)[-1]["store"] is False
+        assert answer.plan is not None
+        assert answer.plan.mode == "stateless"
 
 
 async def test_edited_state_chains_on_the_unchanged_part(
@@ -421,13 +383,9 @@ async def test_edited_state_chains_on_the_unchanged_part(
 
 
 async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
-    """The text of a refusal is in `refusal`, not in `text`."""
+    """The text of a refusal is in `refusal`, not in `text`; an invalid block raises an error."""
     answer = await open_chat().chat_with_state(None, "Refuse to sing.")
     assert (answer.text, answer.refusal) == ("", "I will not sing.")
-
-
-async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
-    """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
     chat = open_chat()
     with pytest.raises(InvalidTurn, match="must have blocks"):
@@ -435,7 +393,7 @@ async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
 
 
 async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
-    """Without its key, an encrypted state is unreadable and starts a fresh conversation."""
+    """An encrypted state starts fresh without its key; a plain one is accepted, and encrypted with the next answer."""
     key, other = new_key(), new_key()
     first = await open_chat(state_key=key).chat_with_state(None, "My name is Ada.")
     assert b"My name is Ada." not in first.state
@@ -449,10 +407,6 @@ async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
     assert "My name is Ada." in second.text
     third = await open_chat(state_key=other).chat_with_state(second.state, "What did I say first?")
     assert "My name is Ada." in third.text
-
-
-async def test_encryption_can_be_enabled_for_an_existing_conversation(open_chat: OpenChat) -> None:
-    """A plain state is accepted, and is encrypted with the next answer."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
     encrypted = await open_chat(state_key=new_key()).chat_with_state(plain.state, "Hello again!")
     assert len(encrypted.turn) == 4
@@ -460,7 +414,7 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(open_chat:
 
 
 async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
-    """The answer has the typed value; corrections are part of the state and chained."""
+    """The answer has the typed value; corrections and invalid answers are part of the state and chained."""
     chat = open_chat()
     answer = await chat.chat_with_state(None, "First invalid: What is 2 + 3?", output=int)
     assert_type(answer.output, int)
@@ -471,11 +425,6 @@ async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
     answer = await chat.chat_with_state(answer.state, "How many messages can you see?")
     assert_type(answer.output, None)
     assert answer.text.startswith("I can see 5 messages")
-
-
-async def test_invalid_typed_answer_leaves_a_usable_state(open_chat: OpenChat) -> None:
-    """The error's state contains all messages sent and received."""
-    chat = open_chat()
     with pytest.raises(OutputInvalid) as exc_info:
         await chat.chat_with_state(None, "Always invalid: Hello", output=int, output_retries=1)
     answer = await chat.chat_with_state(exc_info.value.state, "How many messages can you see?")
@@ -495,7 +444,7 @@ async def test_instructions_are_sent_with_every_call() -> None:
 
 
 async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> None:
-    """Text in place of a state, a reply and a missing await raise errors that show the call."""
+    """Text as a state, a reply, a missing await and a misspelled setting raise errors that show what to write."""
     chat = open_chat()
     with pytest.raises(InvalidSetting, match=r'chat_with_state\(None, "Hello"\)'):
         await chat.chat_with_state("Hello")
@@ -508,10 +457,6 @@ async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> N
     missing.close()
     assert reply.turn.text == reply.text
     assert Turn([user("Hello")]).text == ""
-
-
-def test_an_unknown_setting_is_rejected() -> None:
-    """A misspelled setting of the stack raises an error with the most similar name."""
     misspelled: Any = {"sytem": "Be brief."}
     with pytest.raises(
         UnknownSetting, match="a Chat has no setting 'sytem'; did you mean 'system'"

@@ -26,7 +26,7 @@ SUMMARY_PROMPT = "What have I said so far?"
 """The practice model answers this prompt with a list of the user's messages, as a summary."""
 
 
-def conversation_bodies(server: TestServer, word: str = "") -> list[dict[str, Any]]:
+def conversation_bodies(server: TestServer) -> list[dict[str, Any]]:
     """Return the bodies of the requests of the conversation, without those for a summary."""
     return [
         body
@@ -62,7 +62,7 @@ async def test_compacted_history_starts_a_new_chain(
 
 
 async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> None:
-    """The summary is sent only in the request that starts the new chain."""
+    """A branch of the chain requests the summary, which is sent only in the request that starts the new chain."""
     chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
@@ -84,15 +84,6 @@ async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> 
     assert texts[0] == summary.text
     assert lines[0] not in texts
     assert len(following.body["input"]) == 1
-
-
-async def test_summary_request_contains_only_the_prompt(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """The summary is requested as a branch of the chain, because the server has stored the old blocks."""
-    chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
-    answers = await send_lines(chat, *(f"My boat number {n} is called Argo {n}." for n in range(8)))
-    assert any(answer.compaction for answer in answers)
     questions = [
         body
         for body in request_bodies(server)
@@ -211,11 +202,8 @@ async def test_long_resend_is_compacted(
     (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
     last = request_bodies(server)[-1]
     assert "previous_response_id" not in last
-    assert [text[:9] for text in item_texts(last["input"])] == [
-        "Number 5.",
-        "You said:",
-        "Number 6.",
-    ]
+    texts = [text[:9] for text in item_texts(last["input"])]
+    assert texts == ["Number 5.", "You said:", "Number 6."]
     assert after.compaction.changed
     assert after.text
     (chained,) = await send_lines(chat, "Number 7.", state=after.state)
@@ -223,20 +211,15 @@ async def test_long_resend_is_compacted(
     assert chained.compaction is None
 
 
-@pytest.mark.parametrize("limit", [500, ResendLimit(max_blocks=12)])
-async def test_planned_resend_is_compacted(
-    server: TestServer, open_chat: OpenChat, limit: int | ResendLimit
-) -> None:
+async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
     """A state of another account has no valid anchor, and is compacted before it is sent."""
     answers = await send_lines(open_chat(), *(f"Number {n}." for n in range(6)))
-    chat = open_chat(
-        connect(f"responses:{server.base_url}#practice", api_key="another"),
-        compactor=MessageLimitCompactor(1_000, 4),
-        resend_limit=limit,
-    )
-    (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
-    assert after.compaction.changed
-    assert len(request_bodies(server)[-1]["input"]) == 3
+    for limit in (500, ResendLimit(max_blocks=12)):
+        engine = connect(f"responses:{server.base_url}#practice", api_key="another")
+        chat = open_chat(engine, compactor=MessageLimitCompactor(1_000, 4), resend_limit=limit)
+        (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
+        assert after.compaction.changed
+        assert len(request_bodies(server)[-1]["input"]) == 3
 
 
 @pytest.mark.parametrize("limit", [None, ResendLimit(), ResendLimit(100_000, 13)])
@@ -254,11 +237,8 @@ async def test_resend_below_the_limit_is_complete(
 async def test_compaction_is_counted(server: TestServer, open_chat: OpenChat) -> None:
     """Metrics count compactions by compactor and outcome, removed blocks and saved tokens."""
     reset()
-    chat = open_chat(
-        compactor=CompositeCompactor(
-            SplitCompactor(MessageLimitCompactor(2), MessageLimitCompactor(2))
-        )
-    )
+    split = SplitCompactor(MessageLimitCompactor(2), MessageLimitCompactor(2))
+    chat = open_chat(compactor=CompositeCompactor(split))
     await send_lines(chat, "Number 0.", "Number 1.")
     counted = snapshot()
     name = "MessageLimitCompactor+MessageLimitCompactor"

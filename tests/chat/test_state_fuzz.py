@@ -14,6 +14,8 @@ from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.turns import UnknownBlock, user
 
+SEARCH = {"type": "search", "query": "Oslo"}
+MCP_CALL = {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "f", "arguments": "{}"}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "Hello", "name": "Ada"},
     {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/b.png"}]},
@@ -35,20 +37,8 @@ MESSAGES: list[dict[str, Any]] = [
         "output": [{"type": "input_text", "text": "1"}],
     },
     {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]},
-    {
-        "type": "web_search_call",
-        "id": "ws_1",
-        "status": "completed",
-        "action": {"type": "search", "query": "Oslo"},
-    },
-    {
-        "type": "mcp_call",
-        "id": "mcp_1",
-        "server_label": "s",
-        "name": "f",
-        "arguments": "{}",
-        "output": "1",
-    },
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": SEARCH},
+    {**MCP_CALL, "output": "1"},
     {"type": "hologram_call", "call_id": "e", "shape": {"sides": 6}},
     {"type": "compaction", "encrypted_content": None},
     {"type": "item_reference", "id": "msg_1"},

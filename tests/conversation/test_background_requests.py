@@ -91,18 +91,14 @@ async def test_a_request_in_the_background_has_one_row(
     assert await store.verify() == []
 
 
-async def test_a_stop_while_the_response_runs_adds_no_row(store: Store, connected: Connect) -> None:
-    """The response is not stopped at the server, so its row says that it is running."""
+async def test_a_stop_and_two_processes_that_wait_add_no_row(
+    store: Store, connected: Connect
+) -> None:
+    """The row of a stopped stream says that it is running; the second process that waits finds it answered."""
     conversation = await Conversation.create(connected(), store=store)
     await leave_stream(conversation)
     assert [row.status for row in await store.responses()] == ["running"]
     assert len(await conversation.pending()) == 1
-
-
-async def test_two_processes_that_wait_store_one_row(store: Store, connected: Connect) -> None:
-    """The second one finds the response answered."""
-    conversation = await Conversation.create(connected(), store=store)
-    await wait_later(conversation)
     opened = [
         await Conversation.open(connected(), store=store, id=conversation.id) for _ in range(2)
     ]
@@ -188,16 +184,20 @@ async def test_a_failed_poll_changes_no_row(store: Store) -> None:
     assert server.posts == 1
 
 
+async def read_graph(conversation: Conversation) -> list[tuple[int, str, object]]:
+    """Return what the graph of a conversation shows."""
+    store = conversation.store
+    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
+    return [(each.id, each.label, each.marks) for each in graph.nodes]
+
+
 async def test_views_show_the_request_while_it_runs(store: Store, connected: Connect) -> None:
     """The chain has the request, which is pending, and the page does not say that it failed."""
     engine = connected()
     conversation = await Conversation.create(engine, store=store)
     await wait_later(conversation)
     (row,) = await store.responses()
-    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
-    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
-        (row.node, QUESTION, {"pending"})
-    ]
+    assert await read_graph(conversation) == [(row.node, QUESTION, {"pending"})]
     page = create_page(ConversationService(store, ModelSelector(engine, ("practice",))))
     transport = httpx2.ASGITransport(page)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -207,7 +207,4 @@ async def test_views_show_the_request_while_it_runs(store: Store, connected: Con
     assert "The request failed" not in html
     await conversation.resume()
     (row,) = await store.responses()
-    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
-    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
-        (row.node, QUESTION, {"head"})
-    ]
+    assert await read_graph(conversation) == [(row.node, QUESTION, {"head"})]

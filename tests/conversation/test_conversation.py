@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -37,7 +36,7 @@ from kedge.planning.canonical import canonical_json
 from kedge.store import Node, Store
 from kedge.store.records import Claim
 from kedge.testing import TestServer
-from kedge.turns import Block, Turn
+from kedge.turns import Turn
 
 
 def node_kinds(nodes: Any) -> list[str]:
@@ -63,14 +62,8 @@ async def test_reopened_conversation_continues(
     assert f'"provider_response_id":"{reply.response_id}"' in await reopened.export()
     assert sent["previous_response_id"] == first.provider_response_id == second.anchor
     assert (second.node, second.parent) == (reply.node, reply.node - 1)
-    assert node_kinds(await store.tree(reopened.row)) == [
-        "root",
-        "asked",
-        "answered",
-        "asked",
-        "answered",
-        "added",
-    ]
+    kinds = ["root", *["asked", "answered"] * 2, "added"]
+    assert node_kinds(await store.tree(reopened.row)) == kinds
 
 
 async def test_stream_ends_with_a_stored_reply(store: Store, conversation: Conversation) -> None:
@@ -91,7 +84,7 @@ async def test_stream_ends_with_a_stored_reply(store: Store, conversation: Conve
 async def test_question_is_stored_before_it_is_sent(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """After a failed request the question is stored without an answer, and can be resumed."""
+    """After a failed request the question is stored without an answer, and can be resumed, or sent with its key."""
     kedge_server.faults.set("status=500")
     with pytest.raises(KedgeError):
         await conversation.send("What is 2+3?")
@@ -107,17 +100,27 @@ async def test_question_is_stored_before_it_is_sent(
     assert await reopened.pending() == []
     with pytest.raises(NotInStore):
         await reopened.resume()
+    kedge_server.faults.set("status=500")
+    with pytest.raises(KedgeError):
+        await reopened.send("What is 2+4?", key="k")
+    kedge_server.faults.clear()
+    assert (await reopened.send("What is 2+4?", key="k")).text == "2+4 = 6."
+    assert await reopened.pending() == []
 
 
 async def test_conflicting_answers_are_both_stored(
     store: Store, conversation: Conversation, connected: Connect
 ) -> None:
-    """The second of two answers raises `HeadConflict`, and its stored node can be forked."""
+    """The second of two answers raises `HeadConflict`, and its node can be forked; an undo stores none."""
     await conversation.send("My name is Ada.")
     other = await Conversation.open(connected(), store=store, id=conversation.id)
     await conversation.send("What is 1+1?")
     with pytest.raises(HeadConflict) as conflict:
         await other.send("What is 2+2?")
+    with pytest.raises(HeadConflict, match="not moved to node") as undone:
+        await other.undo()
+    assert undone.value.head == conversation.head
+    assert "message" not in str(undone.value)
     fork = await other.fork(at=conflict.value.node)
     assert [block.kind for block in fork.turn] == ["user", "assistant"] * 2
     assert (await fork.send("What is my name?")).text == "Your name is Ada."
@@ -201,20 +204,6 @@ async def test_fork_continues_from_any_response(store: Store, conversation: Conv
     assert (await middle.send("And 2+2?")).text
     with pytest.raises(NotInStore):
         await conversation.fork(at="resp_nothing")
-
-
-async def test_undo_that_loses_the_race_for_the_head_is_described(
-    store: Store, connected: Connect
-) -> None:
-    """The error names the node that the head was not moved to; no message was stored there."""
-    first = await Conversation.create(connected(), store=store, id="c1")
-    await first.send("One")
-    second = await Conversation.open(connected(), store=store, id="c1")
-    reply = await second.send("Two")
-    with pytest.raises(HeadConflict, match="not moved to node") as conflict:
-        await first.undo()
-    assert conflict.value.head == reply.node
-    assert "message" not in str(conflict.value)
 
 
 async def test_undo_edit_and_regenerate_leave_history(
@@ -318,13 +307,8 @@ async def test_undo_covers_all_steps_of_one_question(
     await conversation.append("First.")
     before = step = await store.node(conversation.row, conversation.head)
     for number in range(40):
-        step = await store.append(
-            conversation.row,
-            step,
-            [assistant(f"Step {number}.")],
-            kind="results" if number else "asked",
-            head=step.id,
-        )
+        kind, block = "results" if number else "asked", assistant(f"Step {number}.")
+        step = await store.append(conversation.row, step, [block], kind=kind, head=step.id)
     await conversation.refresh()
     assert len(conversation.turn) == 41
     await conversation.undo()
@@ -427,16 +411,6 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
-async def test_regenerated_answer_is_streamed(conversation: Conversation) -> None:
-    """`stream_regenerate` returns the events of another answer, which becomes the head."""
-    await conversation.send("What is 2+3?")
-    first = conversation.head
-    async with conversation.stream_regenerate() as stream:
-        text = "".join([delta async for delta in stream.text_deltas()])
-    assert text == stream.reply.text == "2+3 = 5."
-    assert first != stream.reply.node == conversation.head
-
-
 async def test_calls_of_a_definition_are_left_to_the_caller(store: Store) -> None:
     """A definition among the tools of a conversation is offered; its result is sent as a message."""
     look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -464,14 +438,23 @@ async def test_edited_question_is_regenerated(
     assert conversation.head == edited.id
 
 
-async def test_appended_block_is_a_question(store: Store, connected: Connect) -> None:
-    """A conversation created with a question answers it with `send` and `regenerate`."""
-    conversation = await Conversation.create(connected(), store=store, blocks=["What is 2+3?"])
+async def test_conversation_is_created_with_blocks(store: Store, connected: Connect) -> None:
+    """A text is one message, which `send` and `regenerate` answer; messages of an API are refused."""
+    engine = connected()
+    block = await Conversation.create(engine, store=store, blocks=user("Hello"))
+    assert list(block.turn) == [user("Hello")]
+    conversation = await Conversation.create(engine, store=store, blocks="What is 2+3?")
     with pytest.raises(NotInStore, match="has no question"):
-        await (await Conversation.create(connected(), store=store)).regenerate()
+        await (await Conversation.create(engine, store=store)).regenerate()
     assert (await conversation.send()).text == "2+3 = 5."
     assert (await conversation.regenerate()).text == "2+3 = 5."
     assert len(conversation.turn) == 2
+    message: Any = {"role": "user", "content": "Hello"}
+    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+        Conversation.create(engine, store=store, blocks=[message])
+    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+        await store.create(blocks=[message])
+    assert len(await store.conversations()) == 3
 
 
 async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect) -> None:
@@ -497,8 +480,10 @@ async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect
     assert reopened.plan("Thanks").delta_blocks == 1
 
 
-async def test_key_runs_once(conversation: Conversation, kedge_server: TestServer) -> None:
-    """A repeated key returns the stored answer without a request, and rejects another message."""
+async def test_key_runs_once(
+    conversation: Conversation, kedge_server: TestServer, store: Store
+) -> None:
+    """A repeated key returns or streams the stored answer without a request, and rejects another message."""
     first = await conversation.send("What is 2+3?", key="k1")
     sent = len(kedge_server.requests)
     second = await conversation.send("What is 2+3?", key="k1")
@@ -507,6 +492,15 @@ async def test_key_runs_once(conversation: Conversation, kedge_server: TestServe
     assert (len(kedge_server.requests), len(conversation.turn)) == (sent, 2)
     with pytest.raises(KeyReused):
         await conversation.send("What is 2+4?", key="k1")
+    async with conversation.stream("What is 2+3?", key="k1") as stream:
+        assert [delta async for delta in stream.text_deltas()] == [first.text]
+    assert stream.reply.stored
+
+    def read_in_sync_code() -> list[str]:
+        with conversation.sync.stream("What is 2+3?", key="k1") as stream:
+            return list(stream.text_deltas())
+
+    assert await asyncio.to_thread(read_in_sync_code) == [first.text]
 
 
 async def test_send_at_another_node_moves_the_head_after_its_answer(
@@ -603,24 +597,18 @@ async def test_stored_reply_updates_the_head(
     assert (await conversation.send("What is my name?")).text == "Your name is Ada."
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"temperature": 0.5},
-        {"model": "practice-2"},
-        {"text": {"format": {"type": "json_object"}}},
-        {"mode": "stateless"},
-    ],
-)
-async def test_key_belongs_to_one_request(conversation: Conversation, changed: Any) -> None:
+async def test_key_belongs_to_one_request(conversation: Conversation) -> None:
     """Another model, setting, schema or mode is a different request; streaming is not."""
     await conversation.send("What is 2+3?", key="k", temperature=0.1)
     assert (await conversation.send("What is 2+3?", key="k", temperature=0.1)).stored
     async with conversation.stream("What is 2+3?", key="k", temperature=0.1) as stream:
         assert (await stream.finish()).stored
-    options: dict[str, Any] = {"temperature": 0.1, **changed}
-    with pytest.raises(KeyReused):
-        await conversation.send("What is 2+3?", key="k", **options)
+    json_format = {"text": {"format": {"type": "json_object"}}}
+    others = ({"temperature": 0.5}, {"model": "practice-2"}, json_format, {"mode": "stateless"})
+    for changed in others:
+        options: dict[str, Any] = {"temperature": 0.1, **changed}
+        with pytest.raises(KeyReused):
+            await conversation.send("What is 2+3?", key="k", **options)
 
 
 async def test_keys_of_requests_with_tools_are_stable(conversation: Conversation) -> None:
@@ -636,24 +624,12 @@ async def test_keys_of_requests_with_tools_are_stable(conversation: Conversation
     assert claim.answer == reply.node
 
 
-@pytest.mark.parametrize("first", ["Hello", user("Hello")])
-async def test_conversation_can_start_with_one_block(
-    store: Store, connected: Connect, first: Block | str
-) -> None:
-    """A string passed as `blocks` is one message, not one for each character."""
-    conversation = await Conversation.create(connected(), store=store, blocks=first)
-    assert list(conversation.turn) == [user("Hello")]
-
-
-@pytest.mark.parametrize("options", [{"metadata": {"a": object()}}, {"extra_body": {"a": {1}}}])
-async def test_question_with_invalid_options_is_not_stored(
-    store: Store, connected: Connect, options: dict[str, Any]
-) -> None:
+async def test_question_with_invalid_options_is_not_stored(conversation: Conversation) -> None:
     """A question whose request can never be encoded does not stay in the conversation as pending."""
-    conversation = await Conversation.create(connected(), store=store)
-    with pytest.raises(InvalidSetting, match="cannot be sent as JSON"):
-        await conversation.send("Hello", **options)
-    assert await conversation.pending() == []
+    for options in ({"metadata": {"a": object()}}, {"extra_body": {"a": {1}}}):
+        with pytest.raises(InvalidSetting, match="cannot be sent as JSON"):
+            await conversation.send("Hello", **cast("dict[str, Any]", options))
+        assert await conversation.pending() == []
     assert (await conversation.send("Hello")).text.startswith("You said")
 
 
@@ -710,18 +686,6 @@ async def test_turn_that_is_cancelled_while_it_claims_its_key_releases_it(
     monkeypatch.undo()
     with anyio.fail_after(300):
         assert (await conversation.send("What is 2+3?", key="k")).text == "2+3 = 5."
-
-
-async def test_failed_turn_releases_its_key(
-    conversation: Conversation, kedge_server: TestServer
-) -> None:
-    """After a failure, the same key continues with the same question."""
-    kedge_server.faults.set("status=500")
-    with pytest.raises(KedgeError):
-        await conversation.send("What is 2+3?", key="k")
-    kedge_server.faults.clear()
-    assert (await conversation.send("What is 2+3?", key="k")).text == "2+3 = 5."
-    assert await conversation.pending() == []
 
 
 async def test_lost_response_is_marked_and_resent(
@@ -795,26 +759,18 @@ async def test_summary_of_another_branch_is_merged(conversation: Conversation) -
 
 
 async def test_title_tags_and_archive(store: Store, conversation: Conversation) -> None:
-    """The list shows renamed, tagged and archived conversations."""
-    await conversation.rename("Weather")
-    await conversation.tag("work", "home")
-    await conversation.untag("home")
-    await conversation.archive()
-    assert await Conversation.list(store) == []
-    (row,) = await Conversation.list(store, archived=True, tag="work")
-    assert (row.title, row.tags, row.archived) == ("Weather", ("work",), True)
-
-
-async def test_tags_of_two_handles_are_both_stored(
-    store: Store, conversation: Conversation
-) -> None:
-    """A handle adds and removes tags without undoing what another one did."""
+    """The list shows renamed, tagged and archived conversations; a handle does not undo what another one tagged."""
     other = await Conversation.open(conversation.engine, store=store, id=conversation.id)
     await conversation.tag("one", "two")
     await other.tag("three")
     assert other.tags == ("one", "three", "two")
     await conversation.untag("two")
     assert conversation.tags == ("one", "three")
+    await conversation.rename("Weather")
+    await conversation.archive()
+    assert await Conversation.list(store) == []
+    (row,) = await Conversation.list(store, archived=True, tag="three")
+    assert (row.title, row.tags, row.archived) == ("Weather", ("one", "three"), True)
 
 
 async def test_handle_of_a_deleted_conversation_changes_no_other(
@@ -825,14 +781,10 @@ async def test_handle_of_a_deleted_conversation_changes_no_other(
     await store.delete(conversation.id)
     await store.create("Other", id=conversation.id, tags=["other"], blocks=[user("Ahoy")])
     other = await store.conversation(conversation.id)
-    calls: list[Callable[[], Awaitable[object]]] = [
-        lambda: conversation.rename("Mine"),
-        lambda: conversation.tag("mine"),
-        lambda: conversation.untag("other"),
-        conversation.archive,
-        conversation.refresh,
-        conversation.delete,
-        lambda: conversation.send("Hello", key="k"),
+    calls: list[Any] = [
+        *(lambda: conversation.rename("Mine"), lambda: conversation.tag("mine")),
+        *(lambda: conversation.untag("other"), lambda: conversation.send("Hello", key="k")),
+        *(conversation.archive, conversation.refresh, conversation.delete),
     ]
     for call in calls:
         with pytest.raises(NotInStore, match="was deleted"):
@@ -882,7 +834,7 @@ async def test_question_is_pending_until_its_tool_calls_are_answered(
 async def test_stopped_stream_leaves_a_pending_question(
     store: Store, conversation: Conversation
 ) -> None:
-    """The head stays, and the partial answer is a cancelled node that is not an anchor."""
+    """The head stays, and the partial answer is a cancelled node that is not an anchor; continued, it is sent."""
     received = await read_first_text(conversation)
     assert (await store.conversation(conversation.id)).head == conversation.head
     (question,) = await conversation.pending()
@@ -894,14 +846,6 @@ async def test_stopped_stream_leaves_a_pending_question(
     assert loaded.state.anchors == ()
     assert (await conversation.resume()).text.startswith("1 2 3")
     assert [each.status for each in await conversation.responses()] == ["cancelled", "completed"]
-
-
-async def test_partial_answer_is_sent_when_continued(
-    store: Store, conversation: Conversation
-) -> None:
-    """Continuing from a partial answer sends it in full, because it is not an anchor."""
-    await read_first_text(conversation)
-    (stopped,) = await conversation.responses()
     reply = await conversation.send("How many messages?", at=stopped.node)
     assert [block.kind for block in reply.turn.blocks] == ["user", "assistant"] * 2
     assert reply.plan
@@ -909,7 +853,7 @@ async def test_partial_answer_is_sent_when_continued(
 
 
 async def test_stored_question_can_be_streamed_again(conversation: Conversation) -> None:
-    """`stream_resume` returns the stored answer, or requests a new one with ``restart``."""
+    """`stream_resume` returns the stored answer, or a new one with ``restart``, as `stream_regenerate` does."""
     first = await conversation.send("What is 2+3?")
     (question,) = [
         node.id for node in await conversation.store.tree(conversation.row) if node.kind == "asked"
@@ -921,18 +865,18 @@ async def test_stored_question_can_be_streamed_again(conversation: Conversation)
         await stream.finish()
     assert stream.reply.text == first.text
     assert stream.reply.node != first.node
+    async with conversation.stream_regenerate() as stream:
+        text = "".join([delta async for delta in stream.text_deltas()])
+    assert text == stream.reply.text == "2+3 = 5."
+    assert first.node != stream.reply.node == conversation.head
 
 
 async def test_cost_of_an_answer_is_stored(store: Store) -> None:
-    """The cost is computed by the current prices; the built-in model costs nothing."""
+    """The cost has the current prices, also if the answer reached its limit; the built-in model is free."""
     async with await Conversation.create("practice", store=store) as conversation:
         await conversation.send("Hello")
         (row,) = await conversation.responses()
     assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)
-
-
-async def test_cost_of_an_incomplete_answer_is_stored(store: Store) -> None:
-    """Tokens that the provider bills are stored, also if the answer reached its limit."""
     async with await Conversation.create(
         "practice", store=store, price=lambda row: 1.5
     ) as conversation:
@@ -969,11 +913,8 @@ async def test_cost_of_an_attempt_that_is_retried_is_stored(store: Store) -> Non
             path = await conversation.path()
     assert reply.text == "Hi"
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (21, 9)
-    assert sorted((row.status, row.cost, row.input_tokens) for row in rows) == [
-        ("completed", 1.5, 7),
-        ("failed", 1.5, 7),
-        ("failed", 1.5, 7),
-    ]
+    found = sorted((row.status, row.cost, row.input_tokens) for row in rows)
+    assert found == [("completed", 1.5, 7), *[("failed", 1.5, 7)] * 2]
     assert node_kinds(path) == ["root", "asked", "answered"]
 
 
@@ -1000,21 +941,6 @@ async def test_cost_of_an_answer_that_healing_discards_is_stored(
     assert node_kinds(path) == ["root", "asked", "answered", "asked", "answered"]
 
 
-async def test_a_stored_answer_is_streamed(store: Store) -> None:
-    """A stream with the key of an answered message yields the stored text, in async and in sync code."""
-    conversation = await Conversation.create("practice", store=store)
-    first = await conversation.send("What is 2+3?", key="k1")
-    async with conversation.stream("What is 2+3?", key="k1") as stream:
-        assert [delta async for delta in stream.text_deltas()] == [first.text]
-    assert stream.reply.stored
-
-    def read_in_sync_code() -> list[str]:
-        with conversation.sync.stream("What is 2+3?", key="k1") as stream:
-            return list(stream.text_deltas())
-
-    assert await asyncio.to_thread(read_in_sync_code) == [first.text]
-
-
 async def test_instructions_are_sent_with_every_request(store: Store) -> None:
     """``system=`` sets the instructions of a new and of an opened conversation; they may be a function."""
     question = "What are your instructions?"
@@ -1024,13 +950,3 @@ async def test_instructions_are_sent_with_every_request(store: Store) -> None:
         "practice", store=store, id="c", system=lambda turn: f"{len(turn)}."
     )
     assert (await again.send(question)).text == 'My instructions are: "4."'
-
-
-async def test_messages_are_not_blocks(store: Store, connected: Callable[..., Engine]) -> None:
-    """A message in the form of an API is refused when a conversation is created, with the remedy."""
-    message: Any = {"role": "user", "content": "Hello"}
-    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
-        await Conversation.create(connected(), store=store, blocks=[message])
-    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
-        await store.create(blocks=[message])
-    assert await store.conversations() == []

@@ -45,16 +45,6 @@ async def check_store(server: TestServer, store: Store) -> int:
     return checked
 
 
-async def test_a_rebuilt_turn_uses_a_new_object(
-    server: TestServer, engine: ResponsesEngine
-) -> None:
-    """Equal blocks without the state of the Turn do not continue its object."""
-    turn = await send_lines(engine, "One", "Two")
-    rebuilt = await engine.run(Turn(turn.blocks).append(user("Three")))
-    assert get_object(rebuilt) != get_object(turn)
-    check_answer(server, rebuilt)
-
-
 async def test_copies_of_a_turn_use_one_object_once(
     server: TestServer, engine: ResponsesEngine
 ) -> None:
@@ -138,18 +128,9 @@ async def test_the_roles_of_workflows_use_objects_of_their_own(
     assert len(objects) == 3
 
 
-async def test_processes_on_one_store_do_not_share_an_object(store_url: str) -> None:
-    """Two processes continue one conversation at once."""
-    await run_processes(store_url, is_shared=True)
-
-
-async def test_processes_without_a_common_store_do_not_share_an_object(sqlite_url: str) -> None:
-    """The same for two processes that import an export of the conversation."""
-    await run_processes(sqlite_url, is_shared=False)
-
-
-async def run_processes(store_url: str, *, is_shared: bool) -> None:
-    """Continue a conversation in two processes, and check that each has its own object."""
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_processes_do_not_share_an_object(store_url: str, is_shared: bool) -> None:
+    """Two processes that continue one conversation, or import its export, have their own objects."""
     turns: list[Turn] = []
     with serve() as server:
         async with (

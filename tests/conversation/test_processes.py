@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from conversation.conftest import Connect
 from forked import run_forked_async
 from kedge import Conversation
@@ -15,25 +13,18 @@ HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 2
 
 
-async def test_response_without_id_is_stored(conversation_without_id: Conversation) -> None:
+async def test_response_without_id_is_stored(
+    conversation: Conversation, kedge_server: TestServer
+) -> None:
     """A response without an id is not an anchor, and the next request is sent in full."""
-    (row,) = await conversation_without_id.responses()
+    kedge_server.faults.set("omit_response_id", times=1)
+    await conversation.send("My name is Ada.")
+    (row,) = await conversation.responses()
     assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")
-    reply = await conversation_without_id.send("What is my name?")
+    reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert reply.plan
     assert reply.plan.is_full
-
-
-@pytest.fixture
-async def conversation_without_id(
-    store: Store, connected: Connect, kedge_server: TestServer
-) -> Conversation:
-    """Return a conversation whose first answer had no id."""
-    conversation = await Conversation.create(connected(), store=store)
-    kedge_server.faults.set("omit_response_id", times=1)
-    await conversation.send("My name is Ada.")
-    return conversation
 
 
 async def test_bodies_are_stored_on_request(

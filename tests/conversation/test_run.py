@@ -49,20 +49,26 @@ def fail_appends(
 @pytest.mark.parametrize("error", [StoreBusy("locked"), StoreUnreachable("no answer")])
 async def test_answer_is_stored_when_the_store_is_available_again(
     store: Store,
-    conversation: Conversation,
+    connected: Connect,
     kedge_server: TestServer,
     monkeypatch: pytest.MonkeyPatch,
     error: StoreError,
 ) -> None:
-    """An answer is stored by a later attempt, without another request."""
+    """Every answer, also that of a tool loop, is stored by a later attempt, without another request."""
+
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"sunny in {city}"
+
+    conversation = await Conversation.create(connected(), store=store, tools=[weather])
     fail_appends(monkeypatch, store, error, times=2)
-    reply = await conversation.send("What is 2+3?")
-    assert reply.text == "2+3 = 5."
-    assert len(kedge_server.requests) == 1
-    assert [node.kind for node in await conversation.tree()] == ["root", "asked", "answered"]
+    reply = await conversation.send('Call weather with {"city": "Oslo"}')
+    assert "sunny in Oslo" in reply.text
+    assert len(kedge_server.requests) == 2
+    kinds = [node.kind for node in await conversation.tree()]
+    assert kinds == ["root", "asked", "answered", "results", "answered"]
     assert (await store.conversation(conversation.id)).head == reply.node
-    (row,) = await conversation.responses()
-    assert row.status == "completed"
+    assert [row.status for row in await conversation.responses()] == ["completed"] * 2
 
 
 async def test_answer_that_cannot_be_stored_is_in_the_error(
@@ -97,22 +103,6 @@ async def test_error_that_a_retry_cannot_resolve_is_raised_at_once(
         await conversation.send("What is 2+3?")
     assert exc_info.value.turn is not None
     assert [node.kind for node in await conversation.tree()] == ["root", "asked"]
-
-
-async def test_first_answer_of_a_tool_loop_is_stored_by_a_later_attempt(
-    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every answer of a run is stored, also those that a tool call follows."""
-
-    def weather(city: str) -> str:
-        """Return the weather of a city."""
-        return f"sunny in {city}"
-
-    conversation = await Conversation.create(connected(), store=store, tools=[weather])
-    fail_appends(monkeypatch, store, StoreBusy("locked"), times=1)
-    await conversation.send('Call weather with {"city": "Oslo"}')
-    kinds = [node.kind for node in await conversation.path()]
-    assert kinds == ["root", "asked", "answered", "results", "answered"]
 
 
 async def test_moved_head_is_retried(

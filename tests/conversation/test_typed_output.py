@@ -41,7 +41,7 @@ async def test_typed_reply_of_a_key_is_loaded_with_its_value(
 async def test_key_continues_after_invalid_answers(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """A repeated key continues from the last stored answer, and the head moves with the valid answer."""
+    """A repeated key continues from the last stored answer; the head moves with a valid answer, not with a refusal."""
     question = "First invalid: What is 2 + 3?"
     head = conversation.head
     with pytest.raises(OutputInvalid) as exc_info:
@@ -54,6 +54,10 @@ async def test_key_continues_after_invalid_answers(
     assert conversation.head == reply.node
     first, second = kedge_server.requests
     assert second.body["previous_response_id"] == first.response_id
+    head = conversation.head
+    with pytest.raises(OutputRefused):
+        await conversation.send("Refuse to sing.", output=int)
+    assert conversation.head == head
 
 
 async def test_resume_corrects_an_invalid_answer(conversation: Conversation) -> None:
@@ -79,14 +83,6 @@ async def test_stored_reply_of_another_type_is_rejected(conversation: Conversati
     del limits[0]
     with pytest.raises(OutputInvalid, match="0 attempt"):
         await conversation.send("What is 2 + 3?", key="k", output=limited)
-
-
-async def test_refusal_raises_and_leaves_the_head(conversation: Conversation) -> None:
-    """A refusal raises `OutputRefused`, and the head does not move."""
-    head = conversation.head
-    with pytest.raises(OutputRefused):
-        await conversation.send("Refuse to sing.", output=int)
-    assert conversation.head == head
 
 
 async def test_streams_and_regeneration_are_typed(conversation: Conversation) -> None:
