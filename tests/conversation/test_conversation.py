@@ -32,7 +32,7 @@ from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
-from kedge.planning.canonical import canonical_json
+from kedge.planning.digests import canonical_json
 from kedge.store import Node, Store
 from kedge.store.records import Claim
 from kedge.testing import TestServer

@@ -20,7 +20,7 @@ from kedge.incremental.rewrite import (
     split_array,
     split_object,
 )
-from kedge.planning.canonical import canonical_json
+from kedge.planning.digests import canonical_json
 from kedge.turns import Turn, block_from_item
 from planning.reference_digests import naive_digests
 from strategies import json_values

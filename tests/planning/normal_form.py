@@ -1,6 +1,6 @@
 """The normal form in which the laws compare a server's context with the content of a Turn.
 
-Independent of ``kedge.planning.canonical`` and ``kedge.turns.responses_items``: an item and a block
+Independent of ``kedge.planning.digests`` and ``kedge.turns.responses_items``: an item and a block
 have the same tuple if a model sees no difference. Reasoning and leading system text have no normal form.
 A compaction item created by a server is replaced by the items it was made from.
 """

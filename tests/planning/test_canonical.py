@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from for_each import for_each
 from kedge.planning import canonical
-from kedge.planning.canonical import canonical_json
+from kedge.planning.digests import canonical_json
 from kedge.turns import (
     Block,
     FrozenMap,

@@ -23,9 +23,9 @@ from kedge.planning import (
     record_response,
     set_state,
     tag_blocks,
+    tags,
 )
-from kedge.planning import record as module
-from kedge.planning.record import MAX_STALE_ANCHORS, drop_changed_anchors
+from kedge.planning.anchors import MAX_STALE_ANCHORS, drop_changed_anchors
 from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
 from planning.recorded_turns import (
     NOW,
@@ -360,10 +360,8 @@ def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> Non
     turn = make_exchanges(300)
     edited = turn.edit(turn[0].id, user("edited"))
     passes: list[Turn] = []
-    group = module._group_by_response
-    monkeypatch.setattr(
-        module, "_group_by_response", lambda turn: passes.append(turn) or group(turn)
-    )
+    group = tags._group_by_response
+    monkeypatch.setattr(tags, "_group_by_response", lambda turn: passes.append(turn) or group(turn))
     assert find_best_anchor(edited) == ""
     assert find_best_anchor(turn) == "R300"
     assert passes == [edited, turn]

@@ -5,7 +5,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from kedge.planning import build_input_from_blocks, get_instructions, get_state, render, set_state
-from kedge.planning.render import base_scope, conversation_scope
+from kedge.planning.anchors import base_scope, conversation_scope
 from kedge.turns import (
     ReasoningBlock,
     Source,

@@ -9,7 +9,7 @@ from kedge.engines import chat_completions as chat_render
 from kedge.engines.anthropic import render as anthropic_render
 from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
 from kedge.planning import plan_request, prefix_digest
-from kedge.planning.canonical import is_copy
+from kedge.planning.digests import is_copy
 from kedge.planning.render import build_input_from_blocks
 from kedge.server.schema.items import ASSISTANT_MESSAGE, ITEM_TYPES
 from kedge.turns import (

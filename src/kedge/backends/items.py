@@ -19,8 +19,7 @@ from kedge.errors import InvalidTurn
 from kedge.events import Event, Outcome
 from kedge.events.assembler import Assembler
 from kedge.planning import AnchorRecord, ConversationState, set_state
-from kedge.planning.digests import get_prefix_index
-from kedge.planning.render import derived_digests
+from kedge.planning.digests import derived_digests, get_prefix_index
 from kedge.practice import PracticeRequest
 from kedge.server import models
 from kedge.server.coherence import is_model_output

@@ -49,7 +49,7 @@ from kedge.events.types import Event
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
-from kedge.planning.record import drop_changed_anchors
+from kedge.planning.anchors import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER
 from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids, user

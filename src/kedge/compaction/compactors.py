@@ -24,9 +24,8 @@ from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import find_problems, get_state
-from kedge.planning.anchors import check_positive_int
+from kedge.planning.anchors import check_positive_int, drop_changed_anchors
 from kedge.planning.digests import is_compaction
-from kedge.planning.record import drop_changed_anchors
 from kedge.planning.render import COMPACTOR_ORIGIN
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn, diff

@@ -17,9 +17,8 @@ from kedge.engines import Engine, Request, unwrap
 from kedge.errors import NotInStore
 from kedge.middleware.compose import StackLayer
 from kedge.planning import AnchorRecord, covered_count, find_problems, get_state
-from kedge.planning.anchors import matches_prefix
+from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index
-from kedge.planning.render import base_scope
 from kedge.providers import ADDRESS_PROVIDERS
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.turns import Block, Turn, UserBlock

@@ -34,7 +34,7 @@ from kedge.events.request_record import keep_request
 from kedge.events.run import AnswerFinished, AttemptFailed, Healed, RequestPlanned, TurnFinished
 from kedge.observe import bind_fields, get_logger
 from kedge.planning import find_problems, find_running, get_state
-from kedge.planning.canonical import canonical_json
+from kedge.planning.digests import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
 from kedge.turns.frozen_json import to_encodable

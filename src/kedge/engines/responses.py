@@ -34,9 +34,13 @@ from kedge.memory.judge import Judgment, ServerMemory
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
-from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
+from kedge.planning.anchors import (
+    check_positive_int,
+    get_conversation_id,
+    has_hidden_context,
+    validate_seconds,
+)
 from kedge.planning.digests import prefix_digest
-from kedge.planning.render import get_conversation_id
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped

@@ -29,7 +29,7 @@ from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.planning import CachePlan, RequestPlan, plan_request
-from kedge.planning.canonical import get_members
+from kedge.planning.digests import get_members
 
 
 class Advice(msgspec.Struct, frozen=True):

@@ -28,9 +28,8 @@ from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, S
 from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan
-from kedge.planning.canonical import is_copy
-from kedge.planning.digests import is_compaction
-from kedge.planning.render import get_conversation_id
+from kedge.planning.anchors import get_conversation_id
+from kedge.planning.digests import is_compaction, is_copy
 from kedge.security.urls import quote_segment
 from kedge.text.display import pluralize
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item

@@ -20,9 +20,9 @@ from kedge.events.fields import (
 from kedge.events.items import OutputItem
 from kedge.events.types import PARTIAL, PartKind
 from kedge.planning.digests import FALLBACK_CALL_ID
-from kedge.planning.render import ENGINE_ORIGIN
 from kedge.text.json_text import copy_value
 from kedge.turns import NATIVE_API, Block, Source, block_from_item, new_id
+from kedge.turns.blocks import ENGINE
 from kedge.turns.frozen_json import EMPTY
 from kedge.turns.responses_items import drop_ciphertext
 
@@ -149,7 +149,7 @@ class ItemBuilder(OutputItem, eq=False):
             metadata[FALLBACK_CALL_ID] = True
         source = Source(response_id, self.item_id, self.output_index)
         return block_from_item(
-            item, id=self.block_id, origin=ENGINE_ORIGIN, metadata=metadata or EMPTY, source=source
+            item, id=self.block_id, origin=ENGINE, metadata=metadata or EMPTY, source=source
         )
 
     def _complete_item(self, item: Item) -> Item:

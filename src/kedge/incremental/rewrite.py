@@ -32,8 +32,13 @@ from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts, anchors
-from kedge.planning.canonical import get_members, strip_members
-from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
+from kedge.planning.digests import (
+    PrefixIndex,
+    extend_index,
+    get_members,
+    is_compaction,
+    strip_members,
+)
 from kedge.planning.explain import DOUBT_REASONS
 from kedge.security.bounded_dict import BoundedDict
 from kedge.text.json_text import decode, encode_escaped, encode_sorted

@@ -11,23 +11,22 @@ from kedge.planning.anchors import (
     Status,
     TokenCounts,
     drop_anchors,
+    find_running,
     get_state,
+    record_response,
     set_state,
+    tag_blocks,
 )
 from kedge.planning.cache_plan import CachePlan, CacheRules
-from kedge.planning.canonical import canonical
-from kedge.planning.digests import Problem, covered_count, prefix_digest
+from kedge.planning.digests import Problem, canonical, covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
-from kedge.planning.record import (
+from kedge.planning.render import build_input_from_blocks, get_instructions, render
+from kedge.planning.tags import (
     anchor_problem,
     blocks_after_response,
     find_best_anchor,
-    find_running,
     is_valid_anchor,
-    record_response,
-    tag_blocks,
 )
-from kedge.planning.render import build_input_from_blocks, get_instructions, render
 
 __all__ = [
     "DEFAULT_RETENTION",

@@ -1,4 +1,4 @@
-"""Anchor records: the properties of a stored response, and whether it can be used.
+"""Anchor records: the properties of a stored response, whether it can be used, and how one is recorded.
 
 Only a record can prove what a response remembers. It has the digest of the complete context of its response; if
 the Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the
@@ -20,13 +20,18 @@ from msgspec import structs
 from msgspec.structs import force_setattr, replace
 
 from kedge.errors import InvalidSetting
-from kedge.planning.digests import PrefixIndex, get_prefix_index
-from kedge.turns import Turn
+from kedge.observe import get_logger
+from kedge.planning.digests import PrefixIndex, derived_digests, get_prefix_index, prefix_digest
+from kedge.turns import Block, Source, Turn
+from kedge.turns.blocks import ENGINE
 from kedge.turns.frozen_json import add_frozen, thaw
 from kedge.turns.turn import replace_data
 
 if TYPE_CHECKING:
     from kedge.events import RequestRecord
+    from kedge.planning.plan import RequestPlan
+
+log = get_logger("kedge.planning")
 
 Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
 """The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
@@ -180,6 +185,24 @@ class RejectedAnchor(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.response_id}: {REASONS[self.reason]}"
+
+
+_CONVERSATION_SUFFIX = " conversation:"
+
+
+def conversation_scope(scope: str, conversation_id: str) -> str:
+    """Return the scope of responses inside a server-side conversation object."""
+    return f"{scope}{_CONVERSATION_SUFFIX}{conversation_id}"
+
+
+def get_conversation_id(scope: str) -> str:
+    """Return the server-side conversation object of a scope; empty if it has none."""
+    return scope.partition(_CONVERSATION_SUFFIX)[2]
+
+
+def base_scope(scope: str) -> str:
+    """Return the provider's scope, without the conversation object."""
+    return scope.partition(_CONVERSATION_SUFFIX)[0]
 
 
 def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
@@ -481,3 +504,157 @@ def _load_state(form: Mapping[str, Any]) -> ConversationState:
         conversation if isinstance(conversation, str) else "",
         tuple(record for record in records if record),
     )
+
+
+MAX_STALE_ANCHORS = 64
+"""The number of records that no longer match and are retained, in case an edit is undone."""
+
+
+def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
+    """Tag blocks with the response that produced them and their position in its output.
+
+    Args:
+        blocks: The blocks in output order.
+        response_id: The response; may be empty.
+
+    Returns:
+        The tagged blocks.
+    """
+    tagged: list[Block] = []
+    for position, block in enumerate(blocks):
+        known = block.source or Source()
+        is_placed = known.output_index is not None and response_id in ("", known.response_id)
+        if block.origin != ENGINE or not is_placed:
+            index = position if known.output_index is None else known.output_index
+            source = Source(response_id or known.response_id, known.item_id, index)
+            block = replace(block, origin=ENGINE, source=source)  # noqa: PLW2901
+        tagged.append(block)
+    return tagged
+
+
+def record_response(
+    turn: Turn,
+    blocks: Iterable[Block],
+    *,
+    response_id: str,
+    plan: "RequestPlan",
+    created_at: float,
+    status: Status = "completed",
+    stored: bool = True,
+    retention: float | None = DEFAULT_RETENTION,
+    conversation_id: str = "",
+    head: bool = True,
+    counted: TokenCounts | None = None,
+) -> Turn:
+    """Append the blocks of a response to the Turn that was sent, and record an anchor.
+
+    No anchor is recorded for a response without an id, or if ``plan`` was made for another Turn, because the
+    context of the response is then unknown.
+
+    Args:
+        turn: The Turn that was sent.
+        blocks: The blocks of the response.
+        response_id: The id of the response; may be empty.
+        plan: The plan that the request was built from.
+        created_at: When the response was created, in seconds since the epoch.
+        status: The status of the response.
+        stored: Whether the server was asked to store it.
+        retention: Seconds for which the server stores it; None if it does not expire.
+        conversation_id: The server-side conversation object that was used, if any.
+        head: Whether the response becomes the state's ``previous_response_id``; false for an API that
+            stores nothing.
+        counted: The tokens that the server counted for the request.
+
+    Returns:
+        The Turn with the blocks and the record.
+    """
+    was_sent = turn is plan.source or prefix_digest(turn) == plan.digest
+    output = tag_blocks(blocks, response_id)
+    turn = turn.append(*output)
+    log.debug("tagged %d blocks", len(output), response_id=response_id, turn_id=turn.id)
+    if not response_id or not was_sent:
+        log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
+        return turn
+    parent, index = plan.anchor, get_prefix_index(turn)
+    covered, start = index.count(turn.body_length), turn.body_length - len(output)
+    derived = derived_digests(output)
+    # The server's memory starts at a compaction in the output, or as planned.
+    compactions = [at for at in index.barriers if start <= at < turn.body_length] if derived else ()
+    record = AnchorRecord(
+        response_id=response_id,
+        scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
+        digest=index.digest(covered),
+        block_count=covered,
+        depth=parent.depth + 1 if parent else 1,
+        root_created_at=parent.root_created_at or parent.created_at if parent else created_at,
+        status=status,
+        stored=stored,
+        created_at=created_at,
+        expires_at=None if retention is None else created_at + retention,
+        barrier=index.count(compactions[-1]) if compactions else plan.barrier,
+        derived=derived,
+        counted=counted,
+    )
+    state = prune_anchors(get_state(turn).with_anchor(record), turn)
+    if status == "completed" and head:
+        state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
+    return set_state(turn, state)
+
+
+def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
+    """Return the record of the response that answers a Turn and is still generated in the background.
+
+    Args:
+        turn: The Turn as it was sent.
+        scope: The provider, endpoint and account; any by default.
+
+    Returns:
+        The record, or None if there is no such response, or if the Turn was changed since.
+    """
+    for record in reversed(get_state(turn).anchors):
+        if record.status != "running" or not record.block_count:
+            continue
+        is_known = scope is None or base_scope(record.scope) == base_scope(scope)
+        if is_known and record.digest == prefix_digest(turn):
+            return record
+    return None
+
+
+def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
+    """Drop the oldest records that no longer match, once there are more of them than of others.
+
+    A conversation that is edited or compacted again and again would otherwise accumulate them.
+    """
+    if len(state.anchors) <= 2 * (turn.body_length + MAX_STALE_ANCHORS):
+        return state
+    matching = {id(record) for record in select_matching(turn, state.anchors)}
+    stale = [record for record in state.anchors if id(record) not in matching]
+    dropped = sorted(stale, key=lambda record: record.created_at)[:-MAX_STALE_ANCHORS]
+    kept = {id(record) for record in state.anchors} - {id(record) for record in dropped}
+    return replace(state, anchors=tuple(each for each in state.anchors if id(each) in kept))
+
+
+def drop_changed_anchors(turn: Turn) -> Turn:
+    """Return the Turn without the anchor records that no longer match its blocks, except the newest of these.
+
+    That one is the reason why the next request is sent in full.
+
+    Args:
+        turn: A Turn whose blocks were edited.
+
+    Returns:
+        The Turn. Unless the context of the newest response is a prefix of it, the Turn is also detached from its
+        conversation object, which has more items.
+    """
+    state = get_state(turn)
+    matching = select_matching(turn, state.anchors)
+    if len(matching) == len(state.anchors):
+        return turn
+    newest = max(matching, key=lambda record: record.block_count, default=None)
+    previous = newest.response_id if newest else ""
+    changed = [record for record in state.anchors if record not in matching]
+    last_changed = max(changed, key=lambda record: (record.created_at, record.block_count))
+    state = replace(state, anchors=(*matching, last_changed))
+    if previous != state.previous_response_id:
+        state = replace(state, previous_response_id=previous, conversation_id="")
+    return set_state(turn, state)

@@ -24,16 +24,15 @@ from kedge.planning.anchors import (
     Reason,
     RejectedAnchor,
     anchor_sort_key,
+    base_scope,
+    conversation_scope,
     get_state,
     matches_prefix,
     unavailable_reason,
 )
 from kedge.planning.digests import PrefixIndex, Problem, ResultMatch, get_prefix_index
 from kedge.planning.render import (
-    ENGINE_ORIGIN,
-    base_scope,
     build_input_from_blocks,
-    conversation_scope,
     find_compaction_start,
     find_omitted,
     find_own_responses,
@@ -42,6 +41,7 @@ from kedge.planning.render import (
     measure_full_body,
 )
 from kedge.turns import Block, ReasoningBlock, Turn
+from kedge.turns.blocks import ENGINE
 from kedge.turns.responses_items import Item
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
         if not isinstance(turn, Turn):
             return {}
         start = len(turn)
-        while start > turn.lead and turn[start - 1].origin != ENGINE_ORIGIN:
+        while start > turn.lead and turn[start - 1].origin != ENGINE:
             start -= 1
         return get_prefix_index(turn).count_matches(start - turn.lead, turn.body_length)
 
@@ -418,6 +418,6 @@ def _find_unused_answer(plan: RequestPlan) -> Reason | None:
         return "scope"
     known = {record.response_id for record in anchors}
     for block in reversed(plan.delta):
-        if block.origin == ENGINE_ORIGIN and block.response_id not in known:
+        if block.origin == ENGINE and block.response_id not in known:
             return "unproven" if block.response_id else "no_id"
     return None

@@ -21,55 +21,37 @@ the Turn may change it: a compaction in a response that was edited since is not 
 item is still in the Turn.
 """
 
-import hashlib
-import json
 from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kedge.planning.anchors import AnchorRecord, ConversationState, get_state, matches_prefix
-from kedge.planning.canonical import canonical_json, get_members
-from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
+from kedge.planning.anchors import (
+    AnchorRecord,
+    ConversationState,
+    base_scope,
+    get_state,
+    matches_prefix,
+)
+from kedge.planning.digests import (
+    DERIVED_TYPES,
+    PrefixIndex,
+    derived_digests,
+    digest_derived,
+    get_prefix_index,
+    is_compaction,
+)
 from kedge.text.json_text import encode, encode_escaped
 from kedge.turns import Block, OpaqueBlock, ReasoningBlock, Turn, item_from_block
-from kedge.turns.frozen_json import thaw
+from kedge.turns.blocks import ENGINE
 from kedge.turns.responses_items import Item
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
 
-ENGINE_ORIGIN = "engine"
 COMPACTOR_ORIGIN = "ServerCompactor"
 """The ``origin`` of a server's compaction that has replaced everything before it in the Turn."""
-_CONVERSATION_SUFFIX = " conversation:"
 _get_text = attrgetter("text")
-
-
-def conversation_scope(scope: str, conversation_id: str) -> str:
-    """Return the scope of responses inside a server-side conversation object."""
-    return f"{scope}{_CONVERSATION_SUFFIX}{conversation_id}"
-
-
-def get_conversation_id(scope: str) -> str:
-    """Return the server-side conversation object of a scope; empty if it has none."""
-    return scope.partition(_CONVERSATION_SUFFIX)[2]
-
-
-def base_scope(scope: str) -> str:
-    """Return the provider's scope, without the conversation object."""
-    return scope.partition(_CONVERSATION_SUFFIX)[0]
-
-
-def derived_digests(blocks: Sequence[Block]) -> tuple[str, ...]:
-    """Return the digests of the reasoning and compaction items among a response's blocks."""
-    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):
-        return ()
-    return tuple(
-        _digest_block(block)
-        for block in blocks
-        if isinstance(block, ReasoningBlock) or is_compaction(block)
-    )
 
 
 def find_compaction_start(
@@ -169,25 +151,12 @@ def _is_trusted(record: AnchorRecord, index: PrefixIndex, covered: int, scope: s
 
 def _is_inserted(block: Block, state: ConversationState) -> bool:
     """Return whether a compaction was inserted into the Turn, rather than returned in a response."""
-    if block.origin == ENGINE_ORIGIN or block.response_id:
+    if block.origin == ENGINE or block.response_id:
         return False
-    digest = _digest_block(block)
+    digest = digest_derived(block)
     # A store also loads the records from before a compaction, and one of them may be that of its response.
     is_detached = block.origin == COMPACTOR_ORIGIN
     return is_detached or not any(digest in record.derived for record in state.anchors)
-
-
-def _digest_block(block: Block) -> str:
-    form = canonical_json(block)
-    if form is None and isinstance(block, ReasoningBlock):
-        content = [block.summary, block.texts, block.encrypted_content]
-        members = thaw(get_members(block))
-        form = json.dumps([*content, members] if members else content, sort_keys=True).encode()
-    return hashlib.sha256(form or b"").hexdigest()[:32]
-
-
-_DERIVED_TYPES = frozenset({ReasoningBlock, OpaqueBlock})
-"""The types of blocks that may be omitted."""
 
 
 def render(turn: Turn, *, scope: str = "") -> list[Item]:
@@ -230,7 +199,7 @@ def build_input_from_blocks(
     Raises:
         UnsupportedBlock: If the Responses API has no form for a block.
     """
-    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):  # without reasoning, all are sent without ids
+    if DERIVED_TYPES.isdisjoint(map(type, blocks)):  # without reasoning, all are sent without ids
         return list(map(item_from_block, blocks))
     items: list[Item] = []
     after_reasoning = False  # whether the item before is reasoning that is sent with this one
@@ -248,7 +217,7 @@ def find_omitted(
     blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
 ) -> tuple[Block, ...]:
     """Return the blocks that are not sent; ``unsealed`` as in ``plan_request``."""
-    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):
+    if DERIVED_TYPES.isdisjoint(map(type, blocks)):
         return ()
     flags = _sendable_flags(blocks, intact, unsealed=unsealed)
     return tuple(block for block, is_sent in zip(blocks, flags, strict=True) if not is_sent)

@@ -31,9 +31,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kedge.planning import REASONS
+from kedge.planning.anchors import get_conversation_id
 from kedge.planning.explain import MODE_REASONS
 from kedge.planning.plan import name_send
-from kedge.planning.render import get_conversation_id
 from kedge.security.urls import is_safe_link
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.text import display

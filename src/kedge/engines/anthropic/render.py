@@ -18,7 +18,7 @@ from kedge.engines.stateless import Inputs, Message, MessageRenderer
 from kedge.errors import UnsupportedBlock
 from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
-from kedge.planning.canonical import CITATIONS
+from kedge.planning.digests import CITATIONS
 from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import NATIVE_KEY
