@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from for_each import for_each
-from kedge.tools.output import (
-    MAX_ATTACHMENT,
-    MAX_MESSAGE_CHARS,
-    describe_error,
-    locate_error,
-    redact_secrets,
-    to_parts,
-    truncate_parts,
-)
+from kedge.tools.errors import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
+from kedge.tools.invoke import MAX_ATTACHMENT, to_parts, truncate_parts
 from kedge.turns import (
     FilePart,
     ImagePart,

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kedge.turns import ids as id_module
-from kedge.turns import new_id
+from kedge.turns import blocks, new_id
 
 LOOP_SCRIPT = """
 from kedge.turns import new_id
@@ -40,14 +39,14 @@ def test_ids_stay_unique_and_ordered_if_the_clock_does_not_advance(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids are unique and ordered even if the clock stops or goes back."""
-    clock = id_module.time.time_ns()
+    clock = blocks.time.time_ns()
 
     def time_ns() -> int:
         nonlocal clock
         clock += step
         return clock
 
-    monkeypatch.setattr(id_module.time, "time_ns", time_ns)
+    monkeypatch.setattr(blocks.time, "time_ns", time_ns)
     ids = [new_id("blk") for _ in range(100)]
     assert sorted(set(ids)) == ids
 
@@ -64,14 +63,14 @@ def test_the_ends_of_ids_differ() -> None:
 
 FORK_SCRIPT = """
 import os
-from kedge.turns import ids
-ids.new_id("blk")
-ids._lock.acquire()  # some other thread is making an id just now
+from kedge.turns import blocks
+blocks.new_id("blk")
+blocks._id_lock.acquire()  # some other thread is making an id just now
 if child := os.fork():
     os.waitpid(child, 0)
-print(ids._process_bits, flush=True)
+print(blocks._process_bits, flush=True)
 if not child:
-    ids.new_id("blk")  # would hang, had the child inherited a held lock
+    blocks.new_id("blk")  # would hang, had the child inherited a held lock
     print("made", flush=True)
     os._exit(0)
 """

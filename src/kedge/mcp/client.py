@@ -29,7 +29,7 @@ from kedge.mcp.content import MAX_TOOLS, McpOptions, clean_text, convert_result,
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
-from kedge.tools.output import redact_secrets
+from kedge.tools.errors import redact_secrets
 from kedge.turns import Part
 
 log = get_logger("kedge.mcp")

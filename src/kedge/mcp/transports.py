@@ -43,7 +43,7 @@ from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger
 from kedge.text.display import sanitize_text
-from kedge.tools.output import redact_secrets
+from kedge.tools.errors import redact_secrets
 
 log = get_logger("kedge.mcp")
 

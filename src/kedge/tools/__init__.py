@@ -35,9 +35,9 @@ from kedge.events.fields import repair_surrogates
 from kedge.observe import get_logger
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.text.display import capitalize
-from kedge.tools import invoke, output
-from kedge.tools.invoke import Arguments, Parts
-from kedge.tools.output import MAX_OUTPUT, locate_error
+from kedge.tools import invoke
+from kedge.tools.errors import describe_error, locate_error
+from kedge.tools.invoke import MAX_OUTPUT, Arguments, Parts
 from kedge.tools.signature import is_async
 from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, ToolSource, tool
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
@@ -315,7 +315,7 @@ class CallRunner:
             case invoke.ConcurrencyExhausted() | invoke.SelfCancelled():
                 return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
             case _:
-                shown = output.describe_error(error, self.context.filters.edit_text)
+                shown = describe_error(error, self.context.filters.edit_text)
                 return _EarlyResult("failed", f"{tool.name} failed: {shown}", error)
 
     def _finish(
@@ -323,7 +323,7 @@ class CallRunner:
     ) -> ToolRun:
         self._stop_attempt()
         if self.context.text_only:
-            parts = output.describe_attachments(parts)
+            parts = invoke.describe_attachments(parts)
         result = self.context.filters.apply(
             ToolResultBlock(
                 self.call.call_id,
@@ -333,7 +333,7 @@ class CallRunner:
                 metadata=FrozenMap({OUTCOME_KEY: outcome}),
             )
         )
-        shown = output.truncate_parts(result.parts, self.context.max_output)
+        shown = invoke.truncate_parts(result.parts, self.context.max_output)
         if self.note and self.attempts:
             shown = _prepend_note(shown, self.note)
         result = structs.replace(result, parts=shown)

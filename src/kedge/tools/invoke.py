@@ -1,18 +1,22 @@
-"""One attempt of a tool call, within the tool's concurrency limit and timeout.
+"""One attempt of a tool call, within the tool's concurrency limit and timeout, and the parts of its result.
 
 Async functions run in the event loop, others in a thread. A thread cannot be stopped, only abandoned:
 after a timeout or a cancellation it still counts under the tool's limit until it ends; otherwise a tool limited to
 one call could run twice at once. When abandoned threads hold the whole limit, waiting calls fail with
 ``ConcurrencyExhausted`` instead of waiting for threads that may never end.
+
+A returned text remains text. Images and PDFs, as bytes or as parts, are sent as such. Everything else is written as
+JSON, values without a JSON form by ``str``. Text beyond the limit is truncated with a note, and an image beyond its
+limit is replaced by a note.
 """
 
 import math
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from anyio import (
@@ -26,11 +30,13 @@ from anyio import (
 )
 from anyio.lowlevel import RunVar
 
-from kedge.tools.output import to_parts
+from kedge import turns
+from kedge.events.fields import repair_surrogates
 from kedge.tools.tool import AnyTool
-from kedge.turns import Part
+from kedge.turns.attachments import detect_media_type, split_data_url
+from kedge.turns.parts import PART_TYPES
 
-Parts = tuple[Part, ...]
+Parts = tuple[turns.Part, ...]
 Arguments = dict[str, Any]
 
 MAX_THREADS = 40
@@ -191,3 +197,111 @@ def _replace_generator_exit() -> Generator[None]:
         yield
     except GeneratorExit as error:
         raise RuntimeError("the function raised GeneratorExit") from error
+
+
+MAX_OUTPUT = 100_000
+"""Default maximum of characters of text in one result."""
+MAX_ATTACHMENT = 20_000_000
+"""Maximum characters of an image or a file in its data URL."""
+
+
+def to_parts(value: object) -> Parts:
+    """Return the parts for a returned value."""
+    match value:
+        case turns.ToolResultBlock():
+            return tuple(map(_to_part, value.parts)) or (turns.TextPart(""),)
+        case list() | tuple() if _has_attachments(cast("list[object]", value)):
+            return tuple(map(_to_part, cast("list[object]", value)))
+        case _:
+            return (_to_part(value),)
+
+
+def truncate_parts(parts: Iterable[turns.Part], limit: int) -> Parts:
+    """Return the parts with at most ``limit`` characters of text, and a note where text was truncated."""
+    remaining = max(limit, 0)
+    shown: list[turns.Part] = []
+    for part in parts:
+        match part:
+            case turns.TextPart() if len(part.text) > remaining:
+                mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
+                shown.append(turns.TextPart(repair_surrogates(part.text[:remaining]) + mark))
+                remaining = 0
+            case turns.ImagePart() | turns.FilePart() if (
+                size := _attachment_size(part)
+            ) > MAX_ATTACHMENT:
+                shown.append(turns.TextPart(f"[omitted: an attachment of {size:,} characters]"))
+            case _:
+                remaining -= len(part.text) if isinstance(part, turns.TextPart) else 0
+                shown.append(part)
+    return tuple(shown)
+
+
+def describe_attachments(parts: Iterable[turns.Part]) -> Parts:
+    """Return the parts with a text instead of each image and file, for an API that accepts text only."""
+    return tuple(
+        turns.TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
+        if isinstance(part, turns.ImagePart | turns.FilePart)
+        else part
+        for part in parts
+    )
+
+
+def _describe_attachment(part: turns.ImagePart | turns.FilePart) -> str:
+    kind = "an image" if isinstance(part, turns.ImagePart) else "a file"
+    content = part.url if isinstance(part, turns.ImagePart) else part.data
+    media_type, data = split_data_url(content)
+    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if data else kind
+
+
+def _has_attachments(members: Iterable[object]) -> bool:
+    return any(
+        isinstance(member, PART_TYPES) or (isinstance(member, bytes) and detect_media_type(member))
+        for member in members
+    )
+
+
+def _to_part(value: object) -> turns.Part:
+    match value:
+        case str():
+            text = str.__str__(value)  # the value of a string enum, not its name
+            return turns.TextPart(repair_surrogates(text))
+        case turns.RefusalPart():
+            return turns.TextPart(
+                value.text
+            )  # a refusal part is valid only in a message of a model
+        case turns.TextPart() | turns.ImagePart() | turns.FilePart() | turns.OpaquePart():
+            return value
+        case bytes() | bytearray() | memoryview():
+            return _bytes_to_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
+        case _:
+            return turns.TextPart(_to_json(value))
+
+
+def _bytes_to_part(content: bytes) -> turns.Part:
+    media_type = detect_media_type(content)
+    if media_type == "application/pdf":
+        return turns.file(content, filename="result.pdf", media_type=media_type)
+    if media_type:
+        return turns.image(content, media_type=media_type)
+    try:
+        return turns.TextPart(content.decode())
+    except UnicodeDecodeError:
+        return turns.TextPart(f"[{len(content):,} bytes, neither text nor an image]")
+
+
+def _to_json(value: Any) -> str:
+    from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+
+    options: dict[str, Any] = {"fallback": str, "bytes_mode": "base64"}
+    errors = (PydanticSerializationError, ValueError, RecursionError)
+    with suppress(*errors):
+        return to_json(value, inf_nan_mode="strings", **options).decode()
+    # It contains itself, or text that UTF-8 cannot encode, also in dataclasses and models, such as the name of a file.
+    with suppress(*errors):
+        plain = repair_surrogates(to_jsonable_python(repair_surrogates(value), **options))
+        return to_json(plain, inf_nan_mode="strings", **options).decode()
+    return repair_surrogates(str(value))
+
+
+def _attachment_size(part: turns.ImagePart | turns.FilePart) -> int:
+    return len(part.url) + (len(part.data) if isinstance(part, turns.FilePart) else 0)

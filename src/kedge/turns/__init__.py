@@ -14,6 +14,7 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
     assistant,
+    new_id,
     opaque,
     reasoning,
     system,
@@ -23,7 +24,6 @@ from kedge.turns.blocks import (
 )
 from kedge.turns.chat_messages import blocks_from_messages
 from kedge.turns.frozen_json import FrozenMap, thaw
-from kedge.turns.ids import new_id
 from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 from kedge.turns.responses_items import block_from_item, item_from_block

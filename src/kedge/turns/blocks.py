@@ -4,11 +4,17 @@ Two blocks are equal if their kind and content are equal. The other fields are i
 ``source`` (response id, provider item id and output index from the engine), the ``metadata`` of applications, the
 ``origin`` (``user``, ``engine`` or the name of a middleware) and ``extra`` (fields that Kedge does not interpret).
 
+A local id consists of a nanosecond timestamp that increases with every id of a process, and 40 random bits that
+identify the process. It is never sent to a provider.
+
 Constructors take the content first; ``id``, ``metadata``, ``origin``, ``source`` and ``extra`` are keyword arguments
 of all of them.
 """
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from sys import intern
@@ -19,7 +25,6 @@ from msgspec.structs import astuple, force_setattr, replace
 
 from kedge.errors import InvalidJSON, InvalidSetting, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze, freeze_map, thaw
-from kedge.turns.ids import new_id
 from kedge.turns.parts import (
     ASSISTANT_PART_TYPES,
     PART_TYPES,
@@ -46,6 +51,46 @@ Role = Literal["system", "developer"]
 USER, ENGINE = "user", "engine"
 """The origins of most blocks."""
 _Id = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+_id_lock = threading.Lock()
+_last_tick = 0
+_process_bits = int.from_bytes(os.urandom(5))
+_SPREAD = 0x9E3779B97F4A7C15
+"""An odd constant: products of consecutive ticks with it differ in all digits."""
+
+
+def new_id(prefix: str) -> str:
+    """Generate an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``.
+
+    Ids start with the time, so they are ordered. They end with random bits of the process, mixed with the
+    time: the last digits of two ids differ also within a process, because lists show only these.
+
+    Args:
+        prefix: The part before the underscore.
+
+    Returns:
+        The id.
+    """
+    global _last_tick  # noqa: PLW0603 - one clock for the process
+    with _id_lock:
+        tick = time.time_ns()
+        if tick <= _last_tick:
+            tick = _last_tick + 1
+        _last_tick = tick
+    mixed = (_process_bits + (tick * _SPREAD >> 24)) & 0xFF_FFFF_FFFF
+    return f"{prefix}_{tick:016x}{mixed:010x}"
+
+
+def _reset_after_fork() -> None:
+    """Set new random bits and an unlocked lock in a forked process."""
+    global _id_lock, _process_bits  # noqa: PLW0603 - they belong to the process
+    _id_lock = threading.Lock()
+    _process_bits = int.from_bytes(os.urandom(5))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -38,9 +38,9 @@ from kedge.turns.blocks import (
     ReasoningBlock,
     SystemBlock,
     build_replacement,
+    new_id,
 )
 from kedge.turns.frozen_json import EMPTY, FrozenMap, Immutable, check_text, freeze_map
-from kedge.turns.ids import new_id
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart
 from kedge.turns.server_fields import select_members
 from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
