@@ -1,10 +1,11 @@
 """Helpers that run engines against a server and read what was sent and answered."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from openai import NotFoundError, OpenAI
 
-from kedge.engines import Engine, RunStream
+from kedge.engines import Engine, ResponsesEngine, RunStream
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed
 from kedge.testing import TestServer
@@ -69,3 +70,38 @@ async def send_lines(engine: Engine, *lines: str, turn: Turn | None = None, **op
     for line in lines:
         turn = await engine.run(turn.append(user(line)), **options)
     return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An engine and the server that it is connected to."""
+
+    engine: ResponsesEngine
+    server: TestServer
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """The bodies of the requests to ``/v1/responses``, in order."""
+        return request_bodies(self.server)
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many items each request had."""
+        return [len(body["input"]) for body in self.bodies]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all requests."""
+        return [each.path for each in self.server.requests]
+
+    async def send(self, *lines: str, turn: Turn | None = None, **options: Any) -> Turn:
+        """Send these lines one after the other, and return the Turn."""
+        return await send_lines(self.engine, *lines, turn=turn, **options)
+
+    async def collect(self, turn: Turn, *lines: str, **options: Any) -> tuple[Turn, list[Event]]:
+        """Send a Turn with these lines at once; return the Turn with the answer, and the events."""
+        return await collect_events(self.engine, turn.append(*map(user, lines)), **options)
+
+    def check_law(self, turn: Turn) -> None:
+        """Check that the context of the newest request equals the Turn before its answer."""
+        check_law(self.server, turn)

@@ -149,10 +149,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
     expected = [
         text_block("Look:"),
         {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
-        {
-            "type": "image",
-            "source": {"type": "base64", "media_type": "image/png", "data": png},
-        },
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}},
         {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
         {
             "type": "document",

@@ -21,12 +21,7 @@ from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
 from kedge.engines import Request as Asked
 from kedge.engines.chat_completions import build_param_rules, map_tool, render_messages
 from kedge.engines.param_rules import map_params
-from kedge.errors import (
-    RequestRefused,
-    Unreachable,
-    UnsupportedBlock,
-    UnsupportedParameter,
-)
+from kedge.errors import RequestRefused, Unreachable, UnsupportedBlock, UnsupportedParameter
 from kedge.events import ChatDecoder, ItemCompleted
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import ConversationState, get_state, plan_request, set_state
@@ -179,10 +174,7 @@ def test_text_between_a_call_and_its_result_is_moved() -> None:
 def test_text_after_a_call_is_in_the_same_message() -> None:
     """Text and calls share one message, because two messages would separate a call from its result."""
     first, *_ = render_blocks(
-        assistant("One"),
-        tool_call("f", "{}", call_id="c"),
-        assistant("Two"),
-        tool_result("c", "1"),
+        assistant("One"), tool_call("f", "{}", call_id="c"), assistant("Two"), tool_result("c", "1")
     )
     assert first["content"] == [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
     assert len(first["tool_calls"]) == 1

@@ -1,5 +1,7 @@
 """Test conversation mode: an object holds the conversation, one line of history continues it, and it is checked."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -7,20 +9,11 @@ import pytest
 from msgspec import structs
 from openai import AsyncOpenAI, OpenAI
 
-from engines.conftest import open_engine
-from engines.runs import (
-    check_law,
-    collect_events,
-    last_context,
-    last_text,
-    list_reasons,
-    read_until,
-    request_bodies,
-    send_lines,
-)
+from engines.conftest import open_link
+from engines.runs import Link, last_context, last_text, list_reasons, read_until
 from kedge.engines import stored_items
 from kedge.errors import RequestRefused
-from kedge.events import TextDelta
+from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, ServerForgot
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state, set_state
@@ -31,225 +24,208 @@ from normalization import expected_context, normalize_items
 LONG = "Remember these words: " + "river mountain valley " * 200
 
 
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Return the settings of an engine that continues conversation objects."""
+    return {"mode": "conversation"}
+
+
+@pytest.fixture
+async def turn(link: Link) -> Turn:
+    """Return a Turn with one answer, which has an object."""
+    return await link.send("One")
+
+
+def object_of(turn: Turn) -> str:
+    """Return the id of the conversation object of a Turn."""
+    return get_state(turn).conversation_id
+
+
+def items_of(turn: Turn) -> str:
+    """Return the path of the items of that object."""
+    return f"/v1/conversations/{object_of(turn)}/items"
+
+
+def has_loss(events: list[Event]) -> bool:
+    """Return whether a loss was reported or healed."""
+    return any(isinstance(event, Healed | ServerForgot) for event in events)
+
+
 def make_client(server: TestServer) -> OpenAI:
     """Create a plain client that acts as another user of the server."""
     return OpenAI(base_url=server.base_url, api_key="any")
 
 
-async def test_one_object_holds_the_complete_conversation(server: TestServer) -> None:
+async def test_one_object_holds_the_complete_conversation(link: Link) -> None:
     """The first request creates the object, and the next ones send only new blocks."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One", "Two", "What did I say first?")
-    conversation_ids = {body["conversation"] for body in request_bodies(server)}
-    assert conversation_ids == {get_state(turn).conversation_id}
-    assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
-    assert all("previous_response_id" not in body for body in request_bodies(server))
-    check_law(server, turn)
+    turn = await link.send("One", "Two", "What did I say first?")
+    assert {body["conversation"] for body in link.bodies} == {object_of(turn)}
+    assert link.lengths == [1, 1, 1]
+    assert all("previous_response_id" not in body for body in link.bodies)
+    link.check_law(turn)
     assert "One" in last_text(turn)
 
 
-async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
+async def test_an_edit_starts_a_new_object(link: Link, turn: Turn) -> None:
     """An object cannot be edited, so an edited Turn is sent in full to a new one."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One", "Two")
-        before = get_state(turn).conversation_id
-        edited = turn.edit(turn.blocks[0].id, user("Uno")).append(user("Three"))
-        turn = await engine.run(edited)
-    assert get_state(turn).conversation_id != before
-    check_law(server, turn)
+    edited = await link.send("Three", turn=turn.edit(turn.blocks[0].id, user("Uno")))
+    assert object_of(edited) != object_of(turn)
+    link.check_law(edited)
 
 
-async def test_deleted_object_is_replaced(server: TestServer) -> None:
+async def test_deleted_object_is_replaced(link: Link, turn: Turn) -> None:
     """A deleted object is replaced by a new one with one full send."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        with make_client(server) as client:
-            client.conversations.delete(get_state(turn).conversation_id)
-        turn = await engine.run(turn.append(user("Two")))
-    check_law(server, turn)
+    with make_client(link.server) as client:
+        client.conversations.delete(object_of(turn))
+    link.check_law(await link.send("Two", turn=turn))
 
 
-async def test_responses_in_an_object_are_no_anchors(server: TestServer) -> None:
+async def test_responses_in_an_object_are_no_anchors(link: Link, turn: Turn) -> None:
     """A response inside an object proves nothing for a chain, because the object may have changed."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        plan = engine.plan(turn.append(user("Two")), mode="chained")
-    assert plan.anchor is None
-    assert plan.fallback == "scope"
+    plan = link.engine.plan(turn.append(user("Two")), mode="chained")
+    assert (plan.anchor, plan.fallback) == (None, "scope")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("echo", ["no", "missing"])
 async def test_an_answer_outside_the_object_is_healed(
-    server: TestServer, echo: str, *, streaming: bool
+    link: Link, echo: str, *, streaming: bool
 ) -> None:
     """A server that named the object before and now does not has not read it."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await engine.run(Turn([user("One")]), streaming=streaming)
-        object_id = get_state(turn).conversation_id
-        server.faults.set(f"forget_silently,echo={echo}", times=1)
-        next_turn = turn.append(user("What did I say first?"))
-        answer, events = await collect_events(engine, next_turn, streaming=streaming)
+    turn = await link.send("One", streaming=streaming)
+    link.server.faults.set(f"forget_silently,echo={echo}", times=1)
+    answer, events = await link.collect(turn, "What did I say first?", streaming=streaming)
     assert list_reasons(events) == ["forgot"]
-    check_law(server, answer)
+    link.check_law(answer)
     assert "One" in last_text(answer)
-    assert get_state(answer).conversation_id != object_id
+    assert object_of(answer) != object_of(turn)
 
 
-async def test_object_missing_at_the_end_is_reported(server: TestServer) -> None:
+async def test_object_missing_at_the_end_is_reported(link: Link) -> None:
     """The answer was already shown when the object is found missing, so an event reports it."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await engine.run(Turn([user("One")]), streaming=True)
-        server.faults.set("forget_silently,echo=late", times=1)
-        _, events = await collect_events(engine, turn.append(user("Two")), streaming=True)
+    turn = await link.send("One", streaming=True)
+    link.server.faults.set("forget_silently,echo=late", times=1)
+    _, events = await link.collect(turn, "Two", streaming=True)
     assert any(isinstance(event, ServerForgot) for event in events)
 
 
-async def test_null_object_is_healed_at_once(server: TestServer) -> None:
+async def test_null_object_is_healed_at_once(link: Link) -> None:
     """Servers name the object at the start of an answer, so null means that it was not read."""
-    server.faults.set("forget_silently,echo=no", times=2)
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await engine.run(Turn([user("One")]), streaming=True)
-        turn = await engine.run(turn.append(user("What did I say first?")), streaming=True)
-    check_law(server, turn)
+    link.server.faults.set("forget_silently,echo=no", times=2)
+    turn = await link.send("One", "What did I say first?", streaming=True)
+    link.check_law(turn)
     assert "One" in last_text(turn)
 
 
-async def test_server_that_never_names_objects_is_not_healed(server: TestServer) -> None:
+async def test_server_that_never_names_objects_is_not_healed(link: Link) -> None:
     """A server that never names the object is not healed; an answer outside of its object is no anchor."""
-    server.faults.set("forget_silently,echo=missing", times=1)
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await engine.run(Turn([user("One")]), streaming=False)
-        server.faults.set("forget_silently,echo=missing", times=1)
-        _, events = await collect_events(engine, turn.append(user("Two")), streaming=False)
-    assert not any(isinstance(event, Healed | ServerForgot) for event in events)
+    link.server.faults.set("forget_silently,echo=missing", times=1)
+    turn = await link.send("One", streaming=False)
+    link.server.faults.set("forget_silently,echo=missing", times=1)
+    _, events = await link.collect(turn, "Two", streaming=False)
+    assert not has_loss(events)
 
 
 @pytest.mark.parametrize("conversation_id", ["../admin", "..", "conv_1/../../admin?", "conv_1#"])
 async def test_the_id_of_an_object_does_not_choose_another_address(
-    conversation_id: str, server: TestServer
+    conversation_id: str, link: Link, turn: Turn
 ) -> None:
     """An id in an imported Turn is one segment of a URL; one that cannot be is no object."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        turn = set_state(turn, structs.replace(get_state(turn), conversation_id=conversation_id))
-        server.requests.clear()
-        turn = await engine.run(turn.append(user("Two")))
-    own_items = f"/v1/conversations/{get_state(turn).conversation_id}/items"
-    allowed = {"/v1/responses", "/v1/conversations", own_items}
-    assert {each.path for each in server.requests} <= allowed
-    assert not any(
-        ".." in each.path.split("/") for each in server.requests if each.path not in allowed
-    )
-    check_law(server, turn)
+    state = structs.replace(get_state(turn), conversation_id=conversation_id)
+    link.server.requests.clear()
+    turn = await link.send("Two", turn=set_state(turn, state))
+    assert set(link.paths) <= {"/v1/responses", "/v1/conversations", items_of(turn)}
+    link.check_law(turn)
 
 
-def insert_message(server: TestServer, turn: Turn, text: str = "Intruder") -> None:
+def insert_message(server: TestServer, turn: Turn) -> None:
     """Add a message to the conversation object of a Turn, as another client."""
-    item: Any = {"type": "message", "role": "user", "content": text}
+    item: Any = {"type": "message", "role": "user", "content": "Intruder"}
     with make_client(server) as client:
-        client.conversations.items.create(get_state(turn).conversation_id, items=[item])
+        client.conversations.items.create(object_of(turn), items=[item])
 
 
-async def test_a_turn_takes_one_request_and_one_list(server: TestServer) -> None:
+async def test_a_turn_takes_one_request_and_one_list(link: Link, turn: Turn) -> None:
     """After each answer the newest items are listed once: what was sent and received, and one more."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        server.requests.clear()
-        await send_lines(engine, "Two", turn=turn)
-    items = f"/v1/conversations/{get_state(turn).conversation_id}/items"
-    assert [each.path for each in server.requests] == ["/v1/responses", items]
+    link.server.requests.clear()
+    await link.send("Two", turn=turn)
+    assert link.paths == ["/v1/responses", items_of(turn)]
 
 
-async def test_foreign_items_before_anything_was_shown_are_healed(server: TestServer) -> None:
+async def test_foreign_items_before_anything_was_shown_are_healed(link: Link, turn: Turn) -> None:
     """The answer is discarded, and everything is sent to a new object."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        insert_message(server, turn)
-        answer, events = await collect_events(engine, turn.append(user("Two")), streaming=False)
+    insert_message(link.server, turn)
+    answer, events = await link.collect(turn, "Two", streaming=False)
     assert list_reasons(events) == ["conversation"]
-    assert get_state(answer).conversation_id != get_state(turn).conversation_id
-    check_law(server, answer)
+    assert object_of(answer) != object_of(turn)
+    link.check_law(answer)
 
 
-async def test_a_stream_after_a_pause_does_not_show_foreign_items(server: TestServer) -> None:
-    """The last item is compared before the request, so that a message of another client costs no wrong answer."""
+@pytest.mark.parametrize("is_changed", [True, False])
+async def test_a_stream_after_a_pause_checks_the_last_item(
+    server: TestServer, is_changed: bool
+) -> None:
+    """One list before the request shows a message of another client, which costs no wrong answer."""
     times = iter(range(0, 100_000, 60))
-    async with open_engine(server, mode="conversation", clock=lambda: float(next(times))) as engine:
-        turn = await send_lines(engine, "One")
-        insert_message(server, turn)
-        answer, events = await collect_events(engine, turn.append(user("What did I say last?")))
-    assert not any(isinstance(event, Healed | ServerForgot) for event in events)
-    assert not any("Intruder" in str(each.context) for each in server.requests)
-    check_law(server, answer)
-    assert get_state(answer).conversation_id != get_state(turn).conversation_id
-
-
-async def test_a_stream_after_a_pause_continues_an_unchanged_object(server: TestServer) -> None:
-    """One more list shows the last item; the next request continues with the new blocks."""
-    times = iter(range(0, 100_000, 60))
-    async with open_engine(server, mode="conversation", clock=lambda: float(next(times))) as engine:
-        turn = await send_lines(engine, "One")
+    async with open_link(server, mode="conversation", clock=lambda: float(next(times))) as link:
+        turn = await link.send("One")
+        if is_changed:
+            insert_message(server, turn)
         server.requests.clear()
-        answer, _ = await collect_events(engine, turn.append(user("Two")))
-    items = f"/v1/conversations/{get_state(answer).conversation_id}/items"
-    assert [each.path for each in server.requests] == [items, "/v1/responses", items]
-    assert [len(body["input"]) for body in request_bodies(server)] == [1]
+        answer, events = await link.collect(turn, "What did I say last?")
+    assert not has_loss(events)
+    assert not any("Intruder" in str(each.context) for each in server.requests)
+    assert (object_of(answer) != object_of(turn)) is is_changed
+    link.check_law(answer)
+    if not is_changed:
+        assert link.paths == [items_of(turn), "/v1/responses", items_of(turn)]
+        assert link.lengths == [1]
 
 
 async def test_foreign_items_in_a_shown_answer_are_reported(server: TestServer) -> None:
     """A streamed answer that was shown is reported, is no anchor, and ends the object."""
-    async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
-        turn = await send_lines(engine, "One")
+    async with open_link(server, mode="conversation", clock=lambda: 1_000.0) as link:
+        turn = await link.send("One")
         insert_message(server, turn)
-        answer, events = await collect_events(engine, turn.append(user("Two")))
+        answer, events = await link.collect(turn, "Two")
         assert any(isinstance(event, ServerForgot) for event in events)
-        assert engine.plan(answer.append(user("Three"))).is_full
-        final = await send_lines(engine, "Three", turn=answer)
+        assert link.engine.plan(answer.append(user("Three"))).is_full
+        final = await link.send("Three", turn=answer)
     assert "Intruder" not in str(last_context(server))
-    assert get_state(final).conversation_id != get_state(turn).conversation_id
+    assert object_of(final) != object_of(turn)
 
 
-async def test_a_copied_turn_is_held_back_until_the_check(server: TestServer) -> None:
-    """Another process does not know who continues the object, so it shows nothing before the check."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        await send_lines(engine, "My PIN is 1234", turn=turn)
-        engine.objects.claims = ObjectClaims()
-        answer, events = await collect_events(engine, turn.append(user("What did I say last?")))
+@pytest.mark.parametrize("is_rejected", [False, True])
+async def test_a_copied_turn_is_held_back_until_the_check(
+    server: TestServer, is_rejected: bool
+) -> None:
+    """Another process does not know who continues the object, also after a request that was rejected."""
+    async with open_link(server, mode="conversation", clock=lambda: 1_000.0) as link:
+        turn = await link.send("One")
+        await link.send("My PIN is 1234", turn=turn)
+        link.engine.objects.claims = ObjectClaims()
+        question = turn.append(user("What did I say last?"))
+        if is_rejected:
+            server.faults.set("status=400", times=1)
+            with pytest.raises(RequestRefused):
+                await link.engine.run(question)
+        answer, events = await link.collect(question)
     shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
     assert "1234" not in shown
     assert shown == last_text(answer)
-    assert list_reasons(events) == ["conversation"]
-
-
-async def test_a_copied_turn_is_held_back_after_a_rejected_request(server: TestServer) -> None:
-    """A rejected request shows nothing about the end of the object, so the next answer is no less checked."""
-    async with open_engine(server, mode="conversation", clock=lambda: 1_000.0) as engine:
-        turn = await send_lines(engine, "One")
-        await send_lines(engine, "My PIN is 1234", turn=turn)
-        engine.objects.claims = ObjectClaims()
-        question = turn.append(user("What did I say last?"))
-        server.faults.set("status=400", times=1)
-        with pytest.raises(RequestRefused):
-            await engine.run(question)
-        _, events = await collect_events(engine, question)
-    shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
-    assert "1234" not in shown
     assert "One" in shown or "What did I say" in shown
+    assert list_reasons(events) == ([] if is_rejected else ["conversation"])
 
 
-async def test_an_unchanged_copy_continues_the_object(server: TestServer) -> None:
+async def test_an_unchanged_copy_continues_the_object(link: Link, turn: Turn) -> None:
     """After a restart the object is continued, and its next answers are not held back."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        engine.objects.claims = ObjectClaims()
-        turn = await send_lines(engine, "Two", "What did I say first?", turn=turn)
-    assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
+    link.engine.objects.claims = ObjectClaims()
+    turn = await link.send("Two", "What did I say first?", turn=turn)
+    assert link.lengths == [1, 1, 1]
     assert "One" in last_text(turn)
 
 
-async def test_calls_made_from_a_foreign_context_are_not_run(server: TestServer) -> None:
+async def test_calls_made_from_a_foreign_context_are_not_run(link: Link, turn: Turn) -> None:
     """A call in a shown answer from a changed object is not run; everything is sent again."""
     runs: list[str] = []
 
@@ -258,112 +234,82 @@ async def test_calls_made_from_a_foreign_context_are_not_run(server: TestServer)
         runs.append(f"{a}+{b}")
         return a + b
 
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        insert_message(server, turn)
-        question = turn.append(user("call add with a=2 and b=3"))
-        _, events = await collect_events(engine, question, tools=[add])
+    insert_message(link.server, turn)
+    _, events = await link.collect(turn, "call add with a=2 and b=3", tools=[add])
     assert list_reasons(events) == ["conversation"]
-    assert len(runs) == 1
+    assert runs == ["2+3"]
 
 
-async def test_a_deleted_last_item_is_found(server: TestServer) -> None:
+async def test_a_deleted_last_item_is_found(link: Link, turn: Turn) -> None:
     """An object without the last known item has another context than the Turn."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        with make_client(server) as client:
-            client.conversations.items.delete(
-                turn.blocks[-1].item_id, conversation_id=get_state(turn).conversation_id
-            )
-        answer = await send_lines(engine, "Two", turn=turn)
-    assert get_state(answer).conversation_id != get_state(turn).conversation_id
-    assert expected_context(answer) in [
-        normalize_items(each.context) for each in server.requests if each.context
-    ]
+    delete_item(link.server, turn, -1)
+    answer = await link.send("Two", turn=turn)
+    assert object_of(answer) != object_of(turn)
+    check_contexts(link.server, answer)
 
 
-async def test_a_long_history_is_checked_in_pages(server: TestServer) -> None:
+async def test_a_long_history_is_checked_in_pages(link: Link) -> None:
     """A full send of more items than a page has is checked, and the object is continued."""
     blocks = [make(f"Line {n}") for n in range(60) for make in (user, assistant)]
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "Two", turn=Turn(blocks))
-        turn = await send_lines(engine, "Three", turn=turn)
-    assert [len(body["input"]) for body in request_bodies(server)] == [121, 1]
+    turn = await link.send("Two", "Three", turn=Turn(blocks))
+    assert link.lengths == [121, 1]
     assert isinstance(turn.blocks[-1], AssistantBlock)
 
 
-async def test_an_unstored_answer_is_not_expected_in_the_object(server: TestServer) -> None:
+async def test_an_unstored_answer_is_not_expected_in_the_object(link: Link, turn: Turn) -> None:
     """With ``store=False`` the server adds nothing to the object, which is no difference."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        _, events = await collect_events(engine, turn.append(user("Two")), store=False)
-    assert not any(isinstance(event, Healed | ServerForgot) for event in events)
+    _, events = await link.collect(turn, "Two", store=False)
+    assert not has_loss(events)
 
 
 def delete_item(server: TestServer, turn: Turn, index: int) -> None:
     """Delete an item of the conversation object of a Turn, counted from the oldest one."""
-    object_id = get_state(turn).conversation_id
     with make_client(server) as client:
-        listed: Any = list(client.conversations.items.list(object_id, order="asc"))
-        client.conversations.items.delete(listed[index].id, conversation_id=object_id)
+        listed: Any = list(client.conversations.items.list(object_of(turn), order="asc"))
+        client.conversations.items.delete(listed[index].id, conversation_id=object_of(turn))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_an_honest_unknown_server_is_continued(
-    server: TestServer, *, streaming: bool
-) -> None:
+async def test_an_honest_unknown_server_is_continued(link: Link, *, streaming: bool) -> None:
     """Once its token counts prove that it reads the object, only new blocks are sent."""
-    server.faults.set("anonymous")
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, LONG, "Two", streaming=streaming)
-        server.requests.clear()
-        turn = await send_lines(engine, "What did I say last?", turn=turn, streaming=streaming)
-    sent = [each.body for each in server.requests if each.path == "/v1/responses"]
-    assert [len(body["input"]) for body in sent] == [1]
+    link.server.faults.set("anonymous")
+    turn = await link.send(LONG, "Two", streaming=streaming)
+    link.server.requests.clear()
+    turn = await link.send("What did I say last?", turn=turn, streaming=streaming)
+    assert link.lengths == [1]
     assert "Two" in last_text(turn)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_deleted_item_is_found_by_the_token_count(
-    server: TestServer, *, streaming: bool
-) -> None:
+async def test_a_deleted_item_is_found_by_the_token_count(link: Link, *, streaming: bool) -> None:
     """The end of the object is as expected, but the server counts fewer tokens than the object had."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, LONG, "Two")
-        delete_item(server, turn, 0)
-        answer, events = await collect_events(
-            engine, turn.append(user("Three")), streaming=streaming
-        )
+    turn = await link.send(LONG, "Two")
+    delete_item(link.server, turn, 0)
+    answer, events = await link.collect(turn, "Three", streaming=streaming)
     expected = ServerForgot if streaming else Healed
     assert any(isinstance(event, expected) for event in events)
-    assert streaming or normalize_items(last_context(server)) == expected_context(answer)
+    assert streaming or normalize_items(last_context(link.server)) == expected_context(answer)
 
 
 async def test_an_audit_finds_a_deleted_item(server: TestServer) -> None:
     """With ``verify_every`` all items of the object are compared before the request."""
-    async with open_engine(server, mode="conversation", verify_every=1) as engine:
-        turn = await send_lines(engine, "One", "Two", "Three")
-        assert (await engine.verify(turn.append(user("Four")))).agrees is True
+    async with open_link(server, mode="conversation", verify_every=1) as link:
+        turn = (await link.send("One", "Two", "Three")).append(user("Four"))
+        assert (await link.engine.verify(turn)).agrees is True
         delete_item(server, turn, 2)
-        assert (await engine.verify(turn.append(user("Four")))).agrees is False
-        answer, events = await collect_events(engine, turn.append(user("Four")))
+        assert (await link.engine.verify(turn)).agrees is False
+        answer, events = await link.collect(turn)
     assert list_reasons(events) == ["audit"]
-    check_law(server, answer)
+    link.check_law(answer)
 
 
 async def test_an_object_is_not_used_without_trust(server: TestServer) -> None:
     """With ``trust="never"`` everything is sent, and nothing is stored."""
-    async with (
-        open_engine(server, mode="conversation", trust="never") as engine,
-        engine.stream(Turn([user("One")])) as stream,
-    ):
-        events = [event async for event in stream]
+    async with open_link(server, mode="conversation", trust="never") as link:
+        turn, events = await link.collect(Turn(), "One")
     changes = [event for event in events if isinstance(event, ModeChanged)]
     assert [(event.mode, event.reason) for event in changes] == [("stateless", "never")]
-    assert get_state(stream.turn).conversation_id == ""
-
-
-LONG_ANSWER = "Count to 1000, very slowly."
+    assert object_of(turn) == ""
 
 
 def check_contexts(server: TestServer, *turns: Turn) -> None:
@@ -371,136 +317,116 @@ def check_contexts(server: TestServer, *turns: Turn) -> None:
     contexts = [normalize_items(each.context) for each in server.requests if each.context]
     for turn in turns:
         assert expected_context(turn) in contexts
-    objects = [get_state(turn).conversation_id for turn in turns]
-    assert len(set(objects)) == len(objects)
+    assert len({object_of(turn) for turn in turns}) == len(turns)
 
 
 def test_a_request_that_knows_no_response_does_not_own_a_claimed_object() -> None:
     """An object in use is taken for every other request, also for one that knows no response in it."""
     claims = ObjectClaims()
-    assert claims.claim("here", "conv_1", "") == "unknown"
-    assert claims.claim("here", "conv_1", "") == "taken"
+    assert [claims.claim("here", "conv_1", "") for _ in range(2)] == ["unknown", "taken"]
     claims.release("here", "conv_1", "R1")
-    assert [claims.find("here", "conv_1", last) for last in ("", "R0", "R1")] == [
-        "taken",
-        "taken",
-        "owned",
-    ]
+    found = {last: claims.find("here", "conv_1", last) for last in ("", "R0", "R1")}
+    assert found == {"": "taken", "R0": "taken", "R1": "owned"}
 
 
-async def test_a_fork_does_not_continue_the_object_of_a_running_answer(server: TestServer) -> None:
+async def test_a_fork_does_not_continue_the_object_of_a_running_answer(
+    link: Link, turn: Turn
+) -> None:
     """While one line of history is answered, another one of any engine sends everything to a new object."""
     async with (
-        open_engine(server, mode="conversation") as engine,
-        open_engine(server, mode="conversation") as other,
+        open_link(link.server, mode="conversation") as other,
+        link.engine.stream(turn.append(user("My PIN is 1234"))) as stream,
     ):
-        turn = await send_lines(engine, "One")
-        async with engine.stream(turn.append(user("My PIN is 1234"))) as stream:
-            await read_until(stream)
-            fork = turn.append(user("What did I say last?"))
-            assert other.plan(fork).fallback == "taken"
-            fork = await other.run(fork)
-            await stream.finish()
-    check_contexts(server, stream.turn, fork)
+        await read_until(stream)
+        fork = turn.append(user("What did I say last?"))
+        assert other.engine.plan(fork).fallback == "taken"
+        fork = await other.engine.run(fork)
+        await stream.finish()
+    check_contexts(link.server, stream.turn, fork)
     assert "1234" not in last_text(fork)
 
 
-async def test_concurrent_forks_get_objects_of_their_own(server: TestServer) -> None:
+async def test_concurrent_forks_get_objects_of_their_own(link: Link, turn: Turn) -> None:
     """Of several lines of history that are sent at once, one continues the object."""
     forks: list[Turn] = []
 
-    async def send(turn: Turn, **options: Any) -> None:
-        forks.append(await engine.run(turn, **options))
+    async def send(line: str) -> None:
+        forks.append(await link.send(line, turn=turn))
 
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        async with anyio.create_task_group() as group:
-            for number in range(4):
-                group.start_soon(send, turn.append(user(f"Fork {number}")))
-    check_contexts(server, *forks)
-    assert get_state(turn).conversation_id in {get_state(each).conversation_id for each in forks}
+    async with anyio.create_task_group() as group:
+        for number in range(4):
+            group.start_soon(send, f"Fork {number}")
+    check_contexts(link.server, *forks)
+    assert object_of(turn) in {object_of(each) for each in forks}
 
 
-async def test_a_line_that_lost_its_object_continues_the_new_one(server: TestServer) -> None:
+async def test_a_line_that_lost_its_object_continues_the_new_one(link: Link, turn: Turn) -> None:
     """The new object of a fork is continued with deltas; so is the first one."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        first = await send_lines(engine, "Two", turn=turn)
-        second = await send_lines(engine, "Three", "Four", turn=turn)
-        first = await send_lines(engine, "Five", turn=first)
-    assert [len(each.body["input"]) for each in server.requests if each.context] == [1, 1, 3, 1, 1]
-    check_contexts(server, first, second)
+    first = await link.send("Two", turn=turn)
+    second = await link.send("Three", "Four", turn=turn)
+    first = await link.send("Five", turn=first)
+    assert link.lengths == [1, 1, 3, 1, 1]
+    check_contexts(link.server, first, second)
 
 
-async def test_a_stream_left_early_ends_the_object(server: TestServer) -> None:
+async def test_a_stream_left_early_ends_the_object(link: Link, turn: Turn) -> None:
     """The server may complete an answer that was left, so the object is not used any more."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        async with engine.stream(turn.append(user("Two"))) as stream:
-            await read_until(stream)
-        again = await engine.run(turn.append(user("Three")))
-    assert get_state(again).conversation_id != get_state(turn).conversation_id
-    check_contexts(server, again)
+    async with link.engine.stream(turn.append(user("Two"))) as stream:
+        await read_until(stream)
+    again = await link.send("Three", turn=turn)
+    assert object_of(again) != object_of(turn)
+    check_contexts(link.server, again)
 
 
-async def test_a_rejected_request_does_not_end_the_object(server: TestServer) -> None:
+async def test_a_rejected_request_does_not_end_the_object(link: Link, turn: Turn) -> None:
     """A server that rejects a request adds nothing to the object, which is then continued."""
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        server.faults.set("status=400", times=1)
-        with pytest.raises(RequestRefused):
-            await engine.run(turn.append(user("Two")))
-        again = await engine.run(turn.append(user("Two")))
-    assert get_state(again).conversation_id == get_state(turn).conversation_id
+    link.server.faults.set("status=400", times=1)
+    with pytest.raises(RequestRefused):
+        await link.send("Two", turn=turn)
+    assert object_of(await link.send("Two", turn=turn)) == object_of(turn)
+
+
+@asynccontextmanager
+async def lock_object(server: TestServer, turn: Turn) -> AsyncIterator[None]:
+    """Lock the object of a Turn by a stream of another client."""
+    options: Any = {"input": "Count to 1000, very slowly.", "conversation": object_of(turn)}
+    async with AsyncOpenAI(base_url=server.base_url, api_key="any") as client:
+        stream: Any = await client.responses.create(model="practice", stream=True, **options)
+        await anext(aiter(stream))
+        yield
+        await stream.close()
 
 
 async def test_a_locked_object_is_waited_for(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch
+    link: Link, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that another client uses for a moment is continued once it is free and unchanged."""
     rejected = anyio.Event()
+    answers: list[Turn] = []
 
     async def wait(seconds: float) -> None:
         rejected.set()
         await anyio.sleep(seconds)
 
+    async def send() -> None:
+        answers.append(await link.send("Two", turn=turn))
+
     monkeypatch.setattr(stored_items, "LOCK_SECONDS", 300.0)
     monkeypatch.setattr(stored_items, "sleep", wait)
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        object_id, answers = get_state(turn).conversation_id, list[Turn]()
-
-        async def send() -> None:
-            answers.append(await engine.run(turn.append(user("Two"))))
-
-        async with (
-            AsyncOpenAI(base_url=server.base_url, api_key="any") as client,
-            anyio.create_task_group() as group,
-        ):
-            options: Any = {"conversation": object_id, "input": LONG_ANSWER, "stream": True}
-            stream: Any = await client.responses.create(model="practice", **options)
-            await anext(aiter(stream))
-            group.start_soon(send)
-            with anyio.fail_after(60):
-                await rejected.wait()
-            await stream.close()
-    assert get_state(answers[0]).conversation_id == object_id
-    check_contexts(server, *answers)
+    async with anyio.create_task_group() as group, lock_object(link.server, turn):
+        group.start_soon(send)
+        with anyio.fail_after(60):
+            await rejected.wait()
+    assert object_of(answers[0]) == object_of(turn)
+    check_contexts(link.server, *answers)
 
 
 async def test_an_object_that_stays_locked_is_replaced(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch
+    link: Link, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the time limit everything is sent to a new object."""
     monkeypatch.setattr(stored_items, "LOCK_SECONDS", 0.0)
-    async with open_engine(server, mode="conversation") as engine:
-        turn = await send_lines(engine, "One")
-        object_id = get_state(turn).conversation_id
-        async with AsyncOpenAI(base_url=server.base_url, api_key="any") as client:
-            options: Any = {"conversation": object_id, "input": LONG_ANSWER, "stream": True}
-            stream: Any = await client.responses.create(model="practice", **options)
-            await anext(aiter(stream))
-            answer = await engine.run(turn.append(user("Two")))
-            await stream.close()
-    assert get_state(answer).conversation_id != object_id
-    check_contexts(server, answer)
+    async with lock_object(link.server, turn):
+        answer = await link.send("Two", turn=turn)
+    assert object_of(answer) != object_of(turn)
+    check_contexts(link.server, answer)

@@ -17,12 +17,7 @@ from engines.runs import (
 )
 from for_each import for_each
 from kedge.engines import ResponsesEngine
-from kedge.engines.heal_rules import (
-    RequestSummary,
-    classify_error,
-    find_lost,
-    is_format_rejected,
-)
+from kedge.engines.heal_rules import RequestSummary, classify_error, find_lost, is_format_rejected
 from kedge.engines.http_errors import parse_error
 from kedge.errors import ChainRefused, RequestRefused
 from kedge.events.run import Healed, ModeChanged

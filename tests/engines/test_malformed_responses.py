@@ -232,9 +232,7 @@ async def test_text_that_was_not_streamed_is_shown(form: str) -> None:
     assert shown == [(TextDelta, "Yes", 0), (RefusalDelta, "No", 1)]
 
 
-async def test_too_large_stream_error_has_the_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_too_large_stream_error_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the provider, the Turn and the plan, like other engine errors."""
     decoder_type = staticmethod(partial(ResponsesDecoder, max_line=100))
     monkeypatch.setattr(ResponsesEngine, "decoder_type", decoder_type)
@@ -538,9 +536,7 @@ def test_every_documented_fault_is_tested() -> None:
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
 
 
-async def test_answer_is_complete_after_its_last_event(
-    server: TestServer,
-) -> None:
+async def test_answer_is_complete_after_its_last_event(server: TestServer) -> None:
     """A connection that breaks after the last event does not invalidate the answer."""
     turn = Turn([user("What is 2+3?")])
     async with open_engine(server) as engine:

@@ -11,11 +11,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from kedge.engines.json_schema import list_subschemas
-from kedge.engines.output_schema import (
-    OutputSchema,
-    SchemaMismatch,
-    to_output_schema,
-)
+from kedge.engines.output_schema import OutputSchema, SchemaMismatch, to_output_schema
 from kedge.errors import InvalidSetting
 from kedge.tools import Toolbox
 
@@ -155,11 +151,7 @@ def test_non_object_json_schema_is_wrapped(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("no", "JSON"),
-        ('{"name": "Argo"}', "oars"),
-        ('{"name": 1, "oars": "two"}', "oars"),
-    ],
+    [("no", "JSON"), ('{"name": "Argo"}', "oars"), ('{"name": 1, "oars": "two"}', "oars")],
 )
 @pytest.mark.parametrize("form", [Boat, Boat.model_json_schema()], ids=["pydantic", "schema"])
 def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> None:

@@ -37,10 +37,7 @@ def list_posts(server: TestServer) -> list[Any]:
 
 async def test_a_failed_answer_keeps_its_response_id(server: TestServer, tmp_path: Path) -> None:
     """The row of a stream that was cut or stopped has the id that the server sent at its start."""
-    async with (
-        open_engine(server) as engine,
-        open_store(f"sqlite:///{tmp_path}/store.db") as store,
-    ):
+    async with open_engine(server) as engine, open_store(f"sqlite:///{tmp_path}/store.db") as store:
         conversation = await Conversation.create(engine, store=store)
         server.faults.set("cut_after_events=5", times=1)
         with pytest.raises(EngineError):
@@ -102,11 +99,7 @@ async def test_unknown_sizes_are_not_in_the_log(
     assert "bytes" not in ends[0].getMessage()
 
 
-LINES = (
-    "My name is Ada.",
-    'Größe: 5 µm - "quoted"\n\ttab \U0001f600',
-    "Think about 6 * 7",
-)
+LINES = ("My name is Ada.", 'Größe: 5 µm - "quoted"\n\ttab \U0001f600', "Think about 6 * 7")
 
 
 def add(a: int, b: int) -> int:

@@ -78,9 +78,7 @@ async def test_call_ids_that_are_too_long_are_shortened(
     assert "Call f." in last_text(turn)
 
 
-async def test_stream_closed_early_closes_its_generators(
-    server: TestServer,
-) -> None:
+async def test_stream_closed_early_closes_its_generators(server: TestServer) -> None:
     """No async generator of the engine is left to be collected after a stream is closed early."""
     generators: list[str] = []
     before = sys.get_asyncgen_hooks()

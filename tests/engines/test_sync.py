@@ -87,8 +87,7 @@ def test_deleted_stream_closes_its_run(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "facade"),
-    [(Conversation, SyncConversation), (Chat, SyncChat), (Engine, SyncEngine)],
+    ("source", "facade"), [(Conversation, SyncConversation), (Chat, SyncChat), (Engine, SyncEngine)]
 )
 def test_every_async_method_has_a_sync_version(source: type, facade: type) -> None:
     """Only constructors and listings have no sync version; they are called with `run_sync`."""

@@ -31,12 +31,7 @@ from engines.fake_server import (
 )
 from for_each import for_each
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, transport
-from kedge.engines.http_client import (
-    MAX_RETRY_AFTER,
-    HttpClient,
-    Timeouts,
-    find_proxy,
-)
+from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
 from kedge.engines.sdk_client import SdkClient
 from kedge.engines.transport import (

@@ -8,12 +8,7 @@ from pydantic import BaseModel
 
 from kedge.engines import Engine, Events, OutputSchema, Reply, Request, Stream, to_output_schema
 from kedge.engines.anthropic import map_schema
-from kedge.errors import (
-    KedgeError,
-    OutputInvalid,
-    RequestRefused,
-    UnsupportedParameter,
-)
+from kedge.errors import KedgeError, OutputInvalid, RequestRefused, UnsupportedParameter
 from kedge.events import TextDelta
 from kedge.events.run import OutputAccepted, OutputRejected
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware

@@ -44,192 +44,148 @@ SEARCH = {
     "status": "completed",
     "action": {"type": "search", "query": "kedge anchor"},
 }
-COMPACTION = {
-    "id": "cmp_68b0aa",
-    "type": "compaction",
-    "encrypted_content": "gAAAAABcompacted==",
-}
+COMPACTION = {"id": "cmp_68b0aa", "type": "compaction", "encrypted_content": "gAAAAABcompacted=="}
 
-EXPECTED: dict[str, tuple[str, list[Block]]] = {
-    "responses/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
-    "responses/reasoning_and_call": (
-        "completed",
-        [
-            reasoning(REASONING_SUMMARIES, encrypted_content=ENCRYPTED),
-            tool_call("get_weather", '{"city":"Zürich"}', call_id="call_ijVhE1A5JfpvEbYCLs7MVtDk"),
-        ],
-    ),
-    "responses/parallel_calls": (
-        "completed",
-        [
-            tool_call("get_weather", '{"city":"Bern"}', call_id="call_alpha"),
-            tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
-        ],
-    ),
-    "responses/custom_tool": (
-        "completed",
-        [tool_call("apply", PATCH, call_id="call_patch", custom=True)],
-    ),
-    "responses/refusal": ("completed", [assistant([RefusalPart("I can't help with that.")])]),
-    "responses/incomplete": ("incomplete", [assistant("Once upon a")]),
-    "responses/failed": ("failed", [assistant("Let me see")]),
-    "responses/error": ("failed", [assistant("Let")]),
-    "responses/web_search": (
-        "completed",
-        [opaque(SEARCH), assistant("A kedge is a light anchor.")],
-    ),
-    "responses/compaction": ("completed", [opaque(COMPACTION), assistant("Where were we?")]),
-    "responses/image": (
-        "completed",
-        [opaque(read_messages("image")[-1]["response"]["output"][0]), assistant("Here it is.")],
-    ),
-    "responses/reasoning_text": (
-        "completed",
-        [reasoning(text="Two and two make four."), assistant("4")],
-    ),
-    "responses/plain_server": (
-        "completed",
-        [assistant("Just words"), tool_call("roll", '{"sides":6}', call_id="call_plain")],
-    ),
-    "responses/llama_cpp": (
-        "completed",
-        [
-            reasoning(text="Two cities, two calls."),
-            assistant("Let me look."),
-            tool_call("get_weather", '{"city":"Bern"}', call_id="fc_68c1cc"),
-            tool_call("get_weather", '{"city":"Basel"}', call_id="fc_68c1dd"),
-        ],
-    ),
-    "responses/all_at_once": (
-        "completed",
-        [assistant("All at once."), tool_call("roll", "{}", call_id="call_once")],
-    ),
-    "chat/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
-    "chat/tool_call": (
-        "completed",
-        [tool_call("get_weather", '{"city":"Zürich"}', call_id="call_a1")],
-    ),
-    "chat/parallel_calls": (
-        "completed",
-        [
-            assistant("Both."),
-            tool_call("get_weather", BERN, call_id="call_alpha"),
-            tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
-        ],
-    ),
-    "chat/refusal": ("completed", [assistant([RefusalPart("I can't help with that.")])]),
-    "chat/length": ("incomplete", [assistant("Once upon a")]),
-    "chat/content_filter": ("incomplete", [assistant("Well")]),
-    "chat/custom_tool": (
-        "completed",
-        [tool_call("apply", "*** Begin\n+ naïve\n*** End", call_id="call_patch", custom=True)],
-    ),
-    "chat/deepseek": ("completed", [reasoning(text=REASONING_TEXT), assistant("It is 4")]),
-    "chat/openrouter": ("completed", [reasoning(text=REASONING_TEXT), assistant("4")]),
-    "chat/ollama_calls": (
-        "completed",
-        [
-            tool_call("get_weather", BERN, call_id="call_x1"),
-            tool_call("get_weather", '{"city":"Basel"}', call_id="call_x2"),
-        ],
-    ),
-    "chat/no_ids": (
-        "completed",
-        [tool_call("roll", SIX, call_id=GENERATED), tool_call("flip", "{}", call_id=GENERATED)],
-    ),
-    "chat/object_arguments": (
-        "completed",
-        [
-            tool_call("roll", '{"sides": 6}', call_id="call_o1"),
-            tool_call("now", "{}", call_id="call_o2"),
-        ],
-    ),
-    "chat/new_id_each_piece": (
-        "completed",
-        [tool_call("get_weather", BERN, call_id="chatcmpl-tool-1")],
-    ),
-    "chat/no_done": ("completed", [assistant("Just words")]),
-    "chat/azure": ("completed", [assistant("Hi there")]),
-    "chat/thinking_parts": ("completed", [reasoning(text=REASONING_TEXT), assistant("4!")]),
-    "chat/function_call": ("completed", [tool_call("roll", SIX, call_id=GENERATED)]),
-    "chat/error": ("failed", [assistant("Let")]),
-    "chat/choice_error": ("failed", [assistant("Let me")]),
-    "anthropic/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
-    "anthropic/thinking_and_call": (
-        "completed",
-        [
-            reasoning(text=REASONING_TEXT, encrypted_content="EqQBCgIYAhIM1sig=="),
-            assistant("Let me see."),
-            tool_call("get_weather", '{"city": "Zürich"}', call_id="toolu_01A"),
-        ],
-    ),
-    "anthropic/parallel_calls": (
-        "completed",
-        [
-            tool_call("get_weather", BERN, call_id="toolu_01B"),
-            tool_call("get_time", '{"zone":"CET"}', call_id="toolu_01C"),
-        ],
-    ),
-    "anthropic/no_arguments": ("completed", [tool_call("now", "{}", call_id="toolu_01D")]),
-    "anthropic/redacted": (
-        "completed",
-        [
-            reasoning(encrypted_content="EmwKAhgBEgy3va3p"),
-            reasoning(encrypted_content="EqQomitted"),
-            assistant("4"),
-        ],
-    ),
-    "anthropic/max_tokens": ("incomplete", [assistant("Once upon a")]),
-    "anthropic/max_tokens_in_call": (
-        "incomplete",
-        [assistant("Rolling."), tool_call("roll", '{"sides":', call_id="toolu_01E")],
-    ),
-    "anthropic/refusal": (
-        "completed",
-        [assistant("Well"), assistant([RefusalPart("This could harm.")])],
-    ),
-    "anthropic/refusal_at_once": (
-        "completed",
-        [assistant([RefusalPart("The model declined to answer.")])],
-    ),
-    "anthropic/pause_turn": (
-        "incomplete",
-        [
-            assistant("I look it up."),
-            opaque(
-                {
-                    "type": "server_tool_use",
-                    "id": "srvtoolu_01F",
-                    "name": "web_search",
-                    "input": {"query": "kedge"},
-                }
-            ),
-            opaque(
-                {
-                    "type": "web_search_tool_result",
-                    "tool_use_id": "srvtoolu_01F",
-                    "content": [
-                        {
-                            "type": "web_search_result",
-                            "title": "Kedge",
-                            "url": "https://x/kedge",
-                            "encrypted_content": "EqgfCi",
-                        }
-                    ],
-                }
-            ),
-        ],
-    ),
-    "anthropic/citations": ("completed", [assistant("A kedge is a light anchor.")]),
-    "anthropic/overloaded": ("failed", [assistant("Let")]),
-    "anthropic/tomorrow": (
-        "completed",
-        [
-            opaque({"type": "hologram", "shape": "cube", "content": "blue light"}),
-            assistant("There."),
-        ],
-    ),
+STATUSES = {
+    "responses/incomplete": "incomplete",
+    "responses/failed": "failed",
+    "responses/error": "failed",
+    "chat/length": "incomplete",
+    "chat/content_filter": "incomplete",
+    "chat/error": "failed",
+    "chat/choice_error": "failed",
+    "anthropic/max_tokens": "incomplete",
+    "anthropic/max_tokens_in_call": "incomplete",
+    "anthropic/pause_turn": "incomplete",
+    "anthropic/overloaded": "failed",
 }
+BLOCKS: dict[str, list[Block]] = {
+    "responses/text": [assistant("Hello \U0001f600 from Zürich.")],
+    "responses/reasoning_and_call": [
+        reasoning(REASONING_SUMMARIES, encrypted_content=ENCRYPTED),
+        tool_call("get_weather", '{"city":"Zürich"}', call_id="call_ijVhE1A5JfpvEbYCLs7MVtDk"),
+    ],
+    "responses/parallel_calls": [
+        tool_call("get_weather", '{"city":"Bern"}', call_id="call_alpha"),
+        tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
+    ],
+    "responses/custom_tool": [tool_call("apply", PATCH, call_id="call_patch", custom=True)],
+    "responses/refusal": [assistant([RefusalPart("I can't help with that.")])],
+    "responses/incomplete": [assistant("Once upon a")],
+    "responses/failed": [assistant("Let me see")],
+    "responses/error": [assistant("Let")],
+    "responses/web_search": [opaque(SEARCH), assistant("A kedge is a light anchor.")],
+    "responses/compaction": [opaque(COMPACTION), assistant("Where were we?")],
+    "responses/image": [
+        opaque(read_messages("image")[-1]["response"]["output"][0]),
+        assistant("Here it is."),
+    ],
+    "responses/reasoning_text": [reasoning(text="Two and two make four."), assistant("4")],
+    "responses/plain_server": [
+        assistant("Just words"),
+        tool_call("roll", '{"sides":6}', call_id="call_plain"),
+    ],
+    "responses/llama_cpp": [
+        reasoning(text="Two cities, two calls."),
+        assistant("Let me look."),
+        tool_call("get_weather", '{"city":"Bern"}', call_id="fc_68c1cc"),
+        tool_call("get_weather", '{"city":"Basel"}', call_id="fc_68c1dd"),
+    ],
+    "responses/all_at_once": [
+        assistant("All at once."),
+        tool_call("roll", "{}", call_id="call_once"),
+    ],
+    "chat/text": [assistant("Hello \U0001f600 from Zürich.")],
+    "chat/tool_call": [tool_call("get_weather", '{"city":"Zürich"}', call_id="call_a1")],
+    "chat/parallel_calls": [
+        assistant("Both."),
+        tool_call("get_weather", BERN, call_id="call_alpha"),
+        tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
+    ],
+    "chat/refusal": [assistant([RefusalPart("I can't help with that.")])],
+    "chat/length": [assistant("Once upon a")],
+    "chat/content_filter": [assistant("Well")],
+    "chat/custom_tool": [
+        tool_call("apply", "*** Begin\n+ naïve\n*** End", call_id="call_patch", custom=True)
+    ],
+    "chat/deepseek": [reasoning(text=REASONING_TEXT), assistant("It is 4")],
+    "chat/openrouter": [reasoning(text=REASONING_TEXT), assistant("4")],
+    "chat/ollama_calls": [
+        tool_call("get_weather", BERN, call_id="call_x1"),
+        tool_call("get_weather", '{"city":"Basel"}', call_id="call_x2"),
+    ],
+    "chat/no_ids": [
+        tool_call("roll", SIX, call_id=GENERATED),
+        tool_call("flip", "{}", call_id=GENERATED),
+    ],
+    "chat/object_arguments": [
+        tool_call("roll", '{"sides": 6}', call_id="call_o1"),
+        tool_call("now", "{}", call_id="call_o2"),
+    ],
+    "chat/new_id_each_piece": [tool_call("get_weather", BERN, call_id="chatcmpl-tool-1")],
+    "chat/no_done": [assistant("Just words")],
+    "chat/azure": [assistant("Hi there")],
+    "chat/thinking_parts": [reasoning(text=REASONING_TEXT), assistant("4!")],
+    "chat/function_call": [tool_call("roll", SIX, call_id=GENERATED)],
+    "chat/error": [assistant("Let")],
+    "chat/choice_error": [assistant("Let me")],
+    "anthropic/text": [assistant("Hello \U0001f600 from Zürich.")],
+    "anthropic/thinking_and_call": [
+        reasoning(text=REASONING_TEXT, encrypted_content="EqQBCgIYAhIM1sig=="),
+        assistant("Let me see."),
+        tool_call("get_weather", '{"city": "Zürich"}', call_id="toolu_01A"),
+    ],
+    "anthropic/parallel_calls": [
+        tool_call("get_weather", BERN, call_id="toolu_01B"),
+        tool_call("get_time", '{"zone":"CET"}', call_id="toolu_01C"),
+    ],
+    "anthropic/no_arguments": [tool_call("now", "{}", call_id="toolu_01D")],
+    "anthropic/redacted": [
+        reasoning(encrypted_content="EmwKAhgBEgy3va3p"),
+        reasoning(encrypted_content="EqQomitted"),
+        assistant("4"),
+    ],
+    "anthropic/max_tokens": [assistant("Once upon a")],
+    "anthropic/max_tokens_in_call": [
+        assistant("Rolling."),
+        tool_call("roll", '{"sides":', call_id="toolu_01E"),
+    ],
+    "anthropic/refusal": [assistant("Well"), assistant([RefusalPart("This could harm.")])],
+    "anthropic/refusal_at_once": [assistant([RefusalPart("The model declined to answer.")])],
+    "anthropic/pause_turn": [
+        assistant("I look it up."),
+        opaque(
+            {
+                "type": "server_tool_use",
+                "id": "srvtoolu_01F",
+                "name": "web_search",
+                "input": {"query": "kedge"},
+            }
+        ),
+        opaque(
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "srvtoolu_01F",
+                "content": [
+                    {
+                        "type": "web_search_result",
+                        "title": "Kedge",
+                        "url": "https://x/kedge",
+                        "encrypted_content": "EqgfCi",
+                    }
+                ],
+            }
+        ),
+    ],
+    "anthropic/citations": [assistant("A kedge is a light anchor.")],
+    "anthropic/overloaded": [assistant("Let")],
+    "anthropic/tomorrow": [
+        opaque({"type": "hologram", "shape": "cube", "content": "blue light"}),
+        assistant("There."),
+    ],
+}
+EXPECTED = {name: (STATUSES.get(name, "completed"), blocks) for name, blocks in BLOCKS.items()}
+"""The status and the blocks of each stream."""
 
 
 def read_bytes(name: str) -> bytes:

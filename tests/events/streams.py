@@ -56,6 +56,22 @@ def replay(events: Iterable[Message]) -> Outcome:
     return decode_outcome(encode_sse(events))
 
 
+def item_event(kind: str, item: Message, at: int = 0) -> Message:
+    """Return the start (``added``) or the end (``done``) of an item."""
+    return {"type": f"response.output_item.{kind}", "output_index": at, "item": item}
+
+
+def response_event(kind: str, **response: Any) -> Message:
+    """Return an event of a response."""
+    return {"type": f"response.{kind}", "response": {"id": "resp_1", **response}}
+
+
+def text_delta(text: Any, item_id: str = "m", **more: Any) -> Message:
+    """Return a piece of text."""
+    kind = "response.output_text.delta"
+    return {"type": kind, "item_id": item_id, "output_index": 0, "delta": text, **more}
+
+
 def choose_cuts(stream: bytes) -> list[int]:
     """Return the positions to cut a stream at: around each line end and every 23 bytes, or all of them.
 

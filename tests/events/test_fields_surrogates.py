@@ -5,12 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.events.fields import (
-    SurrogateJoiner,
-    has_surrogates,
-    join_surrogates,
-    repair_surrogates,
-)
+from kedge.events.fields import SurrogateJoiner, has_surrogates, join_surrogates, repair_surrogates
 
 HIGH, LOW = "\ud83d", "\ude00"
 

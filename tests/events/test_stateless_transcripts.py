@@ -14,6 +14,7 @@ from events.recorded_streams import (
     PATHS,
     REASONING_TEXT,
     SIX,
+    Decoder,
     block_contents,
     block_text,
     decode,
@@ -37,37 +38,10 @@ from kedge.events import (
 from kedge.turns import AssistantBlock, ToolCallBlock, assistant, reasoning, tool_call
 
 MEMBERS = [
-    "type",
-    "index",
-    "id",
-    "delta",
-    "message",
-    "content",
-    "content_block",
-    "choices",
-    "text",
-    "thinking",
-    "signature",
-    "name",
-    "input",
-    "partial_json",
-    "tool_calls",
-    "function",
-    "custom",
-    "arguments",
-    "usage",
-    "error",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "finish_reason",
-    "stop_reason",
-    "stop_details",
-    "citations",
-    "data",
-    "model",
-    "created",
-    "prompt_tokens",
+    *("type", "index", "id", "delta", "message", "content", "content_block", "choices", "text"),
+    *("thinking", "signature", "name", "input", "partial_json", "tool_calls", "function", "custom"),
+    *("arguments", "usage", "error", "reasoning", "reasoning_content", "refusal", "finish_reason"),
+    *("stop_reason", "stop_details", "citations", "data", "model", "created", "prompt_tokens"),
     "input_tokens",
 ]
 
@@ -77,15 +51,12 @@ MEMBERS = [
 def test_repeated_content_block_start_is_ignored(name: str, late: bool) -> None:
     """A repeated start event neither finishes its content block nor starts another one."""
     messages: list[bytes] = []
-    repeated = b""
+    previous = b""
     for message in split_messages(name):
-        messages += [message, repeated]
         repeated = message if b'"content_block_start"' in message else b""
-        if not late:
-            messages.append(repeated)
-            repeated = b""
-    events = decode(name, *messages)
-    assert normalize(events) == normalize(decode(name, read_bytes(name)))
+        messages += [message, previous if late else repeated]
+        previous = repeated
+    assert normalize(decode(name, *messages)) == normalize(decode(name, read_bytes(name)))
 
 
 def test_content_blocks_with_the_same_index_are_decoded() -> None:
@@ -102,11 +73,23 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, 
     return {"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
 
-def decode_chunks(chunks: list[dict[str, Any]]) -> Outcome:
-    """Decode and assemble chunks of a Chat Completions stream."""
-    decoder = ChatDecoder()
-    events = [event for each in chunks for event in decoder.feed_message(each)]
+def call_chunk(*calls: dict[str, Any]) -> dict[str, Any]:
+    """Return a chunk with these pieces of calls."""
+    return chunk({"tool_calls": list(calls)})
+
+
+def decode_messages(decoder: Decoder, *messages: dict[str, Any]) -> Outcome:
+    """Decode and assemble the messages of a stream."""
+    events = [event for each in messages for event in decoder.feed_message(each)]
     return assemble([*events, *decoder.close()])
+
+
+def decode_chunks(*chunks: dict[str, Any]) -> Outcome:
+    """Decode and assemble chunks of a Chat Completions stream."""
+    return decode_messages(ChatDecoder(), *chunks)
+
+
+CALLS_END = chunk({}, "tool_calls")
 
 
 @for_each("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
@@ -119,11 +102,7 @@ def test_answer_repeated_after_the_finish_reason_is_ignored(
     messages = split_messages(name)
     end = next(at for at, message in enumerate(messages) if b'"finish_reason":"' in message)
     calls = [
-        {
-            "index": at,
-            "id": block.call_id,
-            "function": {"name": block.name, "arguments": block.arguments},
-        }
+        call_delta(block.name, block.arguments, index=at, id=block.call_id)
         for at, block in enumerate(EXPECTED[name][1])
         if isinstance(block, ToolCallBlock)
     ]
@@ -145,27 +124,27 @@ def test_text_after_the_finish_reason_that_continues_the_answer_is_read(
     """Some servers send a finish reason with every chunk; the last one counts."""
     reasons = ["stop"] * (len(texts) - 1) + [last]
     chunks = [chunk({"content": text}, reason) for text, reason in zip(texts, reasons, strict=True)]
-    found = decode_chunks(chunks)
+    found = decode_chunks(*chunks)
     assert [block_text(block) for block in found.blocks] == ["".join(texts)]
     assert found.status == ("completed" if last == "stop" else "incomplete")
 
 
-def call_piece(arguments: str, name: str = "", **members: Any) -> dict[str, Any]:
-    """Return a delta with a piece of a tool call."""
-    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
-    return {"tool_calls": [{**members, "function": function}]}
+def call_delta(name: str | None, arguments: Any = None, **members: Any) -> dict[str, Any]:
+    """Return a piece of a tool call; its function has no members that are None."""
+    function = {"name": name, "arguments": arguments}
+    return {**members, "function": {n: value for n, value in function.items() if value is not None}}
 
 
 def test_calls_of_a_server_with_a_finish_reason_in_every_chunk_are_read() -> None:
     """A call may continue, or start, after a finish reason."""
-    pieces = [
-        {"content": "Rolling."},
-        call_piece("", "roll", index=0, id="c1"),
-        call_piece('{"sides":', index=0),
-        call_piece(" 6}", index=0),
-        call_piece('{"sides": 20}', "roll", index=1, id="c2"),
+    calls = [
+        call_delta("roll", "", index=0, id="c1"),
+        call_delta(None, '{"sides":', index=0),
+        call_delta(None, " 6}", index=0),
+        call_delta("roll", '{"sides": 20}', index=1, id="c2"),
     ]
-    found = decode_chunks([chunk(piece, "tool_calls") for piece in pieces])
+    pieces: list[Any] = [{"content": "Rolling."}, *({"tool_calls": [call]} for call in calls)]
+    found = decode_chunks(*(chunk(piece, "tool_calls") for piece in pieces))
     assert found.completed
     assert list(found.blocks) == [
         assistant("Rolling."),
@@ -174,25 +153,26 @@ def test_calls_of_a_server_with_a_finish_reason_in_every_chunk_are_read() -> Non
     ]
 
 
-@pytest.mark.parametrize("members", [{"index": 0, "id": "c1"}, {"id": "c1"}, {"index": 0}, {}])
+@for_each("members", [{"index": 0, "id": "c1"}, {"id": "c1"}, {"index": 0}, {}])
 def test_call_repeated_in_pieces_after_the_finish_reason_is_ignored(
     members: dict[str, Any],
 ) -> None:
     """Pieces of a call that is complete do not extend it."""
-    pieces = [call_piece("", "roll", **members), call_piece("{}", **members)]
-    once = decode_chunks([*map(chunk, pieces), chunk({}, "tool_calls")])
-    twice = decode_chunks([*map(chunk, pieces), chunk({}, "tool_calls"), *map(chunk, pieces)])
+    pieces = [call_chunk(call_delta("roll", "", **members))]
+    pieces.append(call_chunk(call_delta(None, "{}", **members)))
+    once = decode_chunks(*pieces, CALLS_END)
+    twice = decode_chunks(*pieces, CALLS_END, *pieces)
     (block,) = twice.blocks
     assert block_text(block) == block_text(once.blocks[0])
     assert twice.completed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("chunks", "status"),
     [
         ([chunk({"content": "Hello"})], "completed"),
-        ([chunk(call_piece("{}", "roll", id="c1"))], "completed"),
-        ([chunk(call_piece('{"sides":', "roll", id="c1"))], "cut"),
+        ([call_chunk(call_delta("roll", "{}", id="c1"))], "completed"),
+        ([call_chunk(call_delta("roll", '{"sides":', id="c1"))], "cut"),
         ([{"id": "1", "choices": []}], "cut"),
         ([chunk({"content": "Hello"}), {"error": {"type": "invalid_request_error"}}], "failed"),
     ],
@@ -213,10 +193,10 @@ def test_message_beside_an_empty_delta_is_not_read_twice() -> None:
     ending = chunk({}, "stop")
     ending["choices"][0]["message"] = {"role": "assistant", "content": "Hello"}
     for started in ([chunk({"content": "Hel"}), chunk({"content": "lo"})], []):
-        assert list(decode_chunks([*started, ending]).blocks) == [assistant("Hello")]
+        assert list(decode_chunks(*started, ending).blocks) == [assistant("Hello")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "usage"),
     [
         ("chat/text", Usage(12, 8, 6, 2, 18)),
@@ -251,87 +231,57 @@ def test_reasons_and_codes(name: str, reason: str, code: str) -> None:
 
 def test_whole_blocks_of_an_incomplete_answer() -> None:
     """The last block is partial at a token limit, but not at a pause."""
-    truncated = decode_outcome(
-        "anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call")
+    truncated, paused = (
+        decode_outcome(name, read_bytes(name))
+        for name in ("anthropic/max_tokens_in_call", "anthropic/pause_turn")
     )
     assert truncated.whole_blocks == (assistant("Rolling."),)
-    paused = decode_outcome("anthropic/pause_turn", read_bytes("anthropic/pause_turn"))
     assert paused.whole_blocks == paused.blocks
 
 
 def test_provider_specific_members_are_stored_on_the_block() -> None:
     """Markers of redacted reasoning and citations are stored, so that they can be sent again."""
-    redacted, encrypted, _ = decode_outcome(
-        "anthropic/redacted", read_bytes("anthropic/redacted")
-    ).blocks
+    (redacted, encrypted, _), (cited,) = (
+        decode_outcome(name, read_bytes(name)).blocks
+        for name in ("anthropic/redacted", "anthropic/citations")
+    )
     assert redacted.extra["item"] == {"anthropic": "redacted"}
     assert not encrypted.extra
-    (block,) = decode_outcome("anthropic/citations", read_bytes("anthropic/citations")).blocks
-    assert block.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
+    assert cited.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
 
 
-WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
-    "chat/parallel_calls": {
-        "id": "chatcmpl-1",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": "tool_calls",
-                "message": {
-                    "role": "assistant",
-                    "content": "Both.",
-                    "refusal": None,
-                    "tool_calls": [
-                        {
-                            "id": "call_alpha",
-                            "type": "function",
-                            "function": {"name": "get_weather", "arguments": BERN},
-                        },
-                        {
-                            "id": "call_beta",
-                            "type": "function",
-                            "function": {"name": "get_time", "arguments": '{"zone":"CET"}'},
-                        },
-                    ],
-                },
-            }
-        ],
-    },
-    "chat/deepseek": {
-        "id": "1",
-        "choices": [{"message": {"content": "It is 4", "reasoning_content": REASONING_TEXT}}],
-    },
-    "chat/length": {
-        "id": "1",
-        "choices": [{"message": {"content": "Once upon a"}, "finish_reason": "length"}],
-    },
-    "anthropic/thinking_and_call": {
-        "id": "msg_1",
-        "stop_reason": "tool_use",
-        "content": [
-            {"type": "thinking", "thinking": REASONING_TEXT, "signature": "EqQBCgIYAhIM1sig=="},
-            {"type": "text", "text": "Let me see."},
-            {
-                "type": "tool_use",
-                "id": "toolu_01A",
-                "name": "get_weather",
-                "input": {"city": "Zürich"},
-            },
-        ],
-    },
-    "anthropic/max_tokens": {
-        "id": "msg_1",
-        "stop_reason": "max_tokens",
-        "content": [{"type": "text", "text": "Once upon a"}],
-    },
-    "anthropic/refusal_at_once": {"id": "msg_1", "stop_reason": "refusal", "content": []},
+BOTH_CALLS = [
+    call_delta("get_weather", BERN, id="call_alpha", type="function"),
+    call_delta("get_time", '{"zone":"CET"}', id="call_beta", type="function"),
+]
+BOTH = {"role": "assistant", "content": "Both.", "refusal": None, "tool_calls": BOTH_CALLS}
+REASONED = {"content": "It is 4", "reasoning_content": REASONING_TEXT}
+THINKING = {"type": "thinking", "thinking": REASONING_TEXT, "signature": "EqQBCgIYAhIM1sig=="}
+CITY = {"city": "Zürich"}
+CITY_CALL = {"type": "tool_use", "id": "toolu_01A", "name": "get_weather", "input": CITY}
+WHOLE_RESPONSES: dict[str, tuple[dict[str, Any] | list[dict[str, Any]], str | None]] = {
+    "chat/parallel_calls": (BOTH, "tool_calls"),
+    "chat/deepseek": (REASONED, None),
+    "chat/length": ({"content": "Once upon a"}, "length"),
+    "anthropic/thinking_and_call": (
+        [THINKING, {"type": "text", "text": "Let me see."}, CITY_CALL],
+        "tool_use",
+    ),
+    "anthropic/max_tokens": ([{"type": "text", "text": "Once upon a"}], "max_tokens"),
+    "anthropic/refusal_at_once": ([], "refusal"),
 }
+"""The content of some streams, and the reason of its end."""
 
 
 @for_each("name", WHOLE_RESPONSES)
 def test_a_complete_answer_equals_its_stream(name: str) -> None:
     """Blocks and status are the same for a complete answer and its stream."""
-    complete = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
+    content, reason = WHOLE_RESPONSES[name]
+    response = {"id": "1", "content": content, "stop_reason": reason}
+    if name.startswith("chat"):
+        ending = {"finish_reason": reason} if reason else {}
+        response = {"id": "1", "choices": [{"message": content, **ending}]}
+    complete = assemble(make_decoder(name).feed_whole(response))
     streamed = decode_outcome(name, read_bytes(name))
     assert (complete.status, complete.reason) == (streamed.status, streamed.reason)
     assert block_contents(complete.blocks) == block_contents(streamed.blocks)
@@ -341,21 +291,14 @@ def test_a_complete_answer_equals_its_stream(name: str) -> None:
 HALF = "\ud83d"
 """Half of a character, which a JSON parser returns for one escape of a pair."""
 TOOL_USE = {"type": "tool_use", "id": f"call{HALF}", "name": f"roll{HALF}", "input": {"a": HALF}}
-FUNCTION_CALL = {
-    "id": f"call{HALF}",
-    "function": {"name": f"roll{HALF}", "arguments": {"a": HALF}},
-}
+FUNCTION_CALL = {"id": f"call{HALF}", "function": {"name": f"roll{HALF}", "arguments": {"a": HALF}}}
 HALVES: dict[str, dict[str, Any]] = {
-    "chat": {
-        "choices": [
-            {"message": {"content": f"text{HALF}", "tool_calls": [FUNCTION_CALL]}},
-        ],
-    },
+    "chat": {"choices": [{"message": {"content": f"text{HALF}", "tool_calls": [FUNCTION_CALL]}}]},
     "anthropic": {"content": [{"type": "text", "text": f"text{HALF}"}, TOOL_USE]},
 }
 
 
-@pytest.mark.parametrize("api", HALVES)
+@for_each("api", HALVES)
 def test_halves_of_characters_in_a_complete_answer_are_replaced(api: str) -> None:
     """Every text of a complete answer can be encoded; without ``repair`` the answer is read as it is."""
     response = {"id": f"id{HALF}", "model": f"model{HALF}", **HALVES[api]}
@@ -373,19 +316,15 @@ def test_halves_of_characters_in_a_complete_answer_are_replaced(api: str) -> Non
 
 def test_halves_of_characters_in_an_anthropic_stream_are_replaced() -> None:
     """A stream may contain complete texts outside of its deltas, which are replaced there as well."""
-    deltas = [
-        {"type": "text_delta", "text": HALF},
-        {"type": "text_delta", "text": "\ude00"},
-        {"type": "citations_delta", "citation": {"type": "char_location", "cited_text": HALF}},
-    ]
-    text = {"type": "text", "text": ""}
-    events: list[dict[str, Any]] = [
+    citation = {"type": "char_location", "cited_text": HALF}
+    events = [
         {"type": "message_start", "message": {"id": f"id{HALF}", "model": "m"}},
-        {"type": "content_block_start", "index": 0, "content_block": TOOL_USE},
-        {"type": "content_block_start", "index": 1, "content_block": text},
-        *({"type": "content_block_delta", "index": 1, "delta": delta} for delta in deltas),
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
-        {"type": "message_stop"},
+        content_block(0, "start", content_block=TOOL_USE),
+        content_block(1, "start", content_block={"type": "text", "text": ""}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": HALF}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": "\ude00"}),
+        content_block(1, "delta", delta={"type": "citations_delta", "citation": citation}),
+        *message_end("tool_use"),
     ]
     outcome = decode_outcome("anthropic", encode_sse(events))
     assert outcome.completed
@@ -393,7 +332,7 @@ def test_halves_of_characters_in_an_anthropic_stream_are_replaced() -> None:
     assert [block.text for block in outcome.blocks] == ["", "\U0001f600"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "completion",
     [
         {"choices": []},
@@ -401,9 +340,7 @@ def test_halves_of_characters_in_an_anthropic_stream_are_replaced() -> None:
         {"choices": [{"index": 0, "message": None}]},
     ],
 )
-def test_completion_without_choices_is_a_failure(
-    completion: dict[str, Any],
-) -> None:
+def test_completion_without_choices_is_a_failure(completion: dict[str, Any]) -> None:
     """A completion without choices is a failure with a message."""
     outcome = assemble(ChatDecoder().feed_whole(completion))
     assert outcome.status == "failed"
@@ -429,95 +366,52 @@ def test_complete_calls_with_the_same_id_are_not_joined(
 ) -> None:
     """Servers that number calls badly send each call completely: they remain calls of their own."""
     arguments: list[Any] = [{"sides": 6}, {"sides": 20}]
-    calls = [
-        {
-            **CALL_MEMBERS[shared],
-            "function": {"name": "roll", "arguments": json.dumps(each) if as_text else each},
-        }
-        for each in arguments
-    ]
-    decoder = ChatDecoder()
+    texts = [json.dumps(each) if as_text else each for each in arguments]
+    calls = [call_delta("roll", each, **CALL_MEMBERS[shared]) for each in texts]
     if form == "complete":
-        message = {"role": "assistant", "content": None, "tool_calls": calls}
-        events = decoder.feed_whole({"id": "1", "choices": [{"message": message}]})
+        outcome = decode_calls(*calls)
     else:
         lists = [calls] if form == "one chunk" else [[call] for call in calls]
-        chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
-        events = [event for each in chunks for event in decoder.feed_message(each)]
-        events += decoder.close()
-    outcome = assemble(events)
+        outcome = decode_chunks(*(call_chunk(*each) for each in lists), CALLS_END)
     assert outcome.completed
     call_blocks = [block for block in outcome.blocks if isinstance(block, ToolCallBlock)]
     assert [json.loads(call.arguments) for call in call_blocks] == arguments
     assert len({call.call_id for call in call_blocks}) == 2
 
 
+def decode_calls(*calls: dict[str, Any]) -> Outcome:
+    """Decode and assemble a complete message with these calls."""
+    message = {"role": "assistant", "content": None, "tool_calls": list(calls)}
+    return assemble(ChatDecoder().feed_whole({"id": "1", "choices": [{"message": message}]}))
+
+
 def test_equal_calls_with_the_same_id_in_one_message_are_two_calls() -> None:
     """A list does not repeat a call, so two equal ones are two calls, also of a free-form tool."""
     for kind, member in (("function", "arguments"), ("custom", "input")):
-        call = {"id": "call_0", kind: {"name": "roll", member: SIX}}
-        message = {"content": None, "tool_calls": [call, call]}
-        outcome = assemble(ChatDecoder().feed_whole({"id": "1", "choices": [{"message": message}]}))
+        outcome = decode_calls(*[{"id": "call_0", kind: {"name": "roll", member: SIX}}] * 2)
         assert outcome.completed
         assert [getattr(block, "arguments", "") for block in outcome.blocks] == [SIX, SIX]
 
 
-def test_a_complete_call_that_a_later_chunk_repeats_is_one_call() -> None:
-    """A chunk with the same id, name and arguments adds nothing, and neither does a name alone."""
-    call = {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": SIX}}
-    named = {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": ""}}
-    lists = ([call], [call], [named])
-    chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
-    decoder = ChatDecoder()
-    events = [event for each in chunks for event in decoder.feed_message(each)]
-    assert list(assemble([*events, *decoder.close()]).blocks) == [
-        tool_call("roll", SIX, call_id="call_0")
-    ]
+def test_pieces_of_one_call_that_repeat_its_members_are_one_call() -> None:
+    """A piece may repeat id, name and arguments, or only the name, which add nothing; others are joined."""
+    whole, named, first, second = (
+        call_delta("roll", arguments, index=0, id="call_0")
+        for arguments in (SIX, "", SIX[:5], SIX[5:])
+    )
+    for lists in ([[whole], [whole], [named]], [[first, second]], [[first], [second]]):
+        outcome = decode_chunks(*(call_chunk(*each) for each in lists), CALLS_END)
+        assert list(outcome.blocks) == [tool_call("roll", SIX, call_id="call_0")]
 
 
-def test_pieces_of_one_call_that_repeat_its_name_are_joined() -> None:
-    """Pieces with the same index, id and name belong to one call, also in the same chunk."""
-    first, second = SIX[:5], SIX[5:]
-    deltas = [
-        {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": each}}
-        for each in (first, second)
-    ]
-    for lists in ([deltas], [deltas[:1], deltas[1:]]):
-        chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
-        decoder = ChatDecoder()
-        events = [event for each in chunks for event in decoder.feed_message(each)]
-        assert list(assemble([*events, *decoder.close()]).blocks) == [
-            tool_call("roll", SIX, call_id="call_0")
-        ]
-
-
+FIRST: dict[str, Any] = {"index": 0, "id": "call_0"}
 NAME_PIECES: dict[str, list[dict[str, Any]]] = {
-    "id once": [
-        {"index": 0, "id": "call_0", "function": {"name": "get_", "arguments": ""}},
-        {"index": 0, "function": {"name": "weather"}},
-    ],
-    "id repeated": [
-        {"index": 0, "id": "call_0", "function": {"name": "get_"}},
-        {"index": 0, "id": "call_0", "function": {"name": "weat"}},
-        {"index": 0, "id": "call_0", "function": {"name": "her"}},
-    ],
-    "no index": [
-        {"id": "call_0", "function": {"name": "get_"}},
-        {"id": "call_0", "function": {"name": "weather"}},
-    ],
-    "growing": [
-        {"index": 0, "id": "call_0", "function": {"name": "get_"}},
-        {"index": 0, "function": {"name": "get_weather"}},
-        {"index": 0, "function": {"name": "get_weather"}},
-    ],
-    "repeated": [
-        {"index": 0, "id": "call_0", "function": {"name": "get_weather", "arguments": ""}},
-        {"index": 0, "function": {"name": "get_weather", "arguments": ""}},
-    ],
-    "id late": [
-        {"index": 0, "function": {"name": "get_weather"}},
-        {"index": 0, "id": "call_0", "function": None},
-    ],
+    "id once": [call_delta("get_", "", **FIRST), call_delta("weather", index=0)],
+    "id repeated": [call_delta(name, **FIRST) for name in ("get_", "weat", "her")],
+    "no index": [call_delta(name, id="call_0") for name in ("get_", "weather")],
+    "growing": [call_delta("get_", **FIRST), *[call_delta("get_weather", index=0)] * 2],
+    "repeated": [call_delta("get_weather", "", **FIRST), call_delta("get_weather", "", index=0)],
+    "id late": [call_delta("get_weather", index=0), {**FIRST, "function": None}],
 }
 
 
@@ -525,18 +419,15 @@ NAME_PIECES: dict[str, list[dict[str, Any]]] = {
 @for_each("arguments", ["", BERN])
 def test_call_whose_name_arrives_in_pieces_is_one_call(form: str, arguments: str) -> None:
     """Some servers split the name of a call over chunks, others repeat it; it is announced complete."""
-    pieces = [[each] for each in NAME_PIECES[form]]
-    rest = [{**NAME_PIECES[form][-1], "function": {"arguments": arguments}}]
-    other = [{"index": 1, "id": "call_1", "function": {"name": "flip", "arguments": "{}"}}]
+    pieces = NAME_PIECES[form]
+    rest = {**pieces[-1], "function": {"arguments": arguments}}
+    other = call_delta("flip", "{}", index=1, id="call_1")
     decoder, events = ChatDecoder(), list[StreamEvent]()
-    for each in (*pieces, rest, other):
-        events += decoder.feed_message(chunk({"tool_calls": each}))
-    events += [*decoder.feed_message(chunk({}, "tool_calls")), *decoder.close()]
-    started = [each for each in events if isinstance(each, ToolCallStarted)]
-    assert [(each.name, each.call_id) for each in started] == [
-        ("get_weather", "call_0"),
-        ("flip", "call_1"),
-    ]
+    for each in (*map(call_chunk, (*pieces, rest, other)), CALLS_END):
+        events += decoder.feed_message(each)
+    events += decoder.close()
+    started = [(each.name, each.call_id) for each in events if isinstance(each, ToolCallStarted)]
+    assert started == [("get_weather", "call_0"), ("flip", "call_1")]
     assert list(assemble(events).blocks) == [
         tool_call("get_weather", arguments or "{}", call_id="call_0"),
         tool_call("flip", "{}", call_id="call_1"),
@@ -545,27 +436,25 @@ def test_call_whose_name_arrives_in_pieces_is_one_call(form: str, arguments: str
 
 def test_calls_without_arguments_in_one_list_are_not_joined() -> None:
     """Two names in one list are two calls, also if the server numbers both calls 0."""
-    calls = [{"index": 0, "function": {"name": name}} for name in ("roll", "flip")]
-    found = decode_chunks([chunk({"tool_calls": calls}), chunk({}, "tool_calls")])
+    calls = [call_delta(name, index=0) for name in ("roll", "flip")]
+    found = decode_chunks(call_chunk(*calls), CALLS_END)
     assert [getattr(block, "name", "") for block in found.blocks] == ["roll", "flip"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "stream",
     [
         b'data: {"object":"error","message":"too long","type":"BadRequestError","code":400}\n\n',
         b'event: error\ndata: {"message":"too long","code":400}\n\n',
     ],
-    ids=["object", "event"],
 )
 def test_an_error_that_is_not_nested_is_read(stream: bytes) -> None:
     """Some servers of Chat Completions send the members of an error without ``error`` around them."""
-    decoder = ChatDecoder()
-    outcome = assemble([*decoder.feed(stream + b"data: [DONE]\n\n"), *decoder.close()])
+    outcome = decode_outcome("chat", stream + b"data: [DONE]\n\n")
     assert (outcome.status, outcome.code, outcome.message) == ("failed", "400", "too long")
 
 
-@pytest.mark.parametrize("holder", ["chunk", "choice", "x_groq"])
+@for_each("holder", ["chunk", "choice", "x_groq"])
 def test_usage_of_a_chunk_is_read_from_every_position(holder: str) -> None:
     """Moonshot puts the counts into the choice and Groq into ``x_groq``; empty counts are none."""
     ending = chunk({}, "stop")
@@ -576,31 +465,39 @@ def test_usage_of_a_chunk_is_read_from_every_position(holder: str) -> None:
         ending["choices"][0] |= counts
     else:
         ending["x_groq"] = counts
-    chunks = [chunk({"content": "Hi"}), ending, {"id": "1", "choices": [], "usage": {}}]
-    assert decode_chunks(chunks).usage == Usage(3, 0, 2, 0, 5)
-
-
-def test_blocks_without_a_start_are_read() -> None:
-    """Some servers omit the start of text and reasoning, or the delta of the last event."""
-    messages: list[dict[str, Any]] = [
-        {"type": "message_start", "message": {"id": "msg_1"}},
-        content_block(0, "delta", delta={"type": "thinking_delta", "thinking": "Hm."}),
-        content_block(1, "delta", delta={"type": "text_delta", "text": "Hel"}),
-        content_block(1, "delta", delta={"type": "text_delta", "text": "lo"}),
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
-        {"type": "message_delta", "usage": {"input_tokens": 3, "output_tokens": 2}},
-        {"type": "message_stop"},
-    ]
-    decoder = AnthropicDecoder()
-    found = assemble([event for each in messages for event in decoder.feed_message(each)])
-    assert found.completed
-    assert list(found.blocks) == [reasoning(text="Hm."), assistant("Hello")]
-    assert found.usage == Usage(3, 0, 2, 0, 5)
+    empty = {"id": "1", "choices": [], "usage": {}}
+    assert decode_chunks(chunk({"content": "Hi"}), ending, empty).usage == Usage(3, 0, 2, 0, 5)
 
 
 def content_block(index: int, kind: str, **members: Any) -> dict[str, Any]:
     """Return an event of a content block."""
     return {"type": f"content_block_{kind}", "index": index, **members}
+
+
+def message_end(reason: str) -> list[dict[str, Any]]:
+    """Return the last events of a message."""
+    return [{"type": "message_delta", "delta": {"stop_reason": reason}}, {"type": "message_stop"}]
+
+
+MESSAGE_START = {"type": "message_start", "message": {"id": "msg_1"}}
+
+
+def test_blocks_without_a_start_are_read() -> None:
+    """Some servers omit the start of text and reasoning, or the delta of the last event."""
+    delta, stop = message_end("end_turn")
+    found = decode_messages(
+        AnthropicDecoder(),
+        MESSAGE_START,
+        content_block(0, "delta", delta={"type": "thinking_delta", "thinking": "Hm."}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": "Hel"}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": "lo"}),
+        delta,
+        {"type": "message_delta", "usage": {"input_tokens": 3, "output_tokens": 2}},
+        stop,
+    )
+    assert found.completed
+    assert list(found.blocks) == [reasoning(text="Hm."), assistant("Hello")]
+    assert found.usage == Usage(3, 0, 2, 0, 5)
 
 
 def test_content_blocks_that_overlap_are_complete() -> None:
@@ -613,16 +510,14 @@ def test_content_blocks_that_overlap_are_complete() -> None:
         {"type": "text_delta", "text": "Rolling."},
         *({"type": "input_json_delta", "partial_json": each} for each in (SIX, BERN)),
     ]
-    messages: list[dict[str, Any]] = [
-        {"type": "message_start", "message": {"id": "msg_1"}},
+    outcome = decode_messages(
+        AnthropicDecoder(),
+        MESSAGE_START,
         *(content_block(at, "start", content_block=block) for at, block in enumerate(blocks)),
         *(content_block(at, "delta", delta=delta) for at, delta in enumerate(deltas)),
         *(content_block(at, "stop") for at in range(len(blocks))),
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
-        {"type": "message_stop"},
-    ]
-    decoder = AnthropicDecoder()
-    outcome = assemble([event for each in messages for event in decoder.feed_message(each)])
+        *message_end("tool_use"),
+    )
     assert outcome.completed
     assert list(outcome.blocks) == [
         assistant("Rolling."),
@@ -631,15 +526,13 @@ def test_content_blocks_that_overlap_are_complete() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reason", "status"),
     [("STOP", "completed"), ("TOOL_CALLS", "completed"), ("LENGTH", "incomplete")],
 )
 def test_finish_reason_may_have_capital_letters(reason: str, status: str) -> None:
     """Some gateways pass on the finish reasons of Google's API."""
-    decoder = ChatDecoder()
-    events = decoder.feed_message(chunk({"content": "Yes."}, reason))
-    assert assemble([*events, *decoder.close()]).status == status
+    assert decode_chunks(chunk({"content": "Yes."}, reason)).status == status
 
 
 def test_content_of_a_message_as_a_string_is_its_text() -> None:
@@ -670,14 +563,12 @@ JSON = st.recursive(
 @given(st.lists(st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5), max_size=4))
 def test_decoder_does_not_raise_for_any_message(api: str, messages: list[dict[str, Any]]) -> None:
     """Messages with known members of any value do not raise."""
-    decoder = DECODERS[api]()
-    events = [event for message in messages for event in decoder.feed_message(message)]
-    assemble([*events, *decoder.close()])
+    decode_messages(DECODERS[api](), *messages)
     complete = {name: value for message in messages for name, value in message.items()}
     assemble(DECODERS[api]().feed_whole(complete))
 
 
-@pytest.mark.parametrize("name", ["prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens"])
+@for_each("name", ["prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens"])
 def test_cached_tokens_have_several_names(name: str) -> None:
     """DeepSeek, Mistral and others have names of their own for the cached tokens of a prompt."""
     counts = {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102, name: 64}
@@ -689,10 +580,7 @@ def test_cached_tokens_have_several_names(name: str) -> None:
 def test_an_error_at_the_end_of_a_stream_has_usage() -> None:
     """OpenRouter sends the token counts with the error that ends a stream."""
     counts = {"prompt_tokens": 43, "completion_tokens": 10, "total_tokens": 53}
-    piece = {"id": "g", "choices": [{"index": 0, "delta": {"content": "We"}}]}
-    error = {"id": "g", "error": {"code": 400, "message": "Limit reached"}, "usage": counts}
-    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in (piece, error))
-    decoder = ChatDecoder()
-    outcome = assemble([*decoder.feed(stream.encode()), *decoder.close()])
+    error = {"id": "1", "error": {"code": 400, "message": "Limit reached"}, "usage": counts}
+    outcome = decode_chunks(chunk({"content": "We"}), error)
     assert (outcome.status, outcome.message) == ("failed", "Limit reached")
     assert outcome.usage == Usage(43, 0, 10, 0, 53)

@@ -16,9 +16,11 @@ from events.streams import (
     decode,
     decode_outcome,
     encode_sse,
+    item_event,
     read_messages,
     read_transcript,
     replay,
+    response_event,
 )
 from for_each import for_each
 from kedge.events import (
@@ -39,28 +41,23 @@ from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result
 ABSENT = object()
 
 
-def item_added(item_id: str, call_id: Any, at: int = 0, name: str = "roll") -> Message:
-    return _item_event("added", item_id, call_id, at, name, "")
+def call_item(item_id: Any, call_id: Any, name: str = "roll", args: str = "{}") -> Message:
+    names = {"type": "function_call", "id": item_id, "call_id": call_id, "name": name}
+    return {
+        member: value
+        for member, value in {**names, "arguments": args}.items()
+        if value is not ABSENT
+    }
+
+
+def item_added(item_id: Any, call_id: Any, at: int = 0, name: str = "roll") -> Message:
+    return item_event("added", call_item(item_id, call_id, name, ""), at)
 
 
 def item_done(
-    item_id: str, call_id: Any, at: int = 0, name: str = "roll", args: str = "{}"
+    item_id: Any, call_id: Any, at: int = 0, args: str = "{}", name: str = "roll"
 ) -> Message:
-    return _item_event("done", item_id, call_id, at, name, args)
-
-
-def _item_event(
-    kind: str, item_id: str, call_id: Any, at: int, name: str, arguments: str
-) -> Message:
-    item = {
-        "type": "function_call",
-        "id": item_id,
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-    }
-    item = {member: value for member, value in item.items() if value is not ABSENT}
-    return {"type": f"response.output_item.{kind}", "output_index": at, "item": item}
+    return item_event("done", call_item(item_id, call_id, name, args), at)
 
 
 def arguments_delta(item_id: str, arguments: str, at: int = 0) -> Message:
@@ -74,32 +71,28 @@ def arguments_done(item_id: str, arguments: str, at: int = 0) -> Message:
 
 
 def response_completed(*items: Message) -> Message:
-    response = {"id": "resp_1", "status": "completed", "output": list(items)}
-    return {"type": "response.completed", "response": response}
+    return response_event("completed", status="completed", output=list(items))
 
 
-def call_item(item_id: str, call_id: Any, name: str = "roll", args: str = "{}") -> Message:
-    return item_done(item_id, call_id, 0, name, args)["item"]
+ONE = item_added("fc_1", "call_1")
 
 
-def decode_calls(*events: Message) -> list[ToolCallBlock]:
+def decode_calls(*events: Message) -> list[tuple[str, str]]:
+    """Return the call id and the arguments of each call in a response that is complete."""
     result = replay(events)
     assert result.completed, result
-    return [block for block in result.blocks if isinstance(block, ToolCallBlock)]
+    calls = (block for block in result.blocks if isinstance(block, ToolCallBlock))
+    return [(call.call_id, call.arguments) for call in calls]
 
 
 def decode_events(*messages: Message) -> list[StreamEvent]:
     return decode(encode_sse(messages))
 
 
-# The numbered requirements.
-
-
 def test_requirement_1_1_call_id_is_read_from_the_added_item() -> None:
     """The ``call_id`` of an added function call is used, not its item id."""
-    assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [
-        ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
-    ]
+    started = ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
+    assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [started]
 
 
 def test_requirement_1_2_argument_deltas_have_the_call_id() -> None:
@@ -112,19 +105,14 @@ def test_requirement_1_2_argument_deltas_have_the_call_id() -> None:
 
 def test_requirement_1_3_completed_call_has_the_call_id() -> None:
     """The completed event and the block passed to a tool runner have the ``call_id``."""
-    stream = [
-        item_added("fc_1", "call_1"),
-        arguments_delta("fc_1", "{}"),
-        item_done("fc_1", "call_1"),
-        response_completed(),
-    ]
+    stream = [ONE, arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"), response_completed()]
     assert ToolCallCompleted("call_1", "roll", "{}", "fc_1", 0) in decode_events(*stream)
-    assert [(call.call_id, call.item_id) for call in decode_calls(*stream)] == [("call_1", "fc_1")]
+    (call,) = replay(stream).blocks
+    assert isinstance(call, ToolCallBlock)
+    assert (call.call_id, call.item_id) == ("call_1", "fc_1")
 
 
-def test_requirement_1_4_log_records_have_the_call_id(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_requirement_1_4_log_records_have_the_call_id(caplog: pytest.LogCaptureFixture) -> None:
     """Every log record of a call has its ``call_id`` in the message and in a field."""
     caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
     decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
@@ -135,61 +123,46 @@ def test_requirement_1_4_log_records_have_the_call_id(
 
 def test_requirement_2_1_results_are_matched_to_calls() -> None:
     """Results created from the blocks' call ids match the calls of the stream."""
-    calls = [
-        b
-        for b in decode_outcome(read_transcript("parallel_calls")).blocks
-        if isinstance(b, ToolCallBlock)
-    ]
+    blocks = decode_outcome(read_transcript("parallel_calls")).blocks
+    calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
     turn = Turn([*calls, *(tool_result(call.call_id, call.name) for call in reversed(calls))])
     answers = {b.call_id: b.text for b in turn.blocks if b.kind == "tool_result"}  # type: ignore[attr-defined]
     assert answers == {"call_alpha": "get_weather", "call_beta": "get_time"}
 
 
-def test_requirement_2_2_calls_are_stored_by_call_id() -> None:
-    """Calls are stored by ``call_id``, with a map from item ids to call ids."""
+def test_requirements_2_2_and_2_3_calls_are_stored_by_call_id() -> None:
+    """A map from item ids to call ids finds calls; one of two can be completed while the other is still open."""
     state = ItemTable()
-    state.start(read_item(call_item("fc_1", "call_1"), 0))
-    state.start(read_item(call_item("fc_2", "call_2"), 1))
+    for number in (1, 2):
+        state.start(read_item(call_item(f"fc_{number}", f"call_{number}"), number - 1))
     assert list(state.calls) == ["call_1", "call_2"]
     assert state.call_ids == {"fc_1": "call_1", "fc_2": "call_2"}
-
-
-def test_requirement_2_3_completion_is_tracked_by_call_id() -> None:
-    """One of two calls can be completed while the other is still open."""
-    state = ItemTable()
-    state.start(read_item(call_item("fc_1", "call_1"), 0))
-    state.start(read_item(call_item("fc_2", "call_2"), 1))
     state.finish(read_item(call_item("fc_2", "call_2"), 1))
     assert [call.call_id for call in state.calls.values() if call.completed] == ["call_2"]
     assert state.summary().open == ("call_1",)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call_id", "flaw"),
     [(ABSENT, "missing"), (None, "missing"), ("", "empty"), ("  ", "empty"), (7, "malformed")],
-    ids=["absent", "null", "empty", "blank", "number"],
 )
 def test_requirement_2_4_missing_call_id_falls_back_to_the_item_id(
     call_id: Any, flaw: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The item id is used, a warning gives the reason, and the fallback is counted."""
+    caplog.clear()
     decoder = ResponsesDecoder()
-    stream = [
-        item_added("fc_1", call_id),
-        arguments_delta("fc_1", "{}"),
-        item_done("fc_1", call_id),
-        response_completed(),
-    ]
+    stream = [item_added("fc_1", call_id), arguments_delta("fc_1", "{}")]
+    stream += [item_done("fc_1", call_id), response_completed()]
     events = decode(encode_sse(stream), decoder=decoder)
     assert events[:2] == [
         ToolCallStarted("fc_1", "roll", "fc_1", 0, fallback=flaw),
         ToolArgumentsDelta("fc_1", "{}"),
     ]
     assert list(assemble(events).blocks) == [tool_call("roll", "{}", call_id="fc_1")]
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert f"its call_id is {flaw}" in warnings[0]
-    assert "item id" in warnings[0]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert f"its call_id is {flaw}" in warning
+    assert "item id" in warning
     assert (decoder.calls.extracted, decoder.calls.fallen_back) == (0, 1)
 
 
@@ -204,18 +177,13 @@ def test_requirement_3_2_malformed_event_is_logged_without_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A malformed event is logged with its type, number and member names, but no values."""
-    bad = {
-        "type": "response.function_call_arguments.delta",
-        "item_id": "fc_1",
-        "sequence_number": 5,
-        "delta": {"password": "hunter2"},
-    }
-    events = decode_events(bad)
+    kind = "response.function_call_arguments.delta"
+    bad = {"type": kind, "item_id": "fc_1", "sequence_number": 5, "delta": {"password": "hunter2"}}
     detail = (
-        "response.function_call_arguments.delta number 5: delta is an object, not a string; "
+        f"{kind} number 5: delta is an object, not a string; "
         "members: type, item_id, sequence_number, delta"
     )
-    assert events == [AnomalyNoted("malformed", detail)]
+    assert decode_events(bad) == [AnomalyNoted("malformed", detail)]
     assert detail in caplog.text
     assert "hunter2" not in caplog.text
 
@@ -232,9 +200,7 @@ def test_requirement_3_3_fallback_is_logged_with_its_reason(
     assert "uses its local id because its call_id is empty" in caplog.text
 
 
-def test_requirement_3_4_summary_of_all_calls_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_requirement_3_4_summary_of_all_calls_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A summary with the call ids in output order and the counts is logged once per response."""
     caplog.set_level(logging.INFO, "kedge.events.tool_calls")
     decoder = ResponsesDecoder()
@@ -255,60 +221,36 @@ def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.messages) == 1
 
 
-# Servers with irregular events.
-
-
-ONE = item_added("fc_1", "call_1")
-TWO_LISTED = [
-    call_item("fc_roll", "call_1", args="[1]"),
-    call_item("fc_roll", "call_2", args="[2]"),
-]
+TWO_LISTED = [call_item("fc_roll", f"call_{n}", args=f"[{n}]") for n in (1, 2)]
 TWO_WITH_ONE_ITEM_ID = [
-    item_added("fc_roll", "call_1", 0),
-    item_added("fc_roll", "call_2", 1),
-    arguments_delta("fc_roll", "[1", 0),
-    arguments_delta("fc_roll", "[2", 1),
-    arguments_delta("fc_roll", "]", 0),
-    arguments_done("fc_roll", "[2]", 1),
-    item_done("fc_roll", "call_1", 0, args="[1]"),
-    item_done("fc_roll", "call_2", 1, args="[2]"),
+    *(item_added("fc_roll", "call_1", 0), item_added("fc_roll", "call_2", 1)),
+    *(arguments_delta("fc_roll", "[1", 0), arguments_delta("fc_roll", "[2", 1)),
+    *(arguments_delta("fc_roll", "]", 0), arguments_done("fc_roll", "[2]", 1)),
+    *(item_done("fc_roll", "call_1", 0, "[1]"), item_done("fc_roll", "call_2", 1, "[2]")),
 ]
 STREAMS: dict[str, tuple[list[Message], dict[str, str]]] = {
     "early deltas are stored by item id": (
         [
-            arguments_delta("fc_2", "[2]", 1),
-            arguments_delta("fc_1", "[1]", 0),
+            *(arguments_delta("fc_2", "[2]", 1), arguments_delta("fc_1", "[1]", 0)),
             arguments_done("fc_1", "[1]", 0),
-            item_added("fc_1", "call_1", 0),
-            item_added("fc_2", "call_2", 1),
-            response_completed(),
+            *(item_added("fc_1", "call_1", 0), item_added("fc_2", "call_2", 1)),
         ],
         {"call_1": "[1]", "call_2": "[2]"},
     ),
     "empty final arguments do not erase those of the deltas": (
-        [
-            ONE,
-            arguments_delta("fc_1", "{}"),
-            item_done("fc_1", "call_1", args=""),
-            response_completed(),
-        ],
+        [ONE, arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1", 0, "")],
         {"call_1": "{}"},
     ),
     "a finished call without any arguments is complete": (
-        [ONE, item_done("fc_1", "call_1", args=""), response_completed()],
+        [ONE, item_done("fc_1", "call_1", 0, "")],
         {"call_1": ""},
     ),
     "a changed item id is matched by the index": (
         [
-            item_added("fc_1", "call_1", 0),
-            item_added("fc_2", "call_2", 1),
-            arguments_delta("fc_x", "[1]", 0),
-            arguments_delta("fc_y", "[2]", 1),
-            item_done("fc_z", "call_2", 1, args="[2]"),
-            item_done("fc_w", "call_1", 0, args="[1]"),
-            response_completed(
-                call_item("fc_p", "call_1", args="[1]"), call_item("fc_q", "call_2", args="[2]")
-            ),
+            *(item_added("fc_1", "call_1", 0), item_added("fc_2", "call_2", 1)),
+            *(arguments_delta("fc_x", "[1]", 0), arguments_delta("fc_y", "[2]", 1)),
+            *(item_done("fc_z", "call_2", 1, "[2]"), item_done("fc_w", "call_1", 0, "[1]")),
+            response_completed(*({**item, "id": f"fc_{at}"} for at, item in enumerate(TWO_LISTED))),
         ],
         {"call_1": "[1]", "call_2": "[2]"},
     ),
@@ -317,18 +259,31 @@ STREAMS: dict[str, tuple[list[Message], dict[str, str]]] = {
         {"call_1": "[1]", "call_2": "[2]"},
     ),
     "calls with one item id that are not listed": (
-        [*TWO_WITH_ONE_ITEM_ID, response_completed()],
+        TWO_WITH_ONE_ITEM_ID,
         {"call_1": "[1]", "call_2": "[2]"},
     ),
     "calls are in output order, in whichever order they start and finish": (
         [
-            item_added("fc_2", "call_2", 1),
-            item_added("fc_1", "call_1", 0),
-            item_done("fc_2", "call_2", 1),
-            item_done("fc_1", "call_1", 0),
-            response_completed(),
+            *(item_added("fc_2", "call_2", 1), item_added("fc_1", "call_1", 0)),
+            *(item_done("fc_2", "call_2", 1), item_done("fc_1", "call_1", 0)),
         ],
         {"call_1": "{}", "call_2": "{}"},
+    ),
+    "a second call with the same call id uses its item id, so that results can be matched": (
+        [
+            *(item_added("fc_1", "roll", 0), item_done("fc_1", "roll", 0, "[1]")),
+            *(item_added("fc_2", "roll", 1), arguments_delta("fc_2", "[2]", 1)),
+            item_done("fc_2", "roll", 1, "[2]"),
+            response_completed(*(call_item(f"fc_{n}", "roll", args=f"[{n}]") for n in (1, 2))),
+        ],
+        {"roll": "[1]", "fc_2": "[2]"},
+    ),
+    "a finished item with other ids at the same index does not start another call": (
+        [
+            *(ONE, arguments_delta("fc_1", "{}"), item_done("fc_2", "call_2")),
+            response_completed(call_item("fc_3", "call_3")),
+        ],
+        {"call_2": "{}"},
     ),
 }
 
@@ -337,27 +292,27 @@ STREAMS: dict[str, tuple[list[Message], dict[str, str]]] = {
 def test_calls_of_a_stream_have_their_arguments(name: str) -> None:
     """Events are assigned to calls by call id, item id and output index, in this order."""
     stream, expected = STREAMS[name]
-    found = [(call.call_id, call.arguments) for call in decode_calls(*stream)]
-    assert found == list(expected.items())
+    if stream[-1]["type"] != "response.completed":
+        stream = [*stream, response_completed()]
+    assert decode_calls(*stream) == list(expected.items())
 
 
-@pytest.mark.parametrize("late", ["done", "listed"])
+@for_each("late", ["done", "listed"])
 def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
     """A call id that first appears in the finished item or response replaces the fallback id."""
     real = "call_real"
-    stream = [item_added("fc_1", "", 0), arguments_delta("fc_1", "{}")]
-    if late == "done":
-        stream += [item_done("fc_1", real), response_completed()]
-    else:
-        stream += [
-            arguments_done("fc_1", "{}"),
-            item_done("fc_1", ""),
+    endings = {
+        "done": [item_done("fc_1", real), response_completed()],
+        "listed": [
+            *(arguments_done("fc_1", "{}"), item_done("fc_1", "")),
             response_completed(call_item("fc_1", real)),
-        ]
+        ],
+    }
+    stream = [item_added("fc_1", "", 0), arguments_delta("fc_1", "{}"), *endings[late]]
     events = decode_events(*stream)
     assert events[0] == ToolCallStarted("fc_1", "roll", "fc_1", 0, fallback="empty")
     assert ToolCallRenamed(real, "fc_1") in events
-    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [(real, "{}")]
+    assert decode_calls(*stream) == [(real, "{}")]
 
 
 def test_corrected_call_id_is_counted() -> None:
@@ -374,25 +329,20 @@ def test_deltas_after_a_correction_have_the_new_call_id() -> None:
     stream = [
         item_added("fc_1", ""),
         arguments_delta("fc_1", "{"),
-        item_added("fc_1", "call_1"),
+        ONE,
         arguments_delta("fc_1", "}"),
     ]
     assert decode_events(*stream)[2:] == [
         ToolCallRenamed("call_1", "fc_1"),
         ToolArgumentsDelta("call_1", "}"),
     ]
-    (call,) = decode_calls(*stream, response_completed())
-    assert (call.call_id, call.arguments) == ("call_1", "{}")
+    assert decode_calls(*stream, response_completed()) == [("call_1", "{}")]
 
 
 def test_early_deltas_wait_for_their_call() -> None:
     """Deltas that arrive before their call are emitted after its start."""
-    stream = [
-        arguments_delta("fc_1", '{"a"', 1),
-        arguments_delta("fc_1", ":1}", 1),
-        item_added("fc_1", "call_1", 1),
-    ]
-    assert decode_events(*stream) == [
+    early = [arguments_delta("fc_1", '{"a"', 1), arguments_delta("fc_1", ":1}", 1)]
+    assert decode_events(*early, item_added("fc_1", "call_1", 1)) == [
         ToolCallStarted("call_1", "roll", "fc_1", 1),
         ToolArgumentsDelta("call_1", '{"a":1}'),
     ]
@@ -401,113 +351,79 @@ def test_early_deltas_wait_for_their_call() -> None:
 def test_call_without_an_added_event() -> None:
     """A call with only a ``done`` event is started and completed."""
     events = decode_events(arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"))
-    assert [type(event).__name__ for event in events] == [
-        "ToolCallStarted",
-        "ToolArgumentsDelta",
-        "ToolCallCompleted",
-        "ItemCompleted",
-    ]
+    names = [type(event).__name__ for event in events]
+    assert names == ["ToolCallStarted", "ToolArgumentsDelta", "ToolCallCompleted", "ItemCompleted"]
 
 
-@pytest.mark.parametrize("arguments", ["arguments.done", "item.done"])
+@for_each(
+    "final",
+    [
+        arguments_done("fc_1", '{"secret":"hunter2"}'),
+        item_done("fc_1", "call_1", 0, '{"secret":"hunter2"}'),
+    ],
+)
 def test_final_arguments_override_the_deltas(
-    arguments: str, caplog: pytest.LogCaptureFixture
+    final: Message, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The final arguments are used if they differ from the deltas, and are not logged."""
-    stream = [item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"secret":"hunter')]
-    if arguments == "arguments.done":
-        stream += [arguments_done("fc_1", '{"secret":"hunter2"}')]
-    else:
-        stream += [item_done("fc_1", "call_1", args='{"secret":"hunter2"}')]
-    (call,) = decode_calls(*stream, response_completed())
-    assert call.arguments == '{"secret":"hunter2"}'
+    caplog.clear()
+    stream = [ONE, arguments_delta("fc_1", '{"secret":"hunter'), final, response_completed()]
+    assert decode_calls(*stream) == [("call_1", '{"secret":"hunter2"}')]
     assert "'call_1': the complete arguments (20 characters) differ" in caplog.text
     assert "hunter" not in caplog.text
 
 
-def test_changed_call_id_is_matched_by_index() -> None:
-    """A finished item with other ids at the same output index renames the call."""
-    stream = [
-        item_added("fc_1", "call_1"),
-        arguments_delta("fc_1", "{}"),
-        item_done("fc_2", "call_2"),
-    ]
-    events = decode_events(*stream)
-    assert ToolCallRenamed("call_2", "call_1") in events
-    assert [
-        c.call_id for c in decode_calls(*stream, response_completed(call_item("fc_3", "call_3")))
-    ] == ["call_2"]
-
-
-def test_duplicate_call_id_falls_back_to_the_item_id(caplog: pytest.LogCaptureFixture) -> None:
-    """The second call with the same call id uses its item id, so that results can be matched."""
-    stream = [
-        item_added("fc_1", "roll", 0),
-        item_done("fc_1", "roll", 0, args="[1]"),
-        item_added("fc_2", "roll", 1),
-        arguments_delta("fc_2", "[2]", 1),
-        item_done("fc_2", "roll", 1, args="[2]"),
-        response_completed(
-            call_item("fc_1", "roll", args="[1]"), call_item("fc_2", "roll", args="[2]")
-        ),
-    ]
-    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
-        ("roll", "[1]"),
-        ("fc_2", "[2]"),
-    ]
+def test_changed_and_duplicate_call_ids_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """A finished item with other ids at the same output index renames the call; a duplicate id is logged."""
+    renamed = decode_events(ONE, arguments_delta("fc_1", "{}"), item_done("fc_2", "call_2"))
+    assert ToolCallRenamed("call_2", "call_1") in renamed
+    decode_events(ONE, item_added("fc_2", "call_1", 1))
     assert "its call_id is duplicate" in caplog.text
 
 
 def test_further_deltas_of_a_complete_call_are_ignored() -> None:
     """Deltas of a completed call are ignored, even with an unknown item id."""
-    stream = [item_added("fc_1", "call_1"), item_done("fc_1", "call_1", args="[1]")]
+    stream = [ONE, item_done("fc_1", "call_1", 0, "[1]")]
     late = [
         arguments_delta("fc_x", "[1"),
         arguments_done("fc_y", "[1]"),
         arguments_delta("fc_1", "]"),
     ]
     assert decode_events(*stream, *late) == decode_events(*stream)
-    assert [call.arguments for call in decode_calls(*stream, *late, response_completed())] == [
-        "[1]"
-    ]
+    assert decode_calls(*stream, *late, response_completed()) == [("call_1", "[1]")]
 
 
 def test_calls_without_ids_are_distinguished_by_index() -> None:
     """Calls without a call id and an item id are distinguished by output index."""
-    stream = [
-        item_added("", ABSENT, 0),
-        item_added("", ABSENT, 1),
-        arguments_delta("", "[2]", 1),
-        arguments_delta("", "[1]", 0),
-        item_done("", ABSENT, 0, args="[1]"),
-        item_done("", ABSENT, 1, args="[2]"),
+    calls = decode_calls(
+        *(item_added("", ABSENT, 0), item_added("", ABSENT, 1)),
+        *(arguments_delta("", "[2]", 1), arguments_delta("", "[1]", 0)),
+        *(item_done("", ABSENT, 0, "[1]"), item_done("", ABSENT, 1, "[2]")),
         response_completed(call_item("", ABSENT, args="[1]"), call_item("", ABSENT, args="[2]")),
-    ]
-    calls = decode_calls(*stream)
-    assert [call.arguments for call in calls] == ["[1]", "[2]"]
-    assert len({call.call_id for call in calls}) == 2
+    )
+    assert [arguments for _, arguments in calls] == ["[1]", "[2]"]
+    assert len({call_id for call_id, _ in calls}) == 2
 
 
-@pytest.mark.parametrize(
+NAMELESS = item_added("fc_1", "call_1", name="")
+
+
+@for_each(
     "stream",
     [
         [arguments_delta("fc_1", "{}"), response_completed()],
         [arguments_done("fc_1", "{}"), response_completed()],
-        [item_added("fc_1", "call_1"), response_completed()],
-        [
-            item_added("fc_1", "call_1", name=""),
-            arguments_delta("fc_1", "{}"),
-            response_completed(),
-        ],
+        [ONE, response_completed()],
+        [NAMELESS, arguments_delta("fc_1", "{}"), response_completed()],
         [item_done("fc_1", "call_1", name=""), response_completed()],
         [response_completed(call_item("fc_1", "call_1", name=""))],
     ],
-    ids=["orphan delta", "orphan done", "no words", "no name", "nameless done", "nameless listed"],
 )
 def test_an_incomplete_call_fails_the_response(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call without a name or arguments cannot be answered, so the response is a failure."""
+    caplog.clear()
     decoder = ResponsesDecoder()
     result = assemble(decode(encode_sse(stream), decoder=decoder))
     assert (result.status, result.code) == ("failed", "damaged_stream")
@@ -519,25 +435,15 @@ def test_call_with_status_incomplete_is_not_completed() -> None:
     """A call cut by the token limit is started but not completed, and its block is partial."""
     half = item_done("fc_1", "call_1", args='{"a":')
     half["item"]["status"] = "incomplete"
-    end: Message = {
-        "type": "response.incomplete",
-        "response": {
-            "id": "resp_1",
-            "status": "incomplete",
-            "incomplete_details": {"reason": "max_output_tokens"},
-            "output": [half["item"]],
-        },
-    }
-    events = decode_events(
-        item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"a":'), half, end
-    )
+    details = {"reason": "max_output_tokens"}
+    end = response_event("incomplete", incomplete_details=details, output=[half["item"]])
+    events = decode_events(ONE, arguments_delta("fc_1", '{"a":'), half, end)
     assert not [event for event in events if isinstance(event, ToolCallCompleted)]
     result = assemble(events)
     assert (result.status, result.reason) == ("incomplete", "max_output_tokens")
     assert result.whole_blocks == ()
     assert [b.metadata.get("kedge.partial") for b in result.blocks] == [True]
-    contradictory = replay([item_added("fc_1", "call_1"), half, response_completed()])
-    assert contradictory.status == "failed"
+    assert replay([ONE, half, response_completed()]).status == "failed"
 
 
 def test_custom_call_is_correlated() -> None:
@@ -551,42 +457,26 @@ def test_custom_call_is_correlated() -> None:
 @given(st.permutations(range(9)))
 def test_any_order_of_events_gives_the_same_calls(order: list[int]) -> None:
     """The events before the final one can arrive in any order."""
-    events = [
-        item_added("fc_1", "call_1", 0),
-        arguments_delta("fc_1", "[1]", 0),
-        arguments_done("fc_1", "[1]", 0),
-        item_done("fc_1", "call_1", 0, args="[1]"),
-        item_added("fc_2", "call_2", 1),
-        arguments_delta("fc_2", "[2]", 1),
-        arguments_done("fc_2", "[2]", 1),
-        item_done("fc_2", "call_2", 1, args="[2]"),
-        {"type": "response.created", "response": {"id": "resp_1"}},
-    ]
+    events = [response_event("created")]
+    for item, call, at, arguments in (("fc_1", "call_1", 0, "[1]"), ("fc_2", "call_2", 1, "[2]")):
+        events += [item_added(item, call, at), arguments_delta(item, arguments, at)]
+        events += [arguments_done(item, arguments, at), item_done(item, call, at, arguments)]
     calls = decode_calls(*(events[at] for at in order), response_completed())
-    assert [(call.call_id, call.arguments) for call in calls] == [
-        ("call_1", "[1]"),
-        ("call_2", "[2]"),
-    ]
+    assert calls == [("call_1", "[1]"), ("call_2", "[2]")]
 
 
-@given(
-    st.lists(
-        st.builds(
-            lambda make, item, call, at: make(item, call, at),
-            st.sampled_from([item_added, item_done]),
-            st.sampled_from(["fc_1", "fc_2", ""]),
-            st.sampled_from(["call_1", "call_2", "", None, 3, ["x"]]),
-            st.integers(-1, 2),
-        )
-        | st.builds(
-            arguments_delta,
-            st.sampled_from(["fc_1", "fc_2", "fc_3", ""]),
-            st.just("x"),
-            st.integers(-1, 2),
-        ),
-        max_size=10,
-    )
+ITEM_EVENTS = st.builds(
+    lambda make, item, call, at: make(item, call, at),
+    st.sampled_from([item_added, item_done]),
+    st.sampled_from(["fc_1", "fc_2", ""]),
+    st.sampled_from(["call_1", "call_2", "", None, 3, ["x"]]),
+    st.integers(-1, 2),
 )
+ITEM_IDS = st.sampled_from(["fc_1", "fc_2", "fc_3", ""])
+DELTAS = st.builds(arguments_delta, ITEM_IDS, st.just("x"), st.integers(-1, 2))
+
+
+@given(st.lists(ITEM_EVENTS | DELTAS, max_size=10))
 def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
     """Any stream leaves a consistent state, and every event of a call has a known id."""
     decoder = ResponsesDecoder()
@@ -611,27 +501,22 @@ def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "stream",
     [
-        [
-            item_added("fc_1", "call_1", name=""),
-            arguments_delta("fc_1", '{"a":1}'),
-            response_completed(),
-        ],
-        [item_done("fc_1", "call_1", name="", args='{"a":1}'), response_completed()],
-        [response_completed(call_item("fc_1", "call_1", name="", args='{"a":1}'))],
+        [NAMELESS, arguments_delta("fc_1", '{"a":1}'), response_completed()],
+        [item_done("fc_1", "call_1", 0, '{"a":1}', ""), response_completed()],
+        [response_completed(call_item("fc_1", "call_1", "", '{"a":1}'))],
     ],
-    ids=["deltas", "done", "listed"],
 )
 def test_call_without_a_name_is_completed_by_inference(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call without a name is completed with an inferred one, and the response is not an anchor."""
+    caplog.clear()
     decoder = ResponsesDecoder()
-    decoder.calls.infer_name = lambda arguments, custom: (
-        "add" if (arguments, custom) == ('{"a":1}', False) else ""
-    )
+    names = {('{"a":1}', False): "add"}
+    decoder.calls.infer_name = lambda arguments, custom: names.get((arguments, custom), "")
     result = assemble(decode(encode_sse(stream), decoder=decoder))
     assert result.status == "completed"
     assert [getattr(block, "name", "") for block in result.blocks] == ["add"]
@@ -640,15 +525,9 @@ def test_call_without_a_name_is_completed_by_inference(
     assert "'call_1' has no name" in caplog.text
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@for_each("missing", [0, 1])
 def test_a_call_with_an_unknown_index_is_matched_by_its_id(missing: int) -> None:
     """A call whose output index one of two events lacks is one call, at the index of the other."""
-    stated: list[Message] = [
-        item_added(ABSENT, "call_1"),  # type: ignore[arg-type]
-        item_done(ABSENT, "call_1", args='{"n":1}'),  # type: ignore[arg-type]
-    ]
+    stated = [item_added(ABSENT, "call_1"), item_done(ABSENT, "call_1", args='{"n":1}')]
     del stated[missing]["output_index"]
-    outcome = replay([*stated, response_completed()])
-    (call,) = outcome.blocks
-    assert isinstance(call, ToolCallBlock)
-    assert (call.call_id, call.arguments) == ("call_1", '{"n":1}')
+    assert decode_calls(*stated, response_completed()) == [("call_1", '{"n":1}')]

@@ -7,13 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import (
-    AsyncOpenAI,
-    AzureOpenAI,
-    BadRequestError,
-    NotFoundError,
-    OpenAI,
-)
+from openai import AsyncOpenAI, AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay, typed

@@ -6,13 +6,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from clients.edit_scripts import (
-    Step,
-    describe_item,
-    make_script,
-    run_script,
-    sum_best_bytes,
-)
+from clients.edit_scripts import Step, describe_item, make_script, run_script, sum_best_bytes
 from kedge.incremental import chain
 from kedge.testing import serve
 from proxy.running import serve_proxy

@@ -211,10 +211,7 @@ async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
 
 def test_a_store_and_an_index_exclude_each_other() -> None:
     """Passing both a store and an index raises a ``TypeError``."""
-    with (
-        OpenAI(api_key="k") as client,
-        pytest.raises(TypeError, match="a store or an index"),
-    ):
+    with OpenAI(api_key="k") as client, pytest.raises(TypeError, match="a store or an index"):
         chain(client, store=":memory:", index=MemoryIndex())
 
 

@@ -15,20 +15,20 @@ import pytest
 from anyio import CancelScope
 
 from for_each import for_each
-from kedge.incremental import (
-    AnchorIndex,
-    IndexedResponse,
-    MemoryIndex,
-    chain,
-    chain_report,
-    observer,
-)
+from kedge.incremental import AnchorIndex, IndexedResponse, MemoryIndex, chain, chain_report
 from kedge.incremental.client import PROBE_SECONDS
+from kedge.incremental.observer import ResponseObserver
 
 URL = "https://api.openai.com/v1"
+OTHER = "https://other.example/v1"
+SSE = {"content-type": "text/event-stream"}
 ANSWER = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}
 TEXT = {"type": "output_text", "text": "Hello", "annotations": []}
 OUTPUT = [{"id": "m", "type": "message", "role": "assistant", "content": [TEXT]}]
+HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
+GONE = {"error": {"message": "gone", "code": "previous_response_not_found", "param": None}}
+
+Respond = Callable[[httpx2.Request], Any]
 
 
 class BrokenIndex(MemoryIndex):
@@ -51,19 +51,48 @@ class ForgetfulIndex(MemoryIndex):
         raise RuntimeError("broken")
 
 
+def read_body(request: httpx2.Request) -> dict[str, Any]:
+    """Return the body of a request; one that cannot be read is empty."""
+    try:
+        body = json.loads(request.content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def read_anchor(request: httpx2.Request) -> str | None:
+    """Return the response that a request continues."""
+    return read_body(request).get("previous_response_id")
+
+
 def answer(request: httpx2.Request) -> httpx2.Response:
     """Return a response that rejects every `previous_response_id`."""
-    try:
-        body: Any = json.loads(request.content)
-    except ValueError:
-        body = {}
-    if isinstance(body, Mapping) and "previous_response_id" in body:
-        error = {"message": "gone", "code": "previous_response_not_found", "param": None}
-        return httpx2.Response(400, json={"error": error})
+    if read_anchor(request):
+        return httpx2.Response(400, json=GONE)
     return httpx2.Response(200, json={**ANSWER, "output": OUTPUT})
 
 
-Respond = Callable[[httpx2.Request], Any]
+def complete(request: httpx2.Request, response_id: str = "") -> dict[str, Any]:
+    """Return a response with this id, or a new one, that continues the anchor of a request."""
+    names = {
+        "id": response_id or f"resp_{uuid4().hex}",
+        "previous_response_id": read_anchor(request),
+    }
+    return {**ANSWER, **names, "output": OUTPUT}
+
+
+def answer_anchor(request: httpx2.Request) -> httpx2.Response:
+    """Return a response that continues every anchor."""
+    return httpx2.Response(200, json=complete(request))
+
+
+def answer_chained(status: int, **options: Any) -> Respond:
+    """Return a handler that answers chained requests with this response."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, **options) if read_anchor(request) else answer(request)
+
+    return respond
 
 
 def make_client(
@@ -82,15 +111,62 @@ def make_async_client(
     return chain(httpx2.AsyncClient(**settings), index=index)
 
 
+def post(http: Any, count: int = 3, *, headers: Any = None, **members: Any) -> Any:
+    """Send the start of the history, with these members of the body."""
+    body = {"input": HISTORY[:count], **members}
+    return http.post("/responses", json=body, headers=headers)
+
+
+def open_stream(http: Any, count: int = 3, **members: Any) -> Any:
+    """Return the context of a response that is read in chunks."""
+    return http.stream("POST", "/responses", json={"input": HISTORY[:count], **members})
+
+
+def dump_events(*events: dict[str, Any]) -> bytes:
+    """Return a stream of these events."""
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+
+
+def make_events(response: dict[str, Any]) -> bytes:
+    """Return a complete stream of a response."""
+    return dump_events(
+        {"type": "response.created", "response": {**response, "output": []}},
+        {"type": "response.output_item.done", "output_index": 0, "item": OUTPUT[0]},
+        {"type": "response.completed", "response": response},
+    )
+
+
+class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """The body of a response that arrives in chunks, and may break after them."""
+
+    def __init__(self, *chunks: bytes, is_cut: bool = False) -> None:
+        self.chunks, self.is_cut = chunks, is_cut
+        self.count, self.is_closed = 0, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.chunks:
+            self.count += 1
+            yield chunk
+        if self.is_cut:
+            raise httpx2.ReadError("cut")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self:
+            yield chunk
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
 @pytest.mark.parametrize("index", [BrokenIndex(), ForgetfulIndex()])
 def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
     """The request is sent as written, and its answer is returned."""
-    history: list[Any] = [{"role": "user", "content": "One"}]
     with make_client(index=index) as http:
-        for _ in range(2):
-            response = http.post("/responses", json={"model": "m", "input": history})
-            assert response.json()["output"] == OUTPUT
-            history += [*OUTPUT, {"role": "user", "content": "Two"}]
+        for count in (1, 3):
+            assert post(http, count, model="m").json()["output"] == OUTPUT
 
 
 @for_each(
@@ -109,8 +185,7 @@ def test_requests_that_cannot_be_parsed_are_passed_through(
 ) -> None:
     """Each request is counted under its reason."""
     with make_client() as http:
-        response = http.post("/responses", content=content, headers=headers)
-        assert response.status_code == 200
+        assert http.post("/responses", content=content, headers=headers).status_code == 200
         assert chain_report(http).passed_through == {reason: 1}
 
 
@@ -122,7 +197,7 @@ def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
         assert chain_report(http).requests == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("accepted", "sent"),
     [
         ("gzip, deflate", "gzip, deflate"),
@@ -142,20 +217,20 @@ def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> N
 
     with make_client(record) as http:
         headers = {"accept-encoding": accepted}
-        response = http.post("/responses", json={"input": "a"}, headers=headers)
-        assert response.request.headers["accept-encoding"] == accepted
+        assert post(http, headers=headers).request.headers["accept-encoding"] == accepted
         http.get("/models", headers=headers)
     assert encodings == [sent, accepted]
 
 
 def test_a_redirected_request_is_planned_for_its_last_address() -> None:
     """A redirect is no answer: each request is reported once, and chained at the address that answers."""
+    new, old = "/v1/responses", "/v1/old/responses"
     sent: list[tuple[str, int]] = []
 
     def redirect(request: httpx2.Request) -> httpx2.Response:
-        sent.append((request.url.path, len(json.loads(request.content)["input"])))
-        if request.url.path == "/v1/old/responses":
-            return httpx2.Response(307, headers={"location": "/v1/responses"})
+        sent.append((request.url.path, len(read_body(request)["input"])))
+        if request.url.path == old:
+            return httpx2.Response(307, headers={"location": new})
         return answer_anchor(request)
 
     with make_client(redirect, follow_redirects=True) as http:
@@ -164,66 +239,24 @@ def test_a_redirected_request_is_planned_for_its_last_address() -> None:
             assert response.url == f"{URL}/responses"
             assert json.loads(response.request.read()) == {"input": HISTORY[:count]}
         report = chain_report(http)
-    new, old = "/v1/responses", "/v1/old/responses"
     assert sent == [(old, 1), (new, 1), (old, 3), (new, 1)]
     assert (report.requests, report.chained) == (2, 1)
 
 
-class CutStream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """The body of a response whose connection breaks immediately."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        raise httpx2.ReadError("cut")
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        raise httpx2.ReadError("cut")
-        yield b""
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    async def aclose(self) -> None:
-        self.is_closed = True
-
-
-def cut_when_chained(stream: CutStream) -> httpx2.MockTransport:
-    """Return a transport that breaks the responses to chained requests."""
-
-    def respond(request: httpx2.Request) -> httpx2.Response:
-        if b"previous_response_id" in request.content:
-            return httpx2.Response(200, stream=stream)
-        return answer(request)
-
-    return httpx2.MockTransport(respond)
-
-
-HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
-
-
-def test_a_broken_response_is_closed() -> None:
+async def test_a_broken_response_is_closed() -> None:
     """The error has the program's own request, as without Kedge, and the response is closed."""
-    stream = CutStream()
-    with make_client(transport=cut_when_chained(stream)) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
+    stream, other_stream = Chunks(is_cut=True), Chunks(is_cut=True)
+    with make_client(answer_chained(200, stream=stream)) as http:
+        post(http, 1)
         with pytest.raises(httpx2.ReadError) as exc_info:
-            http.post("/responses", json={"input": HISTORY})
-    assert json.loads(exc_info.value.request.content) == {"input": HISTORY}
-    assert stream.is_closed
-
-
-async def test_a_broken_response_of_an_asynchronous_client_is_closed() -> None:
-    """The error has the program's own request, also with an asynchronous client."""
-    stream = CutStream()
-    transport = cut_when_chained(stream)
-    async with make_async_client(transport=transport) as http:
-        await http.post("/responses", json={"input": HISTORY[:1]})
-        with pytest.raises(httpx2.ReadError) as exc_info:
-            await http.post("/responses", json={"input": HISTORY})
-    assert json.loads(exc_info.value.request.content) == {"input": HISTORY}
-    assert stream.is_closed
+            post(http)
+    async with make_async_client(answer_chained(200, stream=other_stream)) as client:
+        await post(client, 1)
+        with pytest.raises(httpx2.ReadError) as other_info:
+            await post(client)
+    for error in (exc_info.value, other_info.value):
+        assert json.loads(error.request.content) == {"input": HISTORY}
+    assert (stream.is_closed, other_stream.is_closed) == (True, True)
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -231,63 +264,33 @@ def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool)
     """A resumed stream contains only the second item, and its last event may list the complete output."""
     second = {**OUTPUT[0], "id": "m2"}
     output = [*OUTPUT, second] if listed else []
-    events: list[Any] = [
+    resumed = dump_events(
         {"type": "response.output_item.done", "output_index": 1, "item": second},
         {"type": "response.completed", "response": {**ANSWER, "output": output}},
-    ]
+    )
     anchors: list[Any] = []
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
-            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-            return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
-        body = json.loads(request.content)
-        anchors.append(body.get("previous_response_id"))
-        status = "queued" if body.get("background") else "completed"
-        echo = {"previous_response_id": anchors[-1]}
-        return httpx2.Response(200, json={**ANSWER, **echo, "status": status, "output": []})
+            return httpx2.Response(200, content=resumed, headers=SSE)
+        anchors.append(read_anchor(request))
+        status = "queued" if read_body(request).get("background") else "completed"
+        body = {**complete(request, "resp_1"), "status": status, "output": []}
+        return httpx2.Response(200, json=body)
 
     with make_client(respond) as http:
-        http.post("/responses", json={"input": HISTORY[:1], "background": True})
+        post(http, 1, background=True)
         http.get("/responses/resp_1", params={"stream": "true", "starting_after": "8"})
         for replayed in ([second], [*OUTPUT, second]):
-            items = [HISTORY[0], *replayed, HISTORY[-1]]
-            http.post("/responses", json={"input": items})
+            post(http, input=[HISTORY[0], *replayed, HISTORY[-1]])
     assert anchors == [None, None, "resp_1" if listed else None]
-
-
-def respond_to_chained(status: int, **options: Any) -> httpx2.MockTransport:
-    """Return a transport that answers chained requests with this response."""
-
-    def respond(request: httpx2.Request) -> httpx2.Response:
-        if b"previous_response_id" in request.content:
-            return httpx2.Response(status, **options)
-        return answer(request)
-
-    return httpx2.MockTransport(respond)
 
 
 def test_an_index_that_cannot_record_a_server_error_does_not_hide_it() -> None:
     """The program gets the response of the server, not the error of the index."""
-    with make_client(
-        transport=respond_to_chained(500, text="overloaded"), index=ForgetfulIndex()
-    ) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        assert http.post("/responses", json={"input": HISTORY}).text == "overloaded"
-
-
-class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """The body of a response that arrives in chunks."""
-
-    def __init__(self, *chunks: bytes) -> None:
-        self.chunks = chunks
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self.chunks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self.chunks:
-            yield chunk
+    with make_client(answer_chained(500, text="overloaded"), ForgetfulIndex()) as http:
+        post(http, 1)
+        assert post(http).text == "overloaded"
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -297,57 +300,66 @@ def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) 
     packed = gzip.compress(b'{"error": {"message": "wrong"}}')
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        if request.headers["x-fails"] == "no":
+        if "fails" not in read_body(request):
             return answer(request)
-        return httpx2.Response(
-            400, stream=Chunks(packed[:9], packed[9:]), headers={"content-encoding": coding}
-        )
+        stream = Chunks(packed[:9], packed[9:])
+        return httpx2.Response(400, stream=stream, headers={"content-encoding": coding})
 
     with make_client(respond) as http:
-        http.post("/responses", json={"input": HISTORY[:1]}, headers={"x-fails": "no"})
-        options: Any = {"json": {"input": HISTORY[:count]}, "headers": {"x-fails": "yes"}}
-        with http.stream("POST", "/responses", **options) as response:
+        post(http, 1)
+        with open_stream(http, count, fails=True) as response:
             assert not response.is_stream_consumed
             assert b"".join(response.iter_raw()) == packed
         if coding == "gzip":
-            assert http.post("/responses", **options).json() == {"error": {"message": "wrong"}}
+            assert post(http, count, fails=True).json() == {"error": {"message": "wrong"}}
         assert not chain_report(http).healed
 
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_hook_that_raises_for_the_status_does_not_prevent_healing(is_read: bool) -> None:
     """The rejection of an anchor does not reach the program, with or without its body."""
-    rejection = json.dumps({"error": {"message": "gone", "code": "previous_response_not_found"}})
 
     def check(response: httpx2.Response) -> None:
         if is_read:
             response.read()
         response.raise_for_status()
 
-    transport = respond_to_chained(400, stream=Chunks(rejection.encode()))
-    hooks: Any = {"response": [check]}
-    with make_client(transport=transport, event_hooks=hooks) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
+    respond = answer_chained(400, stream=Chunks(json.dumps(GONE).encode()))
+    with make_client(respond, event_hooks={"response": [check]}) as http:
+        post(http, 1)
+        assert post(http).json()["output"] == OUTPUT
         assert chain_report(http).healed == {"rejected": 1}
 
 
-@pytest.mark.parametrize("status", [302, 429, 500])
-async def test_an_error_of_a_hook_has_the_program_s_request(status: int) -> None:
-    """An error that is no rejection of the anchor is raised, and the request is reported."""
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("kind", [httpx2.HTTPStatusError, LookupError])
+async def test_an_error_of_a_hook_reaches_the_program_unless_it_is_healed(
+    kind: type[Exception], is_read: bool
+) -> None:
+    """A rejection of an anchor is healed; another error has the program's request, and is reported."""
 
     async def check(response: httpx2.Response) -> None:
+        if is_read:
+            await response.aread()
+        if kind is LookupError and not response.is_success:
+            raise LookupError(response.status_code)
         response.raise_for_status()
 
-    transport = respond_to_chained(status, stream=Chunks(b"{}"))
-    hooks: Any = {"response": [check]}
-    async with make_async_client(transport=transport, event_hooks=hooks) as http:
-        await http.post("/responses", json={"input": HISTORY[:1]})
-        with pytest.raises(httpx2.HTTPStatusError) as exc_info:
-            await http.post("/responses", json={"input": HISTORY})
-        for request in (exc_info.value.request, exc_info.value.response.request):
-            assert json.loads(request.content) == {"input": HISTORY}
-        assert chain_report(http).requests == 2
+    for status in (400, 302, 429, 500):
+        error = json.dumps(GONE if status == 400 else {}).encode()
+        respond = answer_chained(status, stream=Chunks(error))
+        async with make_async_client(respond, event_hooks={"response": [check]}) as http:
+            await post(http, 1)
+            if status == 400:
+                assert (await post(http)).json()["output"] == OUTPUT
+            else:
+                with pytest.raises(kind, match=str(status)) as exc_info:
+                    await post(http)
+                if isinstance(exc_info.value, httpx2.HTTPStatusError):
+                    for request in (exc_info.value.request, exc_info.value.response.request):
+                        assert json.loads(request.content) == {"input": HISTORY}
+            assert chain_report(http).healed == ({"rejected": 1} if status == 400 else {})
+            assert chain_report(http).requests == 2
 
 
 def test_changes_of_a_request_by_hooks_are_visible() -> None:
@@ -357,25 +369,13 @@ def test_changes_of_a_request_by_hooks_are_visible() -> None:
         request.headers["x-request-id"] = "7"
         request.extensions["started"] = 8.5
 
-    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
-    hooks: Any = {"request": [mark]}
-    with make_client(transport=transport, event_hooks=hooks) as http:
+    with make_client(answer_anchor, event_hooks={"request": [mark]}) as http:
         for count in (1, 3):
-            request = http.post("/responses", json={"input": HISTORY[:count]}).request
+            request = post(http, count).request
             assert request.headers["x-request-id"] == "7"
             assert request.extensions["started"] == 8.5
             assert request.headers["content-length"] == str(len(request.content))
         assert chain_report(http).chained == 1
-
-
-def make_events(response: dict[str, Any]) -> bytes:
-    """Return a complete stream of a response."""
-    events: list[Any] = [
-        {"type": "response.created", "response": {**response, "output": []}},
-        {"type": "response.output_item.done", "output_index": 0, "item": OUTPUT[0]},
-        {"type": "response.completed", "response": response},
-    ]
-    return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
 
 
 def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
@@ -383,15 +383,12 @@ def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
     index = MemoryIndex()
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        anchor = json.loads(request.content).get("previous_response_id")
-        echo = {"id": f"resp_{len(index)}", "previous_response_id": anchor, "output": OUTPUT}
-        stream = Chunks(make_events({**ANSWER, **echo}), b"data: [DONE]\n\n")
-        return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
+        stream = Chunks(make_events(complete(request)), b"data: [DONE]\n\n")
+        return httpx2.Response(200, stream=stream, headers=SSE)
 
     with make_client(respond, index=index) as http:
         for count, indexed in ((1, 1), (3, 2)):
-            body = {"input": HISTORY[:count], "stream": True}
-            with http.stream("POST", "/responses", json=body) as response:
+            with open_stream(http, count, stream=True) as response:
                 next(response.iter_raw())
                 assert len(index) == indexed
         assert chain_report(http).chained == 1
@@ -405,9 +402,9 @@ def make_unlisted_client(probes: list[httpx2.Request], **options: Any) -> httpx2
             probes.append(request)
             return httpx2.Response(404)
         content = make_events({**ANSWER, "output": OUTPUT})
-        return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
+        return httpx2.Response(200, content=content, headers=SSE)
 
-    return make_client(respond, base_url="https://other.example/v1", **options)
+    return make_client(respond, base_url=OTHER, **options)
 
 
 def test_a_probe_has_no_longer_timeout_than_the_program() -> None:
@@ -416,7 +413,7 @@ def test_a_probe_has_no_longer_timeout_than_the_program() -> None:
     for timeout in (httpx2.Timeout(60, read=2), httpx2.Timeout(None)):
         with make_unlisted_client(probes, timeout=timeout) as http:
             for count in (1, 3):
-                http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+                post(http, count, stream=True)
     longest = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
     timeouts = [request.extensions["timeout"] for request in probes]
     assert timeouts == [{**longest, "read": 2}, longest]
@@ -435,44 +432,10 @@ def test_event_hooks_do_not_see_probes() -> None:
     hooks: Any = {"response": [check]}
     with make_unlisted_client(probes, event_hooks=hooks, auth=("ada", "secret")) as http:
         for count in (1, 3):
-            http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+            post(http, count, stream=True)
         assert chain_report(http).passed_through == {"new": 1, "untrusted": 1}
     assert seen == ["POST", "POST"]
     assert probes[0].headers["authorization"].startswith("Basic ")
-
-
-@pytest.mark.parametrize("is_read", [False, True])
-async def test_a_hook_with_its_own_error_does_not_prevent_healing(is_read: bool) -> None:
-    """The rejection of an anchor does not reach the program as an error of its hook; other errors do."""
-    rejection = json.dumps({"error": {"message": "gone", "code": "previous_response_not_found"}})
-
-    async def check(response: httpx2.Response) -> None:
-        if is_read:
-            await response.aread()
-        if response.is_error:
-            raise LookupError(response.status_code)
-
-    hooks: Any = {"response": [check]}
-    for status in (400, 500):
-        transport = respond_to_chained(status, stream=Chunks(rejection.encode()))
-        async with make_async_client(transport=transport, event_hooks=hooks) as http:
-            await http.post("/responses", json={"input": HISTORY[:1]})
-            if status == 500:
-                with pytest.raises(LookupError, match="500"):
-                    await http.post("/responses", json={"input": HISTORY})
-                assert not chain_report(http).healed
-            else:
-                response = await http.post("/responses", json={"input": HISTORY})
-                assert response.json()["output"] == OUTPUT
-                assert chain_report(http).healed == {"rejected": 1}
-            assert chain_report(http).requests == 2
-
-
-def answer_anchor(request: httpx2.Request) -> httpx2.Response:
-    """Return a response that continues every anchor."""
-    anchor = json.loads(request.content).get("previous_response_id")
-    names = {"id": f"resp_{uuid4().hex}", "previous_response_id": anchor}
-    return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
 
 
 def test_credentials_of_a_hook_separate_accounts() -> None:
@@ -482,26 +445,18 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
 
     def authorize(request: httpx2.Request) -> None:
         if key := keys.pop(0):
-            request.headers["authorization"] = f"Bearer {key}"
+            request.headers["authorization"] = key
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        items = json.loads(request.content)["input"]
-        sent.append((request.headers["authorization"], len(items)))
+        sent.append((request.headers["authorization"], len(read_body(request)["input"])))
         return answer_anchor(request)
 
-    hooks: Any = {"request": [authorize]}
-    headers = {"authorization": "Bearer own"}
-    with make_client(respond, event_hooks=hooks, headers=headers) as http:
+    options: Any = {"event_hooks": {"request": [authorize]}, "headers": {"authorization": "own"}}
+    with make_client(respond, **options) as http:
         for count in (1, 1, 3, 3, 3):
-            http.post("/responses", json={"input": HISTORY[:count]})
+            post(http, count)
         report = chain_report(http)
-    assert sent == [
-        ("Bearer own", 1),
-        ("Bearer key-1", 1),
-        ("Bearer own", 1),
-        ("Bearer key-2", 3),
-        ("Bearer key-1", 1),
-    ]
+    assert sent == [("own", 1), ("key-1", 1), ("own", 1), ("key-2", 3), ("key-1", 1)]
     assert report.passed_through == {"new": 2, "no_anchor": 1}
     assert (report.chained, report.healed) == (2, {})
 
@@ -527,11 +482,9 @@ def test_a_body_that_a_hook_signs_is_sent_as_written(header: str) -> None:
         sent.append(is_valid)
         return answer_anchor(request) if is_valid else httpx2.Response(403, text="wrong signature")
 
-    hooks: Any = {"request": [sign]}
-    with make_client(respond, event_hooks=hooks) as http:
+    with make_client(respond, event_hooks={"request": [sign]}) as http:
         for count in (1, 3, 3):
-            response = http.post("/responses", json={"input": HISTORY[:count]})
-            assert response.json()["output"] == OUTPUT
+            assert post(http, count).json()["output"] == OUTPUT
         passed = chain_report(http).passed_through
     if header == "x-request-mac":
         assert (sent, passed) == ([True, False, True, True], {"new": 1, "unsupported": 1})
@@ -545,18 +498,13 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         sent.append(request.content)
-        body = json.loads(request.content)
-        names = {
-            "id": f"r{len(set(sent))}",
-            "previous_response_id": body.get("previous_response_id"),
-        }
-        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+        return httpx2.Response(200, json=complete(request, f"r{len(set(sent))}"))
 
     with make_client(respond) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
+        post(http, 1)
         for key in ("1", "1", ""):
-            request = {"json": {"input": HISTORY}, "headers": {"idempotency-key": key}}
-            assert http.post("/responses", **request).json()["output"] == OUTPUT
+            response = post(http, headers={"idempotency-key": key})
+            assert response.json()["output"] == OUTPUT
         assert chain_report(http).passed_through == {"new": 1, "idempotency_key": 2}
     assert sent[1] == sent[2] != sent[3]
 
@@ -564,35 +512,34 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
 @pytest.mark.parametrize("header", ["Idempotency-Key", "X-Idempotency-Key"])
 def test_a_key_of_a_hook_is_sent_with_one_body(header: str) -> None:
     """A request is sent as written if a hook adds a key to it, because the key belongs to that body."""
-    sent: dict[str, bytes] = {}
+    sent: dict[str, int] = {}
 
     def add_key(request: httpx2.Request) -> None:
         request.headers.setdefault(header, str(uuid4()))
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         assert request.headers[header] not in sent
-        sent[request.headers[header]] = request.content
+        sent[request.headers[header]] = len(read_body(request)["input"])
         return answer(request)
 
-    hooks: Any = {"request": [add_key]}
-    with make_client(respond, event_hooks=hooks) as http:
+    with make_client(respond, event_hooks={"request": [add_key]}) as http:
         for count in (1, 3):
-            assert http.post("/responses", json={"input": HISTORY[:count]}).status_code == 200
+            assert post(http, count).status_code == 200
         assert chain_report(http).passed_through == {"idempotency_key": 2}
-    assert [len(json.loads(content)["input"]) for content in sent.values()] == [1, 3]
+    assert list(sent.values()) == [1, 3]
 
 
 def test_chaining_twice_continues_the_report() -> None:
     """The second call changes the settings; the report and the known responses remain."""
     first: list[Any] = []
     second: list[Any] = []
-    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
+    transport = httpx2.MockTransport(answer_anchor)
     http = chain(httpx2.Client(transport=transport, base_url=URL), on_request=first.append)
     with http:
-        http.post("/responses", json={"input": HISTORY[:1]})
+        post(http, 1)
         chain(http, on_request=second.append)
         assert chain_report(http).requests == 1
-        http.post("/responses", json={"input": HISTORY})
+        post(http)
         report = chain_report(http)
     assert (report.requests, report.chained, len(report.recent)) == (2, 1, 2)
     assert (len(first), len(second)) == (1, 1)
@@ -627,20 +574,18 @@ async def test_a_probe_is_not_recorded_on_the_event_loop() -> None:
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/input_items"):
-            item = {"id": "u", "type": "message", "role": "user"}
             content = [{"type": "input_text", "text": "One"}]
-            return httpx2.Response(200, json={"data": [{**item, "content": content}]})
+            item = {"id": "u", "type": "message", "role": "user", "content": content}
+            return httpx2.Response(200, json={"data": [item]})
         if request.method == "GET":
             return httpx2.Response(200, json={**ANSWER, "output": OUTPUT})
-        anchor = json.loads(request.content).get("previous_response_id")
-        names = {"id": "resp_2" if anchor else "resp_1", "previous_response_id": anchor}
-        content = make_events({**ANSWER, **names, "output": OUTPUT})
-        return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
+        response = complete(request, "resp_2" if read_anchor(request) else "resp_1")
+        return httpx2.Response(200, content=make_events(response), headers=SSE)
 
     index = BlockingIndex()
-    async with make_async_client(respond, base_url="https://other.example/v1", index=index) as http:
+    async with make_async_client(respond, base_url=OTHER, index=index) as http:
         for count in (1, 3):
-            await http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+            await post(http, count, stream=True)
         assert chain_report(http).chained == 1
     assert index.threads
     assert threading.get_ident() not in index.threads
@@ -657,7 +602,7 @@ async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written()
         was_released.append(is_released.wait(5))
 
     async def respond(request: httpx2.Request) -> httpx2.Response:
-        if json.loads(request.content)["input"] == "first":
+        if read_body(request)["input"] == "first":
             await both_sent.wait()
         else:
             both_sent.set()
@@ -667,59 +612,31 @@ async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written()
 
     index.on_save = wait
     async with make_async_client(respond, index=index) as http:
-        await asyncio.gather(
-            *(http.post("/responses", json={"input": text}) for text in ("first", "second"))
-        )
+        await asyncio.gather(post(http, input="first"), post(http, input="second"))
     assert was_released[0]
-
-
-class CountedChunks(Chunks):
-    """A body that counts the chunks that were read."""
-
-    count = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self.chunks:
-            self.count += 1
-            yield chunk
-
-
-class CutChunks(Chunks):
-    """The body of a response whose connection breaks after some chunks."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self.chunks
-        raise httpx2.ReadError("cut")
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self.chunks:
-            yield chunk
-        raise httpx2.ReadError("cut")
 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(status: int) -> None:
     """A stream starts and then fails, as without Kedge, so that clients do not repeat the request."""
-    event = {"type": "response.created", "response": {**ANSWER, "previous_response_id": "resp_1"}}
-    data = f"data: {json.dumps(event)}\n\n".encode()
-    headers = {"content-type": "text/event-stream"}
-    body = {"input": HISTORY, "stream": True}
+    created = {**ANSWER, "previous_response_id": "resp_1"}
+    data = dump_events({"type": "response.created", "response": created})
 
-    def make_transport() -> httpx2.MockTransport:
-        return respond_to_chained(status, stream=CutChunks(data), headers=headers)
+    def make_handler() -> Respond:
+        return answer_chained(status, stream=Chunks(data, is_cut=True), headers=SSE)
 
-    with make_client(transport=make_transport()) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        with http.stream("POST", "/responses", json=body) as response:
+    with make_client(make_handler()) as http:
+        post(http, 1)
+        with open_stream(http, stream=True) as response:
             chunks = response.iter_raw()
             assert next(chunks) == data
             with pytest.raises(httpx2.ReadError) as exc_info:
                 next(chunks)
-        assert json.loads(exc_info.value.request.content) == body
+        assert json.loads(exc_info.value.request.content) == {"input": HISTORY, "stream": True}
         assert chain_report(http).requests == 2
-    async with make_async_client(transport=make_transport()) as client:
-        await client.post("/responses", json={"input": HISTORY[:1]})
-        async with client.stream("POST", "/responses", json=body) as response:
+    async with make_async_client(make_handler()) as client:
+        await post(client, 1)
+        async with open_stream(client, stream=True) as response:
             received = response.aiter_raw()
             assert await anext(received) == data
             with pytest.raises(httpx2.ReadError):
@@ -734,13 +651,11 @@ def test_a_response_that_is_too_large_to_be_read_is_passed_on(
     """It is not held back nor collected, and it is no anchor."""
     monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", "1000")
     chunks = [b"data: ", *[b"x" * 999] * 9]
-    source = CountedChunks(*chunks)
-    headers = {"content-type": "text/event-stream" if streaming else "application/json"}
-    transport = respond_to_chained(200, stream=source, headers=headers)
-    with make_client(transport=transport) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        body = {"input": HISTORY, "stream": streaming}
-        with http.stream("POST", "/responses", json=body) as response:
+    source = Chunks(*chunks)
+    headers = SSE if streaming else {"content-type": "application/json"}
+    with make_client(answer_chained(200, stream=source, headers=headers)) as http:
+        post(http, 1)
+        with open_stream(http, stream=streaming) as response:
             received = response.iter_raw()
             assert next(received) == chunks[0]
             assert source.count < len(chunks)
@@ -759,48 +674,42 @@ def test_compressed_and_endless_responses_are_not_collected(
     monkeypatch.setenv("KEDGE_MAX_RESPONSE_BYTES", "2000000")
     event = b'data: {"type":"response.in_progress","padding":"%b"}\n\n' % (b"x" * 1000)
     content = gzip.compress(event * 20_000 if streaming else b"x" * 20_000_000)
-    headers = {
-        "content-type": "text/event-stream" if streaming else "application/json",
-        "content-encoding": "gzip",
-    }
-    watcher = observer.ResponseObserver(headers, "resp_1", must_judge=must_judge)
-    assert watcher.feed(content) == ("resend" if must_judge else "release")
-    assert watcher.finish() is None
+    headers = SSE if streaming else {"content-type": "application/json"}
+    headers = {**headers, "content-encoding": "gzip"}
+    observer = ResponseObserver(headers, "resp_1", must_judge=must_judge)
+    assert observer.feed(content) == ("resend" if must_judge else "release")
+    assert observer.finish() is None
 
 
 @pytest.mark.parametrize("size", [10_000, 50_000_000])
 def test_large_errors_are_passed_on(size: int) -> None:
     """An error that is too large to be the rejection of an anchor is neither collected nor decompressed."""
     content = gzip.compress(os.urandom(min(size, 3_000_000)) + b"x" * size)
-    source = CountedChunks(*(content[at : at + 65_536] for at in range(0, len(content), 65_536)))
-    headers = {"content-encoding": "gzip"}
-    transport = respond_to_chained(500, stream=source, headers=headers)
-    with make_client(transport=transport) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        with http.stream("POST", "/responses", json={"input": HISTORY}) as response:
+    source = Chunks(*(content[at : at + 65_536] for at in range(0, len(content), 65_536)))
+    respond = answer_chained(500, stream=source, headers={"content-encoding": "gzip"})
+    with make_client(respond) as http:
+        post(http, 1)
+        with open_stream(http) as response:
             assert source.count * 65_536 < 1_200_000
             assert (response.status_code, b"".join(response.iter_raw())) == (500, content)
 
 
-def break_chained_streams(code: str, *, in_one_chunk: bool = False) -> httpx2.MockTransport:
-    """Return a transport whose chained streams end with an error after their first output."""
+def break_chained_streams(code: str, *, in_one_chunk: bool = False) -> Respond:
+    """Return a handler whose chained streams end with an error after their first output."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        anchor = json.loads(request.content).get("previous_response_id")
-        names = {"id": f"resp_{os.urandom(4).hex()}", "previous_response_id": anchor}
-        content = make_events({**ANSWER, **names, "output": OUTPUT})
-        if anchor:
-            error = {"type": "error", "code": code, "message": "The request failed."}
-            failed = {**ANSWER, **names, "status": "failed", "output": [], "error": None}
-            last: list[Any] = [error, {"type": "response.failed", "response": failed}]
-            events = content.split(b"\n\n")[:-2]
-            events += [f"data: {json.dumps(event)}".encode() for event in last]
-            content = b"\n\n".join([*events, b""])
+        response = complete(request)
+        content = make_events(response)
+        if read_anchor(request):
+            failed = {**response, "status": "failed", "output": [], "error": None}
+            content = b"\n\n".join([*content.split(b"\n\n")[:-2], b""]) + dump_events(
+                {"type": "error", "code": code, "message": "The request failed."},
+                {"type": "response.failed", "response": failed},
+            )
         chunks = [content] if in_one_chunk else content.splitlines(keepends=True)
-        headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, stream=Chunks(*chunks), headers=headers)
+        return httpx2.Response(200, stream=Chunks(*chunks), headers=SSE)
 
-    return httpx2.MockTransport(respond)
+    return respond
 
 
 @pytest.mark.parametrize("is_read", [True, False])
@@ -811,11 +720,10 @@ async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
     code: str, attempts: int, is_read: bool
 ) -> None:
     """The program gets the error, and its next attempts are sent as written."""
-    async with make_async_client(transport=break_chained_streams(code)) as http:
-        await http.post("/responses", json={"input": HISTORY[:1], "stream": True})
+    async with make_async_client(break_chained_streams(code)) as http:
+        await post(http, 1, stream=True)
         for number in range(3):
-            body = {"input": HISTORY, "stream": True}
-            async with http.stream("POST", "/responses", json=body) as response:
+            async with open_stream(http, stream=True) as response:
                 received = b""
                 async for chunk in response.aiter_raw():
                     received += chunk
@@ -827,11 +735,10 @@ async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
 
 def test_a_chain_that_is_rejected_in_the_chunk_of_its_first_output_is_healed() -> None:
     """Nothing was passed on before the error, so the program does not see it."""
-    transport = break_chained_streams("previous_response_not_found", in_one_chunk=True)
-    with make_client(transport=transport) as http:
-        http.post("/responses", json={"input": HISTORY[:1], "stream": True})
-        response = http.post("/responses", json={"input": HISTORY, "stream": True})
-        assert "response.completed" in response.text
+    respond = break_chained_streams("previous_response_not_found", in_one_chunk=True)
+    with make_client(respond) as http:
+        post(http, 1, stream=True)
+        assert "response.completed" in post(http, stream=True).text
         assert chain_report(http).healed == {"rejected": 1}
 
 
@@ -848,40 +755,34 @@ async def test_a_cancelled_stream_is_closed_and_reported() -> None:
             is_closed.set()
 
     def respond(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, stream=Endless(), headers={"content-type": "text/event-stream"})
+        return httpx2.Response(200, stream=Endless(), headers=SSE)
 
     async with make_async_client(respond, index=BlockingIndex()) as http:
         with CancelScope() as scope:
-            async with http.stream("POST", "/responses", json={"input": "One"}) as response:
+            async with open_stream(http) as response:
                 async for _ in response.aiter_raw():
                     scope.cancel()
         assert is_closed.is_set()
         assert chain_report(http).requests == 1
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain"])
-def test_a_stream_without_its_content_type_is_chained(content_type: str) -> None:
+@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
+def test_a_stream_without_its_content_type_is_chained(headers: dict[str, str]) -> None:
     """The stream is recorded, and a chained one is passed on before it is complete."""
     received: list[str] = []
 
-    class Paced(httpx2.SyncByteStream):
-        def __init__(self, anchor: str | None) -> None:
-            self.anchor = anchor
-
+    class Paced(Chunks):
         def __iter__(self) -> Iterator[bytes]:
-            names = {"id": f"resp_{len(received)}", "previous_response_id": self.anchor}
-            yield from make_events({**ANSWER, **names, "output": OUTPUT}).splitlines(keepends=True)
+            yield from super().__iter__()
             received.append("end")
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        anchor = json.loads(request.content).get("previous_response_id")
-        headers = {"content-type": content_type} if content_type else {}
-        return httpx2.Response(200, stream=Paced(anchor), headers=headers)
+        chunks = make_events(complete(request)).splitlines(keepends=True)
+        return httpx2.Response(200, stream=Paced(*chunks), headers=headers)
 
     with make_client(respond) as http:
         for count in (1, 3):
-            body = {"input": HISTORY[:count], "stream": True}
-            with http.stream("POST", "/responses", json=body) as response:
+            with open_stream(http, count, stream=True) as response:
                 received.append("start")
                 list(response.iter_raw())
         assert chain_report(http).chained == 1
@@ -892,55 +793,43 @@ def test_a_stream_without_its_content_type_is_chained(content_type: str) -> None
 def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stream: bool) -> None:
     """The server's context has reasoning that the program omits, so the original request may be accepted."""
     error = {"code": "context_length_exceeded", "message": "Your input is too long."}
+    failed = {**ANSWER, "id": "resp_2", "status": "failed", "output": [], "error": error}
     sent: list[str | None] = []
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        anchor = json.loads(request.content).get("previous_response_id")
-        sent.append(anchor)
-        if anchor == "resp_1":
-            failed = {**ANSWER, "id": "resp_2", "status": "failed", "output": [], "error": error}
-            event = f"data: {json.dumps({'type': 'response.failed', 'response': failed})}\n\n"
-            if is_stream:
-                headers = {"content-type": "text/event-stream"}
-                return httpx2.Response(200, content=event, headers=headers)
-            return httpx2.Response(400, json={"error": error})
-        names = {"id": f"resp_{len(sent)}", "previous_response_id": anchor}
-        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+        sent.append(read_anchor(request))
+        if sent[-1] != "resp_1":
+            return httpx2.Response(200, json=complete(request, f"resp_{len(sent)}"))
+        if is_stream:
+            event = dump_events({"type": "response.failed", "response": failed})
+            return httpx2.Response(200, content=event, headers=SSE)
+        return httpx2.Response(400, json={"error": error})
 
     with make_client(respond) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        history = HISTORY
-        for _ in range(2):
-            response = http.post("/responses", json={"input": history})
-            assert response.json()["output"] == OUTPUT
-            history = [*history, *OUTPUT, HISTORY[0]]
+        post(http, 1)
+        for history in (HISTORY, [*HISTORY, *OUTPUT, HISTORY[0]]):
+            assert post(http, input=history).json()["output"] == OUTPUT
     assert sent == [None, "resp_1", None, "resp_3"]
 
 
 def test_a_rejection_with_the_status_of_success_is_healed() -> None:
     """Some gateways send the errors of their upstream with HTTP 200; other errors reach the program."""
-    error = {"message": "gone", "code": "previous_response_not_found"}
-    transport = respond_to_chained(200, json={"error": error})
-    with make_client(transport=transport) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
-        assert chain_report(http).healed == {"rejected": 1}
     failed = {"error": {"message": "busy", "code": "overloaded"}}
-    transport = respond_to_chained(200, json=failed)
-    with make_client(transport=transport) as http:
-        http.post("/responses", json={"input": HISTORY[:1]})
-        assert http.post("/responses", json={"input": HISTORY}).json() == failed
-        assert not chain_report(http).healed
+    for error, healed in ((GONE, {"rejected": 1}), (failed, {})):
+        with make_client(answer_chained(200, json=error)) as http:
+            post(http, 1)
+            received = post(http).json()
+            assert received["output"] == OUTPUT if healed else received == failed
+            assert chain_report(http).healed == healed
 
 
 def test_unknown_members_of_the_program_s_items_are_compared() -> None:
     """A message of another user is no prefix; servers may pass the name to the model."""
-    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
-    with make_client(transport=transport) as http:
+    with make_client(answer_anchor) as http:
         first, *rest = HISTORY
-        http.post("/responses", json={"input": [{**first, "name": "ada"}]})
+        post(http, input=[{**first, "name": "ada"}])
         for name in ("ada", "bob"):
-            http.post("/responses", json={"input": [{**first, "name": name}, *rest]})
+            post(http, input=[{**first, "name": name}, *rest])
         report = chain_report(http)
     assert report.passed_through == {"new": 1, "no_anchor": 1}
     assert report.chained == 1

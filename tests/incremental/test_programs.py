@@ -226,8 +226,7 @@ def test_an_automatic_compaction_starts_a_new_chain(server: TestServer, client: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
-    [("status=429", RateLimitError), ("status=500", InternalServerError)],
+    ("fault", "error"), [("status=429", RateLimitError), ("status=500", InternalServerError)]
 )
 def test_errors_of_the_upstream_reach_the_program(
     server: TestServer, client: OpenAI, fault: str, error: type[APIError]

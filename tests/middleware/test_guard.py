@@ -577,10 +577,7 @@ async def test_approver_output_is_redacted(order: tuple[str, ...], decision: Any
         """Act on a path."""
         return "done"
 
-    middleware = {
-        "guard": guard(redact(PATTERN)),
-        "tools": tools(act, approve=lambda _: decision),
-    }
+    middleware = {"guard": guard(redact(PATTERN)), "tools": tools(act, approve=lambda _: decision)}
     engine = ScriptedEngine(call("act"), [assistant("done")])
     turn = await with_middleware(engine, *(middleware[name] for name in order)).run(
         Turn([user("?")])
@@ -710,10 +707,7 @@ async def test_content_for_provider_counts_and_compaction_is_redacted(
     order: tuple[str, ...],
 ) -> None:
     """The separate requests that count tokens and compact are redacted as well."""
-    compactors = [
-        ServerCompactor(1, "endpoint"),
-        TokenLimitCompactor(1, counter=ProviderCounter()),
-    ]
+    compactors = [ServerCompactor(1, "endpoint"), TokenLimitCompactor(1, counter=ProviderCounter())]
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
             middleware = {

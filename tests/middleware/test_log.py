@@ -13,9 +13,7 @@ from kedge.turns import Turn, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_the_log_records_requests_without_content(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_log_records_requests_without_content(caplog: pytest.LogCaptureFixture) -> None:
     """Records have levels from TRACE to ERROR and ids as fields, and contain no message text."""
     caplog.set_level(TRACE, "kedge.run")
     engine = ScriptedEngine([assistant("the answer is 47#11")], EngineError("broken"))

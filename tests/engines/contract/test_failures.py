@@ -122,11 +122,7 @@ async def test_rejected_request_raises_typed_error(
     ],
 )
 async def test_http_error_raises_typed_error(
-    engine: Engine,
-    server: TestServer,
-    fault: str,
-    expected: type[EngineError],
-    streaming: bool,
+    engine: Engine, server: TestServer, fault: str, expected: type[EngineError], streaming: bool
 ) -> None:
     """A failure raises a typed error that states whether it is retryable and after what delay."""
     server.faults.set(fault, times=1)
@@ -150,8 +146,7 @@ async def test_transient_errors_are_retried(server: TestServer, name: str, fault
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"],
+    "fault", [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"]
 )
 async def test_cut_stream_raises_error(
     engine: Engine, server: TestServer, name: str, fault: str

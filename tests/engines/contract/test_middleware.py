@@ -9,11 +9,7 @@ from engines.contract.checks import check_law
 from engines.contract.conftest import open_engine
 from kedge import Conversation, open_store
 from kedge.chat import Chat
-from kedge.compaction import (
-    MessageLimitCompactor,
-    ProviderCounter,
-    TokenLimitCompactor,
-)
+from kedge.compaction import MessageLimitCompactor, ProviderCounter, TokenLimitCompactor
 from kedge.engines import Engine
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted

@@ -10,15 +10,7 @@ from engines.contract.conftest import ENGINES
 from kedge.engines import Engine
 from kedge.planning import get_state
 from kedge.testing import TestServer
-from kedge.turns import (
-    ReasoningBlock,
-    ToolCallBlock,
-    Turn,
-    UserBlock,
-    system,
-    tool_result,
-    user,
-)
+from kedge.turns import ReasoningBlock, ToolCallBlock, Turn, UserBlock, system, tool_result, user
 
 REASONING_OPTIONS: dict[str, Any] = {"reasoning": {"effort": "low"}}
 

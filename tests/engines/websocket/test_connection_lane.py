@@ -103,9 +103,7 @@ def test_error_within_a_stream_does_not_end_it() -> None:
     assert make_message("response.failed").is_last
 
 
-async def test_slow_reader_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_slow_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages beyond the buffer limit are not stored for a slow reader."""
     monkeypatch.setattr("kedge.engines.websocket.connection.MAX_BUFFERED_BYTES", 10)
     lane = Lane("a")

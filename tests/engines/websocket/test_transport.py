@@ -309,9 +309,7 @@ async def test_long_retry_delay_is_raised(server: TestServer) -> None:
     assert len(server.requests) == 1
 
 
-async def test_requests_to_conversation_objects_are_not_retried(
-    server: TestServer,
-) -> None:
+async def test_requests_to_conversation_objects_are_not_retried(server: TestServer) -> None:
     """The first attempt may already have been added to the object."""
     async with open_engine(
         server, transport="websocket", max_retries=3, mode="conversation"
