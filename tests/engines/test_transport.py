@@ -398,7 +398,7 @@ async def test_closed_client_cannot_reach_its_server() -> None:
     client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {})
     await client.close()
     with pytest.raises(Unreachable):
-        await client.send("GET", "/models", headers={})
+        await client.send("GET", "http://127.0.0.1:1/models", headers={})
 
 
 async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +410,7 @@ async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aiohttp.ClientSession, "request", time_out)
     client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {}, max_retries=0)
     with pytest.raises(Unreachable, match="did not answer in time"):
-        await client.send("GET", "/models", headers={})
+        await client.send("GET", "http://127.0.0.1:1/models", headers={})
     await client.close()
 
 

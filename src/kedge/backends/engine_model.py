@@ -20,7 +20,6 @@ from kedge.backends.items import DecryptReasoning, OutputEmitter, build_turn
 from kedge.engines import (
     AnthropicEngine,
     ChatCompletionsEngine,
-    ContentFilters,
     Engine,
     ResponsesEngine,
     find_filters,
@@ -170,7 +169,7 @@ class EngineModel:
                 params={**self._params, **self._build_params(prompt)},
                 candidates=found,
                 streaming=prompt.stream,
-                filters=ContentFilters(find_filters(self._engine)),
+                filters=find_filters(self._engine),
             )
             output = self._stream_output(turn, request, prompt)
             async with aclosing(output) as events:

@@ -367,7 +367,7 @@ class Chat(AsyncResource):
             await self.engine.aclose()
 
     def _filters(self) -> ContentFilters:
-        return ContentFilters(find_filters(self.engine))
+        return find_filters(self.engine)
 
     def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
         """Return the state, or a new one with the reason why the given one was discarded."""

@@ -45,14 +45,14 @@ from kedge.config import (
     store_file,
     store_url,
 )
-from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
+from kedge.config.settings import format_value
 from kedge.errors import EXTRAS, CannotServe, InvalidSetting, KedgeError
 from kedge.text.display import capitalize, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.database.schema import Schema
     from kedge.database.transactions import Tx
-    from kedge.engines.transport import Client
+    from kedge.engines.transport import Transport
     from kedge.memory.evidence import ServerEvidence
 
 T = TypeVar("T")
@@ -159,6 +159,8 @@ def _check_environment(config: Config) -> Iterator[Check]:
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     """Show which keys are set, masked, and whether chaining is disabled."""
+    from kedge.memory.judge import CHAINING_VARIABLE, is_chaining_enabled
+
     keys = {name: environ.get(name, "").strip() for name in KEY_VARIABLES}
     for name, key in keys.items():
         if key:
@@ -167,7 +169,9 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
         advice = f"To use other models than the built-in one, set one of {', '.join(keys)}."
         yield Check("keys", "note", "none set; the practice model needs none", advice)
     if not is_chaining_enabled():
-        yield Check(CHAINING_ENV, "note", "chaining is disabled", "Unset it to enable chaining.")
+        yield Check(
+            CHAINING_VARIABLE, "note", "chaining is disabled", "Unset it to enable chaining."
+        )
 
 
 def _check_key(key: str, serves: str) -> str:
@@ -382,11 +386,11 @@ async def check_provider(model: str, key_variable: str, seconds: float) -> Check
     try:
         async with connect(model, timeout=seconds, max_retries=0) as engine:
             inner: Any = unwrap(engine)
-            client: Client = inner.transport.client
+            transport: Transport = inner.transport
             path = "/v1/models" if isinstance(inner, AnthropicEngine) else "/models"
-            shown = mask_url(client.errors.base_url.rstrip("/") + path)
+            shown = mask_url(transport.client.errors.base_url.rstrip("/") + path)
             started = time.perf_counter()
-            reply = await client.send("GET", path, headers={})
+            reply = await transport.send(path, method="GET")
             took = (time.perf_counter() - started) * 1000
             await reply.aclose()
     except KedgeError as error:

@@ -33,8 +33,8 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import data_dir, mask_url, store_url
-from kedge.config.settings import is_chaining_enabled
 from kedge.errors import StoreError
+from kedge.memory.judge import is_chaining_enabled
 from kedge.observe import measure
 from kedge.security.urls import parse_base_url
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy

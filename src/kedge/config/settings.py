@@ -5,14 +5,12 @@ it. ``serve.port`` is the key ``port`` in the section ``[serve]`` of the file, t
 ``kedge serve``, and ``KEDGE_SERVE_PORT`` in the environment.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from kedge.errors import InvalidSetting
 
-CHAINING_ENV = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
 OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")
 """The environment variables of Kedge that are not settings."""
 MAX_NUMBER = 1e300
@@ -23,11 +21,6 @@ _BOOLEAN_WORDS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-
-
-def is_chaining_enabled() -> bool:
-    """Return whether chaining is enabled; the environment can disable it."""
-    return _BOOLEAN_WORDS.get(os.environ.get(CHAINING_ENV, "").strip().lower(), True)
 
 
 _TYPES: Mapping[type[Scalar], tuple[tuple[type[Scalar], ...], str]] = {

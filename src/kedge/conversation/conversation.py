@@ -30,7 +30,6 @@ from kedge.conversation.run import (
     hold_queue,
 )
 from kedge.engines import (
-    ContentFilters,
     Engine,
     OutputSchema,
     Reply,
@@ -654,7 +653,7 @@ class Conversation(LazyConversation):
         else:
             turn, shared = await _get_async(other)._require_turn(), 0  # noqa: SLF001
         # The engine is used without middleware, so the filters of the middleware are applied here.
-        filters = ContentFilters(find_filters(self.engine))
+        filters = find_filters(self.engine)
         turn = filters.apply_to_turn(turn, ("input",))
         request = turn.append(user(ask, origin="merge_summary_of"))
         mode = self.row.mode
@@ -966,5 +965,5 @@ def _as_blocks(messages: Block | str | Iterable[Block | str]) -> tuple[Block, ..
 
 def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Return blocks after the guards of an engine, as they may be stored."""
-    filters = ContentFilters(find_filters(engine))
+    filters = find_filters(engine)
     return tuple(filters.apply(block, ("input",)) for block in blocks)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.engines.content_filter import ContentFilter
+from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, run_until_valid
 from kedge.engines.request_options import Request, RequestOptions, split_tools
@@ -269,11 +269,11 @@ def unwrap(engine: Engine) -> Engine:
     return list_stack(engine)[-1]
 
 
-def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
-    """Return the content filters of all middleware in a stack, outermost first."""
+def find_filters(engine: Engine) -> ContentFilters:
+    """Return the content filters of all middleware in a stack, for one run."""
     found: list[ContentFilter] = []
     for layer in list_stack(engine):
         found += layer.content_filters
         if layer.includes_inner_filters:
             break
-    return tuple(dict.fromkeys(found))
+    return ContentFilters(dict.fromkeys(found))

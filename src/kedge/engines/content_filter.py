@@ -7,6 +7,7 @@ stack, next to the position-dependent ones, and every component that sends or st
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal, Protocol, TypeVar, cast
 
 from kedge.turns import Block, Turn
@@ -39,30 +40,22 @@ class ContentFilter(Protocol):
         ...
 
 
-class ContentFilters:
-    """All content filters of one stack, with their cached results for one run.
+class ContentFilters(tuple[ContentFilter, ...]):
+    """All content filters of one stack, outermost first, with their cached results for one run.
 
     Results are cached by block identity: applying the filters at every boundary of a run costs one
     lookup per block, and the same block always becomes the same block, so that a stored prefix is
     recognized as unchanged.
-
-    Args:
-        filters: The filters, outermost first.
     """
 
-    __slots__ = ("_results", "filters")
-
-    def __init__(self, filters: Iterable[ContentFilter] = ()) -> None:
-        self.filters = tuple(dict.fromkeys(filters))
-        # The block itself is part of the value: it stays alive, so its id is not reused.
-        self._results: dict[tuple[int, Phase, int], tuple[Block, Block]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.filters)
+    @cached_property
+    def _results(self) -> dict[tuple[int, Phase, int], tuple[Block, Block]]:
+        """The results, each with its block, which stays alive, so that its id is not reused."""
+        return {}
 
     def with_filter(self, added: ContentFilter) -> "ContentFilters":
         """Return filters that contain ``added``; the same object if it contains ``added`` already."""
-        return self if added in self.filters else ContentFilters((*self.filters, added))
+        return self if added in self else ContentFilters((*self, added))
 
     def apply(
         self,
@@ -81,7 +74,7 @@ class ContentFilters:
             Blocked: A rule rejects the content.
         """
         for phase in phases:
-            for each in self.filters if filters is None else filters:
+            for each in self if filters is None else filters:
                 block = self._apply_one(each, block, phase)
         return block
 
@@ -96,14 +89,14 @@ class ContentFilters:
         Raises:
             Blocked: A rule rejects the content.
         """
-        chosen = self.filters if filters is None else tuple(filters)
+        chosen = self if filters is None else tuple(filters)
         if not chosen:
             return turn
         return turn.with_blocks(self.apply(block, phases, chosen) for block in turn.blocks)
 
     def edit_text(self, text: str) -> str:
         """Return the text without anything that a rule matches. Never raises."""
-        for each in self.filters:
+        for each in self:
             text = each.edit_text(text)
         return text
 

@@ -96,7 +96,7 @@ class HttpClient:
     async def send(
         self,
         method: str,
-        path: str,
+        url: str,
         content: bytes | None = None,
         *,
         headers: Mapping[str, str],
@@ -108,7 +108,6 @@ class HttpClient:
         Raises:
             EngineError: The server cannot be reached, or answered with an error.
         """
-        url = self.errors.build_url(path)
         retries = self.max_retries if retry else 0
         while True:
             try:
@@ -139,12 +138,12 @@ class HttpClient:
                 error = self.errors.build_error(response.status, text, response.headers)
             retries = await wait_to_retry(error, retries, self.max_retries)
 
-    async def open_socket(self, path: str, **options: Any) -> "ClientConnection":
+    async def open_socket(self, url: str, **options: Any) -> "ClientConnection":
         """Open a WebSocket; ``options`` are those of ``websockets``."""
         from websockets.asyncio.client import connect
 
         return await connect(
-            f"ws{self.errors.build_url(path).removeprefix('http')}",
+            f"ws{url.removeprefix('http')}",
             additional_headers=self._session.headers,
             user_agent_header=None,
             max_size=None,

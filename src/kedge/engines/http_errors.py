@@ -13,7 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from kedge import errors
-from kedge.security.urls import parse_base_url
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""
@@ -64,18 +63,6 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
     base_url: str
     api_key: object
     secrets: tuple[str, ...] = ()
-
-    def build_url(self, path: str) -> str:
-        """Return the URL of a path below the address of the server.
-
-        Raises:
-            RequestRefused: The path, which may contain the id of an imported object, would lead elsewhere.
-        """
-        try:
-            return parse_base_url(self.base_url).join(path)
-        except ValueError as error:
-            message = f"there is no such object: {error}"
-            raise errors.RequestRefused(message, provider=self.provider, status=404) from None
 
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""

@@ -405,7 +405,9 @@ class Request(msgspec.Struct, frozen=True):
                 "text.format", "set one of the two", "output= determines text.format"
             )
         schema = None if output is None else to_output_schema(output)
-        return cls(params=params, output=schema, filters=ContentFilters(filters), **given)
+        return cls(
+            params=params, output=schema, filters=ContentFilters(dict.fromkeys(filters)), **given
+        )
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parameters of an engine and of this request, and the members of ``extra_body``.

@@ -30,7 +30,7 @@ from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.memory.evidence import REJECTION_STATUSES, EvidenceStore, KnownServer, Trust, limit_depth
-from kedge.memory.judge import Judgment, ServerMemory
+from kedge.memory.judge import Judgment, ServerMemory, is_chaining_enabled
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
@@ -203,9 +203,6 @@ class ResponsesEngine(RequestEngine):
 
     def _choose_mode(self, session: Session) -> None:
         """Set the mode, why it is not the requested one, and whether encrypted reasoning is requested."""
-        # The module has the reader of configuration files.
-        from kedge.config.settings import is_chaining_enabled
-
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:

@@ -72,7 +72,7 @@ class SdkClient:
     async def send(
         self,
         method: str,
-        path: str,
+        url: str,
         content: bytes | None = None,
         *,
         headers: Mapping[str, str],
@@ -101,8 +101,7 @@ class SdkClient:
         streamed: Any = {"stream": True, "stream_cls": import_module(self._sdk).AsyncStream[object]}
         try:
             response = await send(
-                # The complete URL: the client is slow at joining it to its base URL.
-                errors.build_url(path),
+                url,  # complete: the client is slow at joining a path to its base URL
                 cast_to=httpx2.Response,
                 options=options,
                 **({} if method == "delete" else streamed),
@@ -134,8 +133,8 @@ class SdkClient:
 
         return Timeouts.of(self.client.timeout)
 
-    async def open_socket(self, path: str, **options: Any) -> "ClientConnection":
-        """Open a WebSocket with the key of the client, which it may renew; its path is known to the client."""
+    async def open_socket(self, url: str, **options: Any) -> "ClientConnection":
+        """Open a WebSocket with the key of the client, which it may renew; the client knows the URL."""
         manager = self.client.responses.connect(
             extra_headers=no_telemetry_headers("openai"), websocket_connection_options=options
         )

@@ -21,13 +21,14 @@ from anyio import CancelScope, current_time
 
 from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
-from kedge.errors import InvalidSetting, ServerFailed, StreamTooLarge
+from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.events import StreamEvent
 from kedge.events.sse import BYTE_ORDER_MARK
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
+from kedge.security.urls import parse_base_url
 from kedge.text.json_text import decode, encode
 from kedge.turns import Turn
 
@@ -313,9 +314,9 @@ class Transport:
             parent_id: The response that a new response continues, or an empty string; None for all other requests.
         """
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
-        reply = await self._clients.get().send(
-            method, path, body, headers=headers, query=query, retry=retry
-        )
+        client = self._clients.get()
+        url = build_url(client.errors, path)
+        reply = await client.send(method, url, body, headers=headers, query=query, retry=retry)
         self.identity = read_identity(reply.headers)
         reply.is_stream = is_event_stream(reply.headers, requested=streaming)
         return reply
@@ -331,6 +332,19 @@ class Transport:
             message = "the server did not answer with a JSON object"
             raise ServerFailed(message, provider=self.provider, retryable=True)
         return found
+
+
+def build_url(errors: ErrorBuilder, path: str) -> str:
+    """Return the URL of a path below the address of a server.
+
+    Raises:
+        RequestRefused: The path, which may contain the id of an imported object, would lead elsewhere.
+    """
+    try:
+        return parse_base_url(errors.base_url).join(path)
+    except ValueError as error:
+        message = f"there is no such object: {error}"
+        raise RequestRefused(message, provider=errors.provider, status=404) from None
 
 
 def _adapt_client(client: AnyClient, provider: str, sdk: Sdk) -> Client:

@@ -11,6 +11,7 @@ The rules are those of ``kedge.memory.evidence`` and ``kedge.memory.tokens``. Wi
 back or probed, and token counts are only reported. ``ServerMemory`` has the evidence, in memory and in a store.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,8 @@ from kedge.planning.anchors import check_choice
 from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import Block
 
+CHAINING_VARIABLE = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
+"""The environment variable that can disable chaining."""
 Way = Literal["direct", "held", "probe", "full"]
 """How a request may use its anchor: directly, if its answer is judged before it is shown, after a probe, or not."""
 
@@ -62,6 +65,11 @@ def names_other_response(response: ResponseFacts | Outcome, expected: str) -> bo
     Some servers echo it only when the response is finished, so both its start and its end are checked.
     """
     return bool(expected) and response.echoed and response.previous_response_id != expected
+
+
+def is_chaining_enabled() -> bool:
+    """Return whether chaining is enabled; the environment can disable it."""
+    return os.environ.get(CHAINING_VARIABLE, "").strip().lower() not in ("0", "false", "no", "off")
 
 
 class MemoryCheck(msgspec.Struct):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from inspect import isawaitable
+from typing import Any
 
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
@@ -59,7 +60,7 @@ class _LogMiddleware(BaseMiddleware):
             raise
 
 
-def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
+def describe_event(event: Event) -> tuple[int, str, dict[str, Any]]:
     """Return the level, message and fields of the log record of an event."""
     match event:
         case RequestPlanned(plan):

@@ -114,7 +114,7 @@ class _ToolsMiddleware(BaseMiddleware):
         toolbox = self.toolbox
         if self.selector:
             toolbox = Toolbox(build_toolbox(self.selector(turn)), toolbox)
-        edit = request.filters.edit_text if request.filters.filters else None
+        edit = request.filters.edit_text if request.filters else None
         offered = (*request.tools, *toolbox.frozen_definitions(edit))
         foreign = set[str]()
         if offered_only := (*request.tools, *toolbox.offered):

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -51,31 +51,25 @@ class bind_fields:  # noqa: N801 - called as a function; a generator would cost 
         BOUND_FIELDS.set(self._before)
 
 
+_OPTIONS = frozenset({"exc_info", "stacklevel"})
+"""The keyword arguments with the meaning that they have in ``logging``."""
+
+
 class Logger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose keyword arguments become fields of the record.
 
     Use ``get_logger`` to create one: ``log.info("completed", response_id="resp_1")``.
     """
 
-    def log(self, level: int, msg: object, *args: object, **fields: Any) -> None:
-        """Log a message.
-
-        Args:
-            level: A level of ``logging``, or ``TRACE``.
-            msg: The message, with ``%`` placeholders for ``args``.
-            *args: Values for the placeholders.
-            **fields: Fields of the record, such as ``response_id``; ``exc_info`` as in ``logging``.
-        """
-        if not self.logger.isEnabledFor(level):
-            return
-        exc_info = fields.pop("exc_info", None)
-        values = {name: value for name, value in fields.items() if value not in (None, "")}
-        extra = {"kedge": {**BOUND_FIELDS.get(), **values}}
-        self.logger.log(level, msg, *args, exc_info=exc_info, extra=extra, stacklevel=3)
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> Any:
+        """Return a message that is written, with its keyword arguments as the fields of its record."""
+        options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+        values = {name: value for name, value in kwargs.items() if value not in (None, "")}
+        return msg, {**options, "extra": {"kedge": {**BOUND_FIELDS.get(), **values}}}
 
     def trace(self, msg: object, *args: object, **fields: Any) -> None:
-        """Log a message at level TRACE; the arguments are those of ``log``."""
-        self.log(TRACE, msg, *args, **fields)
+        """Log a message at level TRACE."""
+        self.log(TRACE, msg, *args, stacklevel=2, **fields)
 
 
 def get_logger(name: str) -> Logger:

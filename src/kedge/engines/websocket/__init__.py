@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
 from kedge.engines.http_client import wait_to_retry
-from kedge.engines.transport import AnyClient, RawResponse, Transport
+from kedge.engines.transport import AnyClient, RawResponse, Transport, build_url
 from kedge.engines.websocket import connection as sockets
 from kedge.engines.websocket.connection import SocketMessage
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
@@ -173,7 +173,7 @@ class SocketTransport(Transport):
         seconds = client.timeouts.connect
         try:
             socket = await client.open_socket(
-                "/responses",
+                build_url(client.errors, "/responses"),
                 open_timeout=None if seconds is None else max(seconds, MIN_OPEN_SECONDS),
                 create_connection=_Connection,
             )
