@@ -33,16 +33,8 @@ class Process:
 
     async def run(self, operations: int) -> None:
         """Run random operations, and search after every twenty."""
-        choices = [
-            self.create,
-            self.append,
-            self.append,
-            self.send,
-            self.open,
-            self.fork,
-            self.delete,
-            self.claim,
-        ]
+        choices = [self.create, *[self.append] * 2, self.send, self.open]
+        choices += [self.fork, self.delete, self.claim]
         for number in range(operations):
             with suppress(NotInStore, HeadConflict):
                 await self.rng.choice(choices)()

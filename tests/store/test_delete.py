@@ -53,7 +53,7 @@ async def test_shared_blocks_remain(store: Store) -> None:
 
 
 async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
-    """A fork retains only its own path; later and removed blocks of the original are deleted."""
+    """A fork retains only its own path when the original is deleted, and its deletion does not change the original."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
     truncated = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)
@@ -70,10 +70,6 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     await store.append(fork, truncated, [user("and on")], head=truncated.id)
     await store.delete(fork.id)
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
-
-
-async def test_deleted_fork_leaves_shared_history(store: Store) -> None:
-    """Deleting a fork does not change the conversation it was forked from."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)
     turn = (await store.load(fork)).turn()
@@ -172,7 +168,7 @@ async def test_deleted_text_leaves_the_journal_after_the_last_reader(tmp_path: P
 
 
 async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
-    """Expiry counts from the last change; conversations without a time to live remain."""
+    """Expiry counts from the last change; a time to live is exported, and conversations without one remain."""
     store.clock = lambda: 1000.0
     short = await store.create("short", ttl=10.0)
     changed = await store.create("changed", ttl=10.0)
@@ -188,6 +184,13 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
     assert await store.gc() == 0
     assert [row.title for row in await store.conversations()] == ["forever"]
     assert await store.verify() == []
+    row = await store.create("short", ttl=10.0)
+    plain = await store.create("forever")
+    lines = await store.export(row)
+    await store.delete(row)
+    (imported,) = await store.import_(lines)
+    assert imported.ttl == 10.0
+    assert '"ttl"' not in await store.export(plain)
 
 
 async def test_question_without_an_answer_delays_expiry(store: Store) -> None:
@@ -233,7 +236,7 @@ async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> N
 
 
 async def test_conversations_are_deleted_by_age(store: Store) -> None:
-    """Old conversations are deleted by age, optionally only those with a tag."""
+    """Old conversations are deleted by age and tag, and checked again before they are deleted."""
     store.clock = lambda: 1000.0
     tagged = await store.create("tagged", tags=["sea"])
     other = await store.create("other")
@@ -254,10 +257,6 @@ async def test_conversations_are_deleted_by_age(store: Store) -> None:
         await store.delete_older(0)
     with pytest.raises(InvalidSetting, match="ttl must be a number of seconds"):
         await store.create(ttl=cast("Any", "soon"))
-
-
-async def test_conversation_changed_meanwhile_is_not_expired(store: Store) -> None:
-    """A selected conversation is checked again before it is deleted."""
     store.clock = lambda: 1000.0
     row = await store.create("used")
     store.clock = lambda: 2000.0
@@ -266,17 +265,6 @@ async def test_conversation_changed_meanwhile_is_not_expired(store: Store) -> No
     assert (await store.conversation(row.id)).title == "used again"
     await store.delete(row)
     assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
-
-
-async def test_time_to_live_is_exported(store: Store) -> None:
-    """An export contains the time to live only if the conversation has one."""
-    row = await store.create("short", ttl=10.0)
-    plain = await store.create("forever")
-    lines = await store.export(row)
-    await store.delete(row)
-    (imported,) = await store.import_(lines)
-    assert imported.ttl == 10.0
-    assert '"ttl"' not in await store.export(plain)
 
 
 async def test_last_blocks_are_loaded(store: Store) -> None:

@@ -146,36 +146,25 @@ async def test_file_of_another_user(tmp_path: Path) -> None:
     assert done.stdout.startswith(("StoreReadOnly", "CannotOpenStore")), done
 
 
-@pytest.mark.parametrize(
-    "content", [b"not a database, but long enough to be looked at" * 50, b"\0" * 5000]
-)
-async def test_file_that_is_not_a_database(tmp_path: Path, content: bytes) -> None:
-    """A file that is not a SQLite database is rejected and not changed."""
-    path = tmp_path / "else.db"
-    await anyio.Path(path).write_bytes(content)
-    with pytest.raises(CannotOpenStore, match="not a SQLite database"):
-        await open_store(f"sqlite:///{path}")
-    assert await anyio.Path(path).read_bytes() == content
-
-
-async def test_missing_folder() -> None:
-    """A path in a folder that does not exist raises an error that names the file."""
+async def test_address_that_cannot_be_opened(tmp_path: Path) -> None:
+    """A file that is no database, a folder, a missing folder and an unknown option are rejected and unchanged."""
+    path, texts = (
+        tmp_path / "else.db",
+        (b"not a database, but long enough to be looked at" * 50, b"\0" * 5000),
+    )
+    for content in texts:
+        await anyio.Path(path).write_bytes(content)
+        with pytest.raises(CannotOpenStore, match="not a SQLite database"):
+            await open_store(f"sqlite:///{path}")
+        assert await anyio.Path(path).read_bytes() == content
     with pytest.raises(CannotOpenStore, match=r"nowhere/x.db: the file cannot be opened"):
         await open_store("sqlite:////nonexistent/nowhere/x.db")
-
-
-@pytest.mark.parametrize("option", ["mode=r0", "mode", "mode=ro&mode=rw", "timeout=5"])
-async def test_unknown_option_of_address_is_rejected(tmp_path: Path, option: str) -> None:
-    """A misspelled `mode=ro` is rejected, so that it never opens the file for writing."""
-    with pytest.raises(CannotOpenStore, match=r"use \?mode=ro for reading only"):
-        await open_store(f"sqlite:///{tmp_path}/x.db?{option}")
-    assert [each async for each in anyio.Path(tmp_path).iterdir()] == []
-
-
-async def test_folder_is_not_a_full_disk(tmp_path: Path) -> None:
-    """The address of a folder raises an error with the cause."""
     with pytest.raises(CannotOpenStore, match="is a folder"):
         await open_store(f"sqlite:///{tmp_path}")
+    for option in ("mode=r0", "mode", "mode=ro&mode=rw", "timeout=5"):
+        with pytest.raises(CannotOpenStore, match=r"use \?mode=ro for reading only"):
+            await open_store(f"sqlite:///{tmp_path}/x.db?{option}")
+    assert [each.name async for each in anyio.Path(tmp_path).iterdir()] == ["else.db"]
 
 
 async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:

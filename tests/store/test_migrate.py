@@ -154,27 +154,25 @@ async def test_killed_creation_is_repeated(tmp_path: Path) -> None:
         assert await store.verify() == []
 
 
-@pytest.mark.parametrize("version", [99, SCHEMA_VERSION + 1])
-async def test_newer_store_is_rejected(lasting_url: str, version: int) -> None:
-    """A store with a newer schema raises an error that names the file and advises to upgrade Kedge."""
-    await set_version(lasting_url, version)
-    name = "store.db" if lasting_url.startswith("sqlite") else "this store"
-    message = rf"{name} was written by a newer version of Kedge \(schema {version}, .*upgrade Kedge"
-    with pytest.raises(CannotOpenStore, match=message):
-        await open_store(lasting_url)
+NEWER = r"{name} was written by a newer version of Kedge \(schema {version}, .*upgrade Kedge"
+OLDER = (
+    r"{name} was written by an older version of Kedge \(schema {version}, .*export.* with the version that "
+    r"wrote it .*import"
+)
 
 
-@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1])
-async def test_store_of_a_development_version_is_rejected(lasting_url: str, version: int) -> None:
-    """The error names the file and says to export with the version that wrote it and to import."""
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(99, NEWER), (SCHEMA_VERSION + 1, NEWER), (1, OLDER), (SCHEMA_VERSION - 1, OLDER)],
+)
+async def test_store_of_another_version_is_rejected(
+    lasting_url: str, version: int, expected: str
+) -> None:
+    """The error names the file and says to upgrade Kedge, or to export with the version that wrote it."""
     await set_version(lasting_url, version)
-    name = "store.db" if lasting_url.startswith("sqlite") else "this store"
-    message = (
-        rf"{name} was written by an older version of Kedge \(schema {version}, .*export.* with the version that "
-        r"wrote it .*import"
-    )
-    urls = [lasting_url] + [f"{lasting_url}?mode=ro"] * lasting_url.startswith("sqlite")
-    for url in urls:
+    is_file = lasting_url.startswith("sqlite")
+    message = expected.format(name="store.db" if is_file else "this store", version=version)
+    for url in [lasting_url] + [f"{lasting_url}?mode=ro"] * is_file:
         with pytest.raises(CannotOpenStore, match=message) as error:
             await open_store(url)
         assert "\n" not in str(error.value)

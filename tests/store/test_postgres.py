@@ -48,17 +48,13 @@ async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) ->
 
 
 async def test_no_server_is_unreachable() -> None:
-    """A refused connection raises a retryable `StoreUnreachable` without the password in its message."""
+    """A refused connection is retryable; its message has no password, also not a part of one before a slash."""
     with pytest.raises(
         StoreUnreachable, match=r"//127\.0\.0\.1:1/kedge: .*is it running"
     ) as exc_info:
         await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
     assert exc_info.value.retryable
     assert "secret" not in str(exc_info.value)
-
-
-async def test_a_password_with_a_slash_is_not_in_the_error() -> None:
-    """Before the slash such an address has no host, but a part of the password."""
     with pytest.raises(StoreError) as exc_info:
         await open_store("postgresql://me:1234/secret@127.0.0.1:1/kedge", wait_seconds=0.5)
     assert "1234" not in str(exc_info.value)
@@ -66,7 +62,7 @@ async def test_a_password_with_a_slash_is_not_in_the_error() -> None:
 
 
 async def test_store_works_again_after_server_restart(own_server: PostgresServer) -> None:
-    """Operations raise `StoreUnreachable` while the server is down, and work again afterwards."""
+    """While the server is down, operations raise `StoreUnreachable`; after a restart they work, without an error."""
     async with open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
@@ -84,10 +80,6 @@ async def test_store_works_again_after_server_restart(own_server: PostgresServer
                     continue
                 break
         assert len((await store.load(row, node.id)).blocks) == 5
-
-
-async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) -> None:
-    """A server restart between two operations causes no error."""
     async with open_store(own_server.url, wait_seconds=300.0) as store:
         row, nodes = await create_conversation(store, 1)
         await anyio.to_thread.run_sync(own_server.stop)
@@ -137,21 +129,21 @@ async def test_every_connection_busy(empty_schema: str) -> None:
     await store.aclose()
 
 
-async def test_read_only_database(empty_schema: str) -> None:
-    """Reading a read-only database works; writing raises `StoreReadOnly`."""
+async def test_errors_of_the_server(empty_schema: str) -> None:
+    """A read-only database can be read; other errors have the message of PostgreSQL, and a NUL is no outage."""
     async with open_store(empty_schema) as store:
         await create_conversation(store, 1)
+    async with open_store(empty_schema) as store:
+        with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
+            await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
+    async with open_store(empty_schema) as store:
+        for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
+            with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
+                await attempt
     async with open_store(f"{empty_schema}%20-cdefault_transaction_read_only%3Don") as store:
         assert len(await store.conversations()) == 1
         with pytest.raises(StoreReadOnly, match="nothing was written"):
             await store.create()
-
-
-async def test_server_messages_are_passed_on(empty_schema: str) -> None:
-    """An error without a message of its own contains the message of PostgreSQL."""
-    async with open_store(empty_schema) as store:
-        with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
-            await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
 
 async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,14 +206,6 @@ async def test_delete_during_concurrent_writes(empty_schema: str) -> None:
         assert await count_rows(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]
 
 
-async def test_a_value_with_nul_is_invalid_not_an_outage(empty_schema: str) -> None:
-    """PostgreSQL has no NUL in texts; a lookup with one is not retryable, and the error says why."""
-    async with open_store(empty_schema) as store:
-        for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
-            with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
-                await attempt
-
-
 async def test_a_lock_of_another_program_does_not_block(empty_schema: str) -> None:
     """While another session locks the links, a send and a deletion fail after ``wait_seconds``."""
     async with open_store(empty_schema) as store:
@@ -242,9 +226,8 @@ async def test_a_lock_of_another_program_does_not_block(empty_schema: str) -> No
         await store.delete(row.id)
 
 
-@pytest.mark.parametrize("name", ["import", "export", "gc", "verify"])
 async def test_long_operations_have_no_limit_for_statements(
-    empty_schema: str, name: str, monkeypatch: pytest.MonkeyPatch
+    empty_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Import, export, gc and verify remove the limit for their statements, also that of the role."""
     calls: list[str] = []
@@ -258,13 +241,7 @@ async def test_long_operations_have_no_limit_for_statements(
         row, _ = await create_conversation(store, 1)
         lines = await store.export(row)
         monkeypatch.setattr(PostgresTransaction, "allow_long_statements", record)
-        match name:
-            case "import":
-                await store.import_(lines)
-            case "export":
-                await store.export(row)
-            case "gc":
-                await store.gc()
-            case _:
-                await store.verify()
-    assert set(calls) == {"0"}
+        for call in (store.import_(lines), store.export(row), store.gc(), store.verify()):
+            calls.clear()
+            await call
+            assert set(calls) == {"0"}

@@ -52,11 +52,8 @@ def test_question_is_label_of_its_answer() -> None:
         make_node(5, 4, "answered"), make_node(6, 5, "results"), make_node(7, 6, "answered"),
         head=7, responses=(make_response(3), make_response(5), make_response(7)), n2="First", n4="Second",
     )  # fmt: skip
-    assert [(each.id, each.parent, each.label) for each in graph.nodes] == [
-        (3, 0, "First"),
-        (5, 3, "Second"),
-        (7, 5, "After the tools answered"),
-    ]
+    found = [(each.id, each.parent, each.label) for each in graph.nodes]
+    assert found == [(3, 0, "First"), (5, 3, "Second"), (7, 5, "After the tools answered")]
     assert graph.head == 7
     assert graph.sums.responses == 3
 
@@ -67,10 +64,8 @@ def test_question_without_answer_is_pending() -> None:
         make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
         head=3, responses=(make_response(3),), n2="First", n4="Second",
     )  # fmt: skip
-    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
-        (3, "First", {"head"}),
-        (4, "Second", {"pending"}),
-    ]
+    found = [(each.id, each.label, each.marks) for each in graph.nodes]
+    assert found == [(3, "First", {"head"}), (4, "Second", {"pending"})]
 
 
 @for_each(
@@ -107,36 +102,25 @@ def test_marks_have_reasons() -> None:
     merged = find_marks(make_node(3, 1, "merged"), make_response(3, stored=False), NOW)
     assert merged == {"merged": "", "unstored": ""}
     healed = make_response(3, status="lost", lost_reason="gone", healed="gone", anchor="")
-    assert find_marks(make_node(3, 1, "answered"), healed, NOW) == {
-        "lost": "gone",
-        "healed": "gone",
-    }
+    marks = find_marks(make_node(3, 1, "answered"), healed, NOW)
+    assert marks == {"lost": "gone", "healed": "gone"}
     failed = make_response(3, status="refused", anchor="", reason="changed")
-    assert find_marks(make_node(3, 1, "failed"), failed, NOW) == {
-        "failed": "refused",
-        "full": "changed",
-    }
+    marks = find_marks(make_node(3, 1, "failed"), failed, NOW)
+    assert marks == {"failed": "refused", "full": "changed"}
 
 
 def test_edits_and_compactions_are_shown_without_totals() -> None:
-    """Edits, compactions and merges are labeled, and have no totals because no request was sent."""
+    """Edits, compactions and merges have labels but no totals; an empty conversation has no nodes."""
     graph = make_graph(
         make_node(1, 0, "root"), make_node(2, 1, "edited"), make_node(3, 2, "compacted"), make_node(4, 3, "merged"),
         head=4,
     )  # fmt: skip
-    assert [each.label for each in graph.nodes] == [
-        "History was edited",
-        "History was compacted",
-        "A summary was merged in",
-    ]
+    labels = [each.label for each in graph.nodes]
+    assert labels == ["History was edited", "History was compacted", "A summary was merged in"]
     assert [each.marks for each in graph.nodes] == [{"edited"}, {"compacted"}, {"head"}]
     assert graph.sums == Totals()
-
-
-def test_empty_conversation_has_empty_graph() -> None:
-    """A conversation with only a root has a graph without nodes."""
-    graph = make_graph(make_node(1, 0, "root"), head=1)
-    assert (graph.nodes, graph.head) == ((), 0)
+    empty = make_graph(make_node(1, 0, "root"), head=1)
+    assert (empty.nodes, empty.head) == ((), 0)
 
 
 def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
@@ -168,32 +152,27 @@ def node_ids(layout: Layout) -> list[int]:
 
 
 def test_long_run_is_folded_without_its_ends() -> None:
-    """The first and last response have their own rows, and those between them share one row."""
+    """The responses between the first, the last, marked and chosen ones share a row, without recursion."""
     layout = compute_layout(make_chain(50), 50)
     assert [len(row.nodes) for row in layout.rows] == [1, 48, 1]
     assert layout.rows[1].sums == Totals(48, 480, 48, 240)
     assert layout.lanes == 1
-
-
-def test_marked_and_chosen_nodes_are_not_folded() -> None:
-    """Nodes with a mark and the chosen node have their own rows."""
     nodes = make_chain(50)
     nodes[10] = GraphNode(11, 10, marks=frozenset({"compacted"}))
     alone = {row.node.id for row in compute_layout(nodes, 31).rows if not row.is_fold}
     assert {11, 31, 1, 50} <= alone
+    assert len(compute_layout(make_chain(10_000), 10000).rows) == 3
+    for unfolded in (frozenset({6}), ALL_NODES):  # one node of a run unfolds it
+        assert len(compute_layout(make_chain(10_000), 10000, unfolded).rows) == 10_000
 
 
-def test_side_branches_share_a_lane() -> None:
-    """Two forks, one after the other, need only two lanes."""
+def test_lanes_and_totals_of_branches() -> None:
+    """Two forks share a lane, the path to the chosen node is the first one, and a branch has totals from its fork."""
     nodes = [*make_chain(9), GraphNode(20, 3), GraphNode(21, 7)]
     layout = compute_layout(nodes, 9)
     assert layout.lanes == 2
     lanes = {row.node.id: row.lane for row in layout.rows}
     assert (lanes[20], lanes[21], lanes[9]) == (1, 1, 0)
-
-
-def test_main_line_leads_to_chosen_node() -> None:
-    """The path to the chosen node is in the first lane, even if it is short, and its edges are marked."""
     nodes = [*make_chain(9), GraphNode(20, 3)]
     layout = compute_layout(nodes, 20)
     assert {row.node.id for row in layout.rows if row.on_path} == {1, 2, 3, 20}
@@ -201,10 +180,6 @@ def test_main_line_leads_to_chosen_node() -> None:
     assert lanes[20] == 0
     assert lanes[9] == 1
     assert sum(edge.on_path for edge in layout.edges) == 3
-
-
-def test_branch_ends_with_its_totals() -> None:
-    """The main line counts from the root, a side branch from its branching point."""
     nodes = [*make_chain(4), *make_chain(2, 11, 2)]
     ends = {row.node.id: row.branch for row in compute_layout(nodes, 4).rows if row.branch}
     assert ends == {4: Totals(4, 40, 4, 20), 12: Totals(2, 20, 2, 10)}
@@ -212,8 +187,8 @@ def test_branch_ends_with_its_totals() -> None:
 
 
 @given(trees(), st.integers(0, 30))
-def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int) -> None:
-    """Each node is in exactly one row, at or below its parent, and edges lead downwards."""
+def test_layout_of_any_tree(nodes: list[GraphNode], chosen: int) -> None:
+    """Each node is in one row, at or below its parent, each lane belongs to one line, and totals add up."""
     layout = compute_layout(nodes, chosen)
     assert sorted(node_ids(layout)) == sorted(node.id for node in nodes)
     row_of = {node.id: row for row, each in enumerate(layout.rows) for node in each.nodes}
@@ -223,21 +198,11 @@ def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int
         not row.nodes[0].parent for row in layout.rows
     )
     assert all(edge.to_lane - edge.lane in (0, 1) for edge in layout.edges)
-
-
-@given(trees())
-def test_lines_do_not_share_a_lane_in_one_row(nodes: list[GraphNode]) -> None:
-    """A lane belongs to one line from its first row to its last."""
-    layout = compute_layout(nodes)
+    layout = compute_layout(nodes, chosen)
     for edge in layout.edges:
         between = layout.rows[edge.start + 1 : edge.end]
         assert all(row.lane > edge.lane for row in between)
-
-
-@given(trees())
-def test_totals_of_branches_sum_to_total(nodes: list[GraphNode]) -> None:
-    """Each response is counted in exactly one branch."""
-    ends = [row.branch for row in compute_layout(nodes).rows if row.branch]
+    ends = [row.branch for row in compute_layout(nodes, chosen).rows if row.branch]
     assert sum(ends, Totals()) == sum((node.sums for node in nodes), Totals())
 
 
@@ -245,10 +210,3 @@ def test_nodes_in_a_cycle_are_left_out() -> None:
     """Only nodes reachable from a root are drawn for a damaged tree."""
     nodes = [GraphNode(1, 1), GraphNode(2, 9), GraphNode(3, 4), GraphNode(4, 3)]
     assert sorted(node_ids(compute_layout(nodes, 3))) == [1, 2]
-
-
-def test_deep_chain_does_not_recurse() -> None:
-    """A chain of ten thousand responses is laid out folded and unfolded without recursion."""
-    assert len(compute_layout(make_chain(10_000), 10000).rows) == 3
-    for unfolded in (frozenset({6}), ALL_NODES):  # one node of a run unfolds it
-        assert len(compute_layout(make_chain(10_000), 10000, unfolded).rows) == 10_000
