@@ -15,8 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from for_each import for_each
-from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
+from kedge.cli import COMMANDS, SYNONYMS, group, load_command
 from kedge.cli.base import (
     find_hint,
     get_setting,
@@ -62,11 +61,8 @@ def load_commands() -> list[tuple[str, click.Command]]:
     return commands
 
 
-RESPECT_PERMISSIONS = (
-    "setpriv",
-    "--bounding-set=-dac_override,-dac_read_search",
-    "--inh-caps=-dac_override,-dac_read_search",
-)
+OVERRIDES = "-dac_override,-dac_read_search"
+RESPECT_PERMISSIONS = ("setpriv", f"--bounding-set={OVERRIDES}", f"--inh-caps={OVERRIDES}")
 """Runs a command to which the permissions of files apply, although root runs it."""
 
 
@@ -96,17 +92,10 @@ def test_read_only_store_can_be_read(tmp_path: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     reading = [["conversations"], *([name, "quay"] for name in ("show", "tree", "inspect"))]
     writing = [["chat", "-c", "quay"], ["chat"], ["doctor", "--json"]]
-    done = subprocess.run(
-        [
-            *(RESPECT_PERMISSIONS if os.geteuid() == 0 else ()),
-            *(sys.executable, "-c", RUN_ALL, json.dumps([*reading, *writing])),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        env={**os.environ, **environ},
-    )
+    prefix = RESPECT_PERMISSIONS if os.geteuid() == 0 else ()
+    command = [*prefix, sys.executable, "-c", RUN_ALL, json.dumps([*reading, *writing])]
+    environ = {**os.environ, **environ}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     *read, failed, unnamed, doctor = json.loads(done.stdout)
     for code, output, errors in read:
         assert code == 0, errors
@@ -157,15 +146,10 @@ def test_full_disk_is_reported(tmp_path: Path, arguments: list[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
     environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "kedge", *arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "kedge", *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
-            check=False,
-            env=environ,
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environ
         )
     assert done.returncode == 1
     assert done.stderr == (
@@ -175,12 +159,9 @@ def test_full_disk_is_reported(tmp_path: Path, arguments: list[str]) -> None:
 
 def test_command_runs_with_closed_standard_streams(tmp_path: Path) -> None:
     """A command succeeds if its standard streams are closed, as in some services."""
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -m kedge config --json <&- >&- 2>&-', sys.executable],
-        timeout=300,
-        check=False,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
-    )
+    command = ["sh", "-c", 'exec "$0" -m kedge config --json <&- >&- 2>&-', sys.executable]
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(command, check=False, env=environ)
     assert done.returncode == 0
 
 
@@ -216,29 +197,23 @@ def test_output_in_other_encodings_has_replacements(
     assert "\u4e16" in runner.invoke(group, ["export"]).stdout_bytes.decode("utf-8")
 
 
-def test_text_is_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are broken between words, and only if the output is a terminal."""
+def test_text_is_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines are broken between words and columns truncated only on a terminal; columns fit their content."""
     text = "the conversation is stored\nunder " + "x" * 50
     assert wrap_text(text) == text
+    print_table(("a", "b"), [("1", "x" * 200), ("22", "multi\nline")])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "a   b"
+    assert second == f"1   {'x' * 200}"
+    assert third == "22  multi line"
+    print_table(("a", "b"), [("1", "x" * 200)], width=40)
+    assert capsys.readouterr().out.splitlines()[1].endswith("…")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "20")
-    assert wrap_text(text, indent="  ").split("\n") == [
-        "the conversation is",
-        "  stored",
-        "under",
-        "  " + "x" * 50,
-    ]
-
-
-def test_sqlite_errors_are_not_internal_errors() -> None:
-    """An untranslated SQLite error is reported with its message."""
-
-    @kedge_command()
-    def broken() -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    result = CliRunner().invoke(broken)
-    assert "SQLite reports: disk I/O error" in result.stderr
+    lines = wrap_text(text, indent="  ").split("\n")
+    assert lines == ["the conversation is", "  stored", "under", "  " + "x" * 50]
 
 
 def list_imports(*arguments: str) -> tuple[str, set[str]]:
@@ -262,17 +237,13 @@ def test_help_lists_every_command_without_importing_it() -> None:
     assert {name for name in loaded if name.startswith("kedge")} == {"kedge", "kedge.cli"}
 
 
-@for_each("first", COMMANDS)
-def test_every_command_has_json_and_verbose(first: str) -> None:
+def test_every_command_has_json_and_verbose() -> None:
     """Every command has both options, and its line in the list matches its own help."""
-    for name, click_command in load_commands():
-        if name.split()[0] == first:
-            options = {flag for param in click_command.params for flag in param.opts}
-            assert {"--json", "-v"} <= options or isinstance(click_command, click.Group)
-            assert click_command.get_short_help_str(200) == COMMANDS.get(
-                name, click_command.short_help
-            )
-            assert CliRunner().invoke(click_command, ["--help"]).exit_code == 0
+    for name, each in load_commands():
+        options = {flag for param in each.params for flag in param.opts}
+        assert {"--json", "-v"} <= options or isinstance(each, click.Group), name
+        assert each.get_short_help_str(200) == COMMANDS.get(name, each.short_help)
+        assert CliRunner().invoke(each, ["--help"]).exit_code == 0
 
 
 def find_section(name: str) -> str:
@@ -291,7 +262,7 @@ def list_options(click_command: click.Command) -> list[str]:
 
 
 def test_every_command_and_option_is_documented() -> None:
-    """Every option is in a section of docs/cli.md that names its command."""
+    """Every option is described, in a section of docs/cli.md that names its command, and ``--store`` uniformly."""
     missing = [
         f"{name} {flag}"
         for name, click_command in load_commands()
@@ -301,10 +272,6 @@ def test_every_command_and_option_is_documented() -> None:
     assert missing == []
     assert [name for name, _ in load_commands() if not find_section(name)] == []
     assert find_section("no-such-command") == ""
-
-
-def test_help_is_complete_and_uniform() -> None:
-    """Every option is described, and ``--store`` is described in the same way everywhere."""
     options = [
         param
         for _, click_command in load_commands()
@@ -353,8 +320,8 @@ def make_failing_command(error: Exception) -> click.Command:
     return click_command
 
 
-def test_kedge_error_is_one_line_and_a_hint() -> None:
-    """The exit code is 1, ``-v`` adds the traceback, and ``--json`` prints an object."""
+def test_errors_are_one_line_and_a_hint() -> None:
+    """The exit code is 1, ``-v`` adds the traceback, ``--json`` prints an object; only ``-v`` shows user data."""
     click_command = make_failing_command(CannotConnect("no key\nfor openai"))
     plain = CliRunner().invoke(click_command)
     assert plain.exit_code == 1
@@ -363,43 +330,18 @@ def test_kedge_error_is_one_line_and_a_hint() -> None:
     assert len(plain.stderr.splitlines()) == 2
     assert "Traceback" in CliRunner().invoke(click_command, ["-v"]).stderr
     records = json.loads(CliRunner().invoke(click_command, ["--json"]).stderr)
-    assert records == {
-        "error": "no key for openai",
-        "kind": "CannotConnect",
-        "hint": records["hint"],
-    }
-
-
-def test_error_cannot_control_the_terminal() -> None:
-    """Control characters in the message of a server are replaced."""
+    text = {"error": "no key for openai", "kind": "CannotConnect"}
+    assert records == {**text, "hint": records["hint"]}
     click_command = make_failing_command(KedgeError("it answered \x1b]0;x\x07"))
     assert CliRunner().invoke(click_command).stderr == "Error: it answered �]0;x�\n"
-
-
-def test_internal_error_is_reported_without_content() -> None:
-    """The message of an internal error may contain user data, so it is shown only with ``-v``."""
     click_command = make_failing_command(ValueError("planted words"))
     plain = CliRunner().invoke(click_command)
     assert plain.exit_code == 1
     assert "internal error: ValueError" in plain.stderr
     assert "planted" not in plain.stderr
     assert "planted" in CliRunner().invoke(click_command, ["-v"]).stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "command_name"),
-    [
-        ("Hé".encode("utf-16"), "iconv -f utf-16"),
-        (gzip.compress(b"[]"), "gunzip"),
-        ("été".encode("latin-1"), "iconv -f latin1"),
-    ],
-    ids=["utf-16", "gzip", "latin-1"],  # the bytes of gzip contain the time
-)
-def test_hint_for_text_that_is_not_utf8(content: bytes, command_name: str) -> None:
-    """The hint names the command that converts such a file."""
-    with pytest.raises(UnicodeDecodeError) as caught:
-        content.decode()
-    assert command_name in base.find_hint(caught.value)
+    result = CliRunner().invoke(make_failing_command(sqlite3.OperationalError("disk I/O error")))
+    assert "SQLite reports: disk I/O error" in result.stderr
 
 
 def test_only_errors_of_settings_refer_to_the_check_of_settings(
@@ -416,10 +358,18 @@ def test_only_errors_of_settings_refer_to_the_check_of_settings(
 
 
 def test_hint_fits_the_error() -> None:
-    """A list of faults that names a surrogate is not about an encoding, nor an MCP server about keys."""
+    """A surrogate in a list is no encoding, an MCP server has no keys, and other text names how to convert it."""
     assert find_hint(InvalidSetting("choose one of lone_surrogate")) == ""
     assert find_hint(IsADirectoryError(errno.EISDIR, "Is a directory")) == "Use the path of a file."
     assert "UTF-8" in find_hint(InvalidSetting("lone surrogate at character 0"))
+    for content, command_name in (
+        ("Hé".encode("utf-16"), "iconv -f utf-16"),
+        (gzip.compress(b"[]"), "gunzip"),
+        ("été".encode("latin-1"), "iconv -f latin1"),
+    ):
+        with pytest.raises(UnicodeDecodeError) as caught:
+            content.decode()
+        assert command_name in find_hint(caught.value)
     assert "--mcp" in find_hint(CannotConnect("the MCP server x is not available: it ended"))
 
 
@@ -492,17 +442,6 @@ def test_closed_output_pipe_is_no_error() -> None:
     done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("file")
     assert done.stderr == ""
-
-
-def test_tables_are_aligned_and_not_truncated_in_pipes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns are as wide as their content, and only a terminal truncates the last one."""
-    print_table(("a", "b"), [("1", "x" * 200), ("22", "multi\nline")])
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "a   b"
-    assert second == f"1   {'x' * 200}"
-    assert third == "22  multi line"
-    print_table(("a", "b"), [("1", "x" * 200)], width=40)
-    assert capsys.readouterr().out.splitlines()[1].endswith("…")
 
 
 @pytest.mark.parametrize(

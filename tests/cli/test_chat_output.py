@@ -15,8 +15,8 @@ from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, us
 TOOL_CALL = tool_call("look", {"at": "\x1b[2J sea"}, call_id="call_1")
 
 
-def test_tool_call_is_one_line() -> None:
-    """The line has the shortened first line of the result, without control characters."""
+def test_events_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tool calls, healed, resent and lost responses are one line each, on a line of their own."""
     result = tool_result("call_1", "x" * 100 + "\nsecond line")
     line = format_event(ToolFinished(TOOL_CALL, result))
     assert line.startswith("[look {")
@@ -24,32 +24,18 @@ def test_tool_call_is_one_line() -> None:
     assert "second" not in line
     assert "\x1b" not in line
     assert format_event(ToolFinished(TOOL_CALL, tool_result("call_1", " "))).endswith("-> ]")
-
-
-def test_healing_and_fallback_are_one_line() -> None:
-    """Healed, resent and lost responses are one line each; other events print nothing."""
-    assert (
-        format_event(Healed("gone"))
-        == "[the server no longer had the earlier response; the full conversation was resent]"
-    )
+    resent = "[the server no longer had the earlier response; the full conversation was resent]"
+    assert format_event(Healed("gone")) == resent
     assert format_event(FellBack("expired")) == "[sent in full: expired]"
-    assert (
-        format_event(ServerForgot("resp_1")) == "[the server answered without the earlier context]"
-    )
+    forgot = format_event(ServerForgot("resp_1"))
+    assert forgot == "[the server answered without the earlier context]"
     assert format_event(TextDelta("x")) == ""
     assert format_status([]) == "[nothing sent]"
-
-
-def test_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line in brackets after a partial answer starts on a new line."""
     output = TextOutput()
     output.show_event(RefusalDelta("I cannot"))
     output.show_event(Healed("gone"))
     output.stop()
-    assert (
-        capsys.readouterr().out
-        == "I cannot\n[the server no longer had the earlier response; the full conversation was resent]\n"
-    )
+    assert capsys.readouterr().out == f"I cannot\n{resent}\n"
 
 
 def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -> None:

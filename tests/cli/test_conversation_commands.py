@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,13 +12,18 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from cli.sample_store import run_command, run_json, serve_sample_store
 from kedge.chat import Chat
 from kedge.cli import group
 from kedge.cli.inspect import inspect_file
-from kedge.cli.store_options import complete_names, confirmations_file, remember, require_confirmed
+from kedge.cli.store_options import (
+    complete_names,
+    confirmations_file,
+    model_references,
+    remember,
+    require_confirmed,
+)
 from kedge.config import store_url
 from kedge.errors import KedgeError, StoreFull
 from kedge.event_loops import run_sync
@@ -35,11 +41,21 @@ CHAT = [
 ]
 
 
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, TestServer]]:
+    """Yield a store of sample conversations and its server, which the tests of the module share."""
+    path = tmp_path_factory.mktemp("sample") / "sample.db"
+    with serve_sample_store(path) as server:
+        yield path, server
+
+
 @pytest.fixture
-def server(store_path: Path) -> Iterator[TestServer]:
-    """Yield the server of the sample conversations."""
-    with serve_sample_store(store_path) as server:
-        yield server
+def server(store_path: Path, sample: tuple[Path, TestServer]) -> TestServer:
+    """Copy the sample conversations for this test, and return their server."""
+    path, server = sample
+    remember(model_references(f"responses:{server.base_url}#practice"))
+    shutil.copy(path, store_path)
+    return server
 
 
 TWO_HOURS_LATER = (
@@ -125,7 +141,7 @@ def test_conversation_can_be_followed(
 
 
 def test_conversations_are_listed(server: TestServer) -> None:
-    """Conversations are listed newest first, with answers, tokens and forks, and filtered by tag."""
+    """Conversations are listed newest first, with answers, tokens and forks, filtered, sorted and paged."""
     quay, harbour = run_json("conversations")
     assert (quay["title"], harbour["title"]) == ("quay", "harbour")
     assert harbour["responses"] == 3
@@ -137,10 +153,6 @@ def test_conversations_are_listed(server: TestServer) -> None:
     assert lines[0].split() == ["id", "responses", "tokens", "cached", "changed", "title"]
     assert "harbour #ships" in lines[2]
     assert len(run_json("conversations", "--limit", "1")) == 1
-
-
-def test_conversations_are_filtered_sorted_and_paged(server: TestServer) -> None:
-    """Filters are model, status and time; ``--offset`` continues after ``--limit``."""
 
     def titles(*options: str) -> list[str]:
         return [row["title"] for row in run_json("conversations", *options)]
@@ -161,8 +173,41 @@ def test_conversations_are_filtered_sorted_and_paged(server: TestServer) -> None
     assert titles("--archived", "--status", "archived") == ["quay"]
 
 
-def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--last`` works at another node and before new blocks are followed."""
+def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None:
+    """An unknown or ambiguous name is reported; a fork with the same title is named by its id."""
+    other, harbour = (each["id"] for each in run_json("conversations")[:2])
+    for name in ("harbour", harbour, harbour[:-2]):
+        assert run_json("show", name)["id"] == harbour
+    missing = run_command("show", "nowhere")
+    assert missing.exit_code == 1
+    assert "there is no conversation 'nowhere'" in missing.stderr
+    assert "there is no conversation 'conv_'" in run_command("show", "conv_").stderr
+    shared = next(harbour[:end] for end in range(20, 0, -1) if other.startswith(harbour[:end]))
+    assert "give more of the id" in run_command("show", shared).stderr
+    (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]
+    run_command("fork", "harbour")
+    assert run_json("fork", "harbour")["forked_from"] == row["id"]
+    exported = run_command("export", row["id"]).stdout
+    repeated = run_command("import", "-", stdin=exported)
+    assert repeated.exit_code == 0, repeated.output
+    rejected = run_command("show", "harbour")
+    assert rejected.exit_code == 1
+    assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
+
+
+def test_show_prints_messages_up_to_a_node(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are printed up to the head or another node; ``--last`` limits them, also with ``--follow``."""
+    result = run_command("show", "harbour").output
+    assert result.index("My name is Ada.") < result.index("What is my name?")
+    assert "2+3" not in result
+    assert "2+3" in run_command("show", "harbour", "--at", "5").output
+    blocks = run_json("show", "harbour", "--at", "3")["blocks"]
+    assert [block["kind"] for block in blocks] == ["user", "assistant"]
+    response = run_json("tree", "harbour")["nodes"][4]["response"]["response_id"]
+    assert run_json("show", "harbour", "--at", response)["node"] == 5
+    assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
     blocks = run_json("show", "harbour")["blocks"]
     assert run_json("show", "harbour", "--last", "2")["blocks"] == blocks[-2:]
     assert run_json("show", "harbour", "--last", "1", "--at", "3")["blocks"] == blocks[1:2]
@@ -180,32 +225,6 @@ def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.Mon
     assert [json.loads(line) for line in lines] == blocks[-1:]
 
 
-def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None:
-    """An unknown or ambiguous name is reported."""
-    other, harbour = (each["id"] for each in run_json("conversations")[:2])
-    for name in ("harbour", harbour, harbour[:-2]):
-        assert run_json("show", name)["id"] == harbour
-    missing = run_command("show", "nowhere")
-    assert missing.exit_code == 1
-    assert "there is no conversation 'nowhere'" in missing.stderr
-    assert "there is no conversation 'conv_'" in run_command("show", "conv_").stderr
-    shared = next(harbour[:end] for end in range(20, 0, -1) if other.startswith(harbour[:end]))
-    assert "give more of the id" in run_command("show", shared).stderr
-
-
-def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:
-    """Messages are printed up to the head or up to any node of the tree."""
-    result = run_command("show", "harbour").output
-    assert result.index("My name is Ada.") < result.index("What is my name?")
-    assert "2+3" not in result
-    assert "2+3" in run_command("show", "harbour", "--at", "5").output
-    blocks = run_json("show", "harbour", "--at", "3")["blocks"]
-    assert [block["kind"] for block in blocks] == ["user", "assistant"]
-    response = run_json("tree", "harbour")["nodes"][4]["response"]["response_id"]
-    assert run_json("show", "harbour", "--at", response)["node"] == 5
-    assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
-
-
 def test_show_lists_images_and_files(store_path: Path) -> None:
     """Each image and file of a message or tool result is a line with its type and size, name or URL."""
 
@@ -221,12 +240,8 @@ def test_show_lists_images_and_files(store_path: Path) -> None:
     run_sync(store_blocks())
     shown = run_command("show", "Pictures", "--full").output
     picture = "[image image/png, 3 kB]"
-    attachments = [
-        picture,
-        "[file report.pdf, application/pdf, 5 B]",
-        "[image https://example.com/a.png]",
-    ]
-    assert "\n".join(["You", "See:", *attachments, "", "You", picture, ""]) in shown
+    others = "[file report.pdf, application/pdf, 5 B]", "[image https://example.com/a.png]"
+    assert "\n".join(["You", "See:", picture, *others, "", "You", picture, ""]) in shown
     assert shown.endswith(f"tool result\n{picture}\n")
     assert "base64" not in run_command("show", "Pictures").output
 
@@ -263,8 +278,13 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Pa
     assert "[lost: the server no longer has this response]" in tree
 
 
-def test_inspect_prints_blocks_plan_and_savings() -> None:
-    """The output has the origin and tokens of each block, the anchor, the sent blocks and the savings."""
+def test_inspect_prints_blocks_plan_and_savings(server: TestServer) -> None:
+    """The output has the blocks, anchor, plan and savings, or for another provider why candidates are rejected."""
+    plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
+    assert plan["anchor"] == ""
+    assert {each["reason"] for each in plan["rejected"]} == {"scope"}
+    assert "another provider" in plan["rejected"][0]["words"]
+    assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
     run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
     report = run_json("inspect", "pier", "--say", "And?")
     assert [block["sent"] for block in report["blocks"]] == [False] * 4 + [True]
@@ -306,8 +326,8 @@ def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
     assert "Chained on resp_" in output
 
 
-def test_inspect_reports_invalid_file(tmp_path: Path) -> None:
-    """A file that is neither a Turn nor a chat state, or cannot be read, is reported."""
+def test_inspect_reports_invalid_file(tmp_path: Path, server: TestServer) -> None:
+    """A file that is neither a Turn nor a chat state, cannot be read or does not exist is reported."""
     wrong = tmp_path / "wrong.json"
     for text in ("[]", "[" * 100_000):
         wrong.write_text(text)
@@ -316,6 +336,8 @@ def test_inspect_reports_invalid_file(tmp_path: Path) -> None:
         assert "has no Turn and no chat state" in done.stderr
     with pytest.raises(KedgeError, match="cannot be read"):
         run_sync(inspect_file(tmp_path / "none.json", "practice"))
+    assert "there is no file of this name either" in run_command("inspect", "none.json").stderr
+    assert "file" not in run_command("inspect", "nothing").stderr
 
 
 def test_damaged_confirmations_are_skipped(store_path: Path) -> None:
@@ -325,15 +347,6 @@ def test_damaged_confirmations_are_skipped(store_path: Path) -> None:
         file.write(b'{}\n"th')
     remember(["three"])
     require_confirmed(["one", "two", "three"], "the test", "confirm them")
-
-
-def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:
-    """For another provider, every candidate is rejected with a readable reason."""
-    plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
-    assert plan["anchor"] == ""
-    assert {each["reason"] for each in plan["rejected"]} == {"scope"}
-    assert "another provider" in plan["rejected"][0]["words"]
-    assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
 
 
 def test_diff_compares_nodes_and_forks(server: TestServer) -> None:
@@ -391,12 +404,8 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     imported = run_json("import", str(file), "--store", other)
     assert {row["title"] for row in imported} == {"harbour", "quay"}
     assert run_command("export", "harbour", "--store", other).stdout == lines
-    assert (
-        run_command(
-            "import", "-", "--store", str(tmp_path / "third.db"), stdin=f"\ufeff{lines}"
-        ).exit_code
-        == 0
-    )
+    third = ("import", "-", "--store", str(tmp_path / "third.db"))
+    assert run_command(*third, stdin=f"\ufeff{lines}").exit_code == 0
     broken = run_command("import", "-", "--store", other, stdin=lines[: len(lines) // 2])
     assert broken.exit_code == 1
     assert len(run_json("conversations", "--store", other)) == 2
@@ -425,47 +434,39 @@ def test_failed_export_retains_the_last_one(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
+def test_messages_of_chat_completions_are_imported() -> None:
+    """A list of messages, an object with messages, or lines of these become conversations."""
+    for text, count in (
         (json.dumps(CHAT, indent=2), 1),
         (json.dumps({"messages": CHAT, "tools": []}, indent=2), 1),
         (f"{json.dumps(CHAT)}\n\n{json.dumps({'messages': CHAT})}\n", 2),
-    ],
-)
-def test_messages_of_chat_completions_are_imported(text: str, count: int) -> None:
-    """A list of messages, an object with messages, or lines of these become conversations."""
-    imported = run_json("import", "-", stdin=text)
-    assert len(imported) == count
-    for row in imported:
-        blocks = run_json("show", row["id"])["blocks"]
-        assert [block["kind"] for block in blocks] == ["system", "user", "assistant"]
+    ):
+        imported = run_json("import", "-", stdin=text)
+        assert len(imported) == count
+        for row in imported:
+            blocks = run_json("show", row["id"])["blocks"]
+            assert [block["kind"] for block in blocks] == ["system", "user", "assistant"]
 
 
-@pytest.mark.parametrize("arguments", [["show"], ["undo"], ["delete", "--yes"], ["export"]])
-def test_empty_name_is_no_conversation(arguments: list[str]) -> None:
+def test_empty_name_is_no_conversation() -> None:
     """The name of an unset variable does not select a conversation without a title."""
     run_json("import", "-", stdin=json.dumps(CHAT))
-    assert "there is no conversation ''" in run_command(*arguments, "").stderr
+    for arguments in (["show"], ["undo"], ["delete", "--yes"], ["export"]):
+        assert "there is no conversation ''" in run_command(*arguments, "").stderr
     assert len(run_json("conversations")) == 1
 
 
 ARGUMENTS = {
-    "show": ["harbour"],
-    "tree": ["harbour"],
-    "inspect": ["harbour"],
+    **{name: ["harbour"] for name in ("show", "tree", "inspect", "undo", "redo", "fork")},
     "diff": ["harbour", "3"],
-    "undo": ["harbour"],
-    "redo": ["harbour"],
     "rename": ["quay", "pier"],
     "tag": ["harbour", "x"],
-    "archive": ["pier"],
-    "fork": ["harbour"],
     "search": ["Ada"],
-    "export": ["--out", "lines.jsonl"],
-    "import": ["lines.jsonl", "--store", "other.db"],
+    "archive": ["pier"],
     "delete": ["pier", "--yes"],
     "chat": ["Hello", "--model", "practice"],
+    "export": ["--out", "lines.jsonl"],
+    "import": ["lines.jsonl", "--store", "other.db"],
 }
 """The arguments of the documented commands that need some."""
 
@@ -491,20 +492,10 @@ def test_json_has_the_documented_members(
         assert found == [each for each in members if (name, each) != ("inspect", "file")], name
 
 
-def test_missing_file_is_named(server: TestServer) -> None:
-    """A name that looks like a file is neither a conversation nor a file."""
-    assert "there is no file of this name either" in run_command("inspect", "none.json").stderr
-    assert "file" not in run_command("inspect", "nothing").stderr
-
-
 def test_import_of_nothing_is_reported() -> None:
-    """An empty file is no error, but a message says that it has no conversations."""
+    """An empty file is no error; an invalid message is named with its position, and nothing is imported."""
     assert run_json("import", "-", stdin="") == []
     assert "Nothing was imported" in run_command("import", "-", stdin="\n").stdout
-
-
-def test_import_of_invalid_messages_changes_nothing() -> None:
-    """An invalid message is named with its chat and position, and nothing is imported."""
     lines = [json.dumps(CHAT), json.dumps({"messages": [{"role": "user"}]})]
     done = run_command("import", "-", stdin="\n".join(lines))
     assert done.exit_code == 1
@@ -556,16 +547,16 @@ def test_imported_server_address_needs_confirmation(
     assert run_json("inspect", "harbour")["model"] == address
 
 
-def test_verify_checks_the_store_and_the_server(server: TestServer, store_path: Path) -> None:
+def test_verify_checks_the_store_and_the_server(store_path: Path) -> None:
     """Agreement is reported, and a changed block is damage with exit code 1."""
-    report = run_json("verify", "--server")
-    assert report["ok"]
-    assert [audit["agrees"] for audit in report["audits"]] == [True, True]
-    assert "agrees  harbour" in run_command("verify", "harbour", "--server").output
-    server.forget()
-    verified = run_json("verify", "harbour", "--server")
-    assert verified["audits"][0]["agrees"] is None
-
+    with serve_sample_store(store_path) as server:
+        report = run_json("verify", "--server")
+        assert report["ok"]
+        assert [audit["agrees"] for audit in report["audits"]] == [True, True]
+        assert "agrees  harbour" in run_command("verify", "harbour", "--server").output
+        server.forget()
+        verified = run_json("verify", "harbour", "--server")
+        assert verified["audits"][0]["agrees"] is None
     execute(store_path, "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')")
     unknown = run_command("verify", "nope")
     assert unknown.exit_code == 1
@@ -678,16 +669,3 @@ def test_conversation_expires_after_its_ttl(store_path: Path) -> None:
     assert [row["id"] for row in run_json("conversations")] == [expired]
     assert run_command("gc").exit_code == 0
     assert run_json("conversations") == []
-
-
-def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
-    """A fork with the same title is named by its id; an ambiguous title is an error."""
-    (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]
-    run_command("fork", "harbour")
-    assert run_json("fork", "harbour")["forked_from"] == row["id"]
-    exported = run_command("export", row["id"]).stdout
-    repeated = CliRunner().invoke(group, ["import", "-"], input=exported)
-    assert repeated.exit_code == 0, repeated.output
-    rejected = CliRunner().invoke(group, ["show", "harbour"])
-    assert rejected.exit_code == 1
-    assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr

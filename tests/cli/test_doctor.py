@@ -32,7 +32,7 @@ def run_doctor(*arguments: str) -> tuple[Result, dict[str, dict[str, Any]]]:
 
 
 def test_fresh_machine_has_no_problems() -> None:
-    """Versions are listed, and missing keys are only a note because the practice model needs none."""
+    """Versions are listed, missing keys are only a note, and the text has a symbol per check and a summary."""
     result, checks = run_doctor()
     assert result.exit_code == 0
     assert checks["python"]["state"] == "ok"
@@ -40,16 +40,31 @@ def test_fresh_machine_has_no_problems() -> None:
     assert checks["keys"]["state"] == "note"
     assert "OPENAI_API_KEY" in checks["keys"]["advice"]
     assert "does not exist yet" in checks["server.db"]["found"]
+    output = CliRunner().invoke(command).output
+    assert "✓ python" in output
+    assert "! keys" in output
+    assert "No problems found." in output
+    assert "use --online" in output
 
 
-def test_store_without_a_folder_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A store whose folder does not exist could not be created when it is needed."""
+def test_problems_of_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A missing folder and a disk without space are problems; a store that is not yet migrated is none."""
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "nowhere" / "kedge.db"))
     result, checks = run_doctor()
     assert result.exit_code == 1
     assert "its folder does not exist" in checks["store"]["found"]
+    monkeypatch.delenv("KEDGE_STORE")
+    monkeypatch.setattr("kedge.cli.doctor.MIN_FREE_BYTES", 1 << 80)
+    result, checks = run_doctor()
+    assert result.exit_code == 1
+    assert "free" in checks["folder"]["found"]
+    assert "Free some space" in checks["folder"]["advice"]
+    folder = tmp_path / "kedge"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "kedge.db")) as database:
+        database.execute("CREATE TABLE other (name TEXT)")
+    _, checks = run_doctor()
+    assert "server" not in checks
 
 
 def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
@@ -79,34 +94,6 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_store_of_older_version_has_no_evidence(tmp_path: Path) -> None:
-    """A store that is not yet migrated has no evidence and is not an error."""
-    folder = tmp_path / "kedge"
-    folder.mkdir()
-    with closing(sqlite3.connect(folder / "kedge.db")) as database:
-        database.execute("CREATE TABLE other (name TEXT)")
-    _, checks = run_doctor()
-    assert "server" not in checks
-
-
-def test_nearly_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk with too little free space is reported, because conversations could not be stored."""
-    monkeypatch.setattr("kedge.cli.doctor.MIN_FREE_BYTES", 1 << 80)
-    result, checks = run_doctor()
-    assert result.exit_code == 1
-    assert "free" in checks["folder"]["found"]
-    assert "Free some space" in checks["folder"]["advice"]
-
-
-def test_text_output_has_a_line_per_check_and_a_summary() -> None:
-    """Symbols distinguish the results without color."""
-    output = CliRunner().invoke(command).output
-    assert "✓ python" in output
-    assert "! keys" in output
-    assert "No problems found." in output
-    assert "use --online" in output
-
-
 def test_keys_are_shown_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """API keys are masked, and a key with invalid characters is a problem."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -134,7 +121,7 @@ def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is ignored is noted, with the one that is most likely meant."""
+    """A variable that is ignored is noted with the one that is most likely meant, and so is the rollback variable."""
     monkeypatch.setenv("KEDGE_PORT", "9000")
     result, checks = run_doctor()
     assert result.exit_code == 0
@@ -144,10 +131,12 @@ def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         "found": "KEDGE_PORT is ignored: it is not a setting",
         "advice": "Did you mean KEDGE_SERVE_PORT?",
     }
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
+    assert run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
 
 
 def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A secret in a file that others can read is reported with the command that fixes it."""
+    """A secret in a file that others can read is reported with the remedy; an address without a password is none."""
     file = tmp_path / "config.toml"
     file.write_text('[serve]\ntoken = "planted"\n')
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
@@ -155,13 +144,6 @@ def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "chmod 600" in run_doctor()[1]["config"]["advice"]
     file.chmod(0o600)
     assert run_doctor()[1]["config"]["advice"] == ""
-
-
-def test_file_with_addresses_without_password_may_be_readable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Only a password makes a model string or an address a secret."""
-    file = tmp_path / "config.toml"
     file.write_text('model = "openai:gpt-5.1"\nstore = "postgresql://ada@db/kedge"\n')
     file.chmod(0o644)
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
@@ -169,12 +151,6 @@ def test_file_with_addresses_without_password_may_be_readable(
     assert run_doctor()[1]["config"]["state"] == "ok"
     file.write_text('store = "postgresql://ada:planted-pass@db/kedge"\n')
     assert "contains store" in run_doctor()[1]["config"]["advice"]
-
-
-def test_rollback_switch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rollback variable is reported, because it may have been left set by mistake."""
-    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
-    assert run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
 
 
 def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

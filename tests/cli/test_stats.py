@@ -35,7 +35,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
 
 
 def test_json_has_all_statistics(filled: None) -> None:
-    """The JSON output has totals and the same numbers over time."""
+    """JSON has totals and numbers over time, text has charts; an empty name or invalid time is an error."""
     report = run_json("stats", "--buckets", "4")
     assert report["requests"]["total"] == 5
     assert report["requests"]["healed"] == [{"name": "gone", "count": 1}]
@@ -44,10 +44,6 @@ def test_json_has_all_statistics(filled: None) -> None:
     assert report["chains"]["lengths"] == [[1, 1], [3, 1]]
     assert sum(each["requests"] for each in report["over_time"]) == 5
     assert len(report["over_time"]) == 4
-
-
-def test_text_output_has_charts(filled: None) -> None:
-    """The text output has tables, bars and sparklines."""
     output = run_command("stats").stdout
     for expected in (
         "5 in 1 conversation ",
@@ -59,6 +55,10 @@ def test_text_output_has_charts(filled: None) -> None:
         "█",
     ):
         assert expected in output
+    assert "there is no conversation ''" in run_command("stats", "--conversation", "").stderr
+    done = run_command("stats", "--since", "tomorrow")
+    assert done.exit_code == 2
+    assert "write 2026-11-15" in done.stderr
 
 
 def test_latency_without_answers_is_described_by_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,33 +69,17 @@ def test_latency_without_answers_is_described_by_words(capsys: pytest.CaptureFix
     assert "latency       no answers\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "total"),
-    [
-        (["--since", "1h"], 5),
-        (["--until", "1h"], 0),
-        (["--since", "2020-01-01", "--until", "2020-01-02T12:00"], 0),
-        (["--model", MODEL], 5),
-        (["--provider", "nobody"], 0),
-    ],
-)
-def test_statistics_are_filtered(options: list[str], total: int, filled: None) -> None:
+def test_statistics_are_filtered(filled: None) -> None:
     """Statistics are filtered by time, model and provider."""
-    assert run_json("stats", *options)["requests"]["total"] == total
-    if not total:
-        assert "No requests in this range" in run_command("stats", *options).stdout
-
-
-def test_empty_name_is_no_conversation(filled: None) -> None:
-    """The name of an unset variable does not select all conversations."""
-    assert "there is no conversation ''" in run_command("stats", "--conversation", "").stderr
-
-
-def test_invalid_time_is_reported(filled: None) -> None:
-    """An invalid time is a usage error that shows the accepted formats."""
-    done = run_command("stats", "--since", "tomorrow")
-    assert done.exit_code == 2
-    assert "write 2026-11-15" in done.stderr
+    for total, options in (
+        (5, ["--since", "1h"]),
+        (0, ["--until", "1h"]),
+        (0, ["--since", "2020-01-01", "--until", "2020-01-02T12:00"]),
+        (5, ["--model", MODEL]),
+        (0, ["--provider", "nobody"]),
+    ):
+        assert run_json("stats", *options)["requests"]["total"] == total
+        assert ("No requests in this range" in run_command("stats", *options).stdout) != bool(total)
 
 
 def test_sparkline_shows_small_values() -> None:

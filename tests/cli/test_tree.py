@@ -63,16 +63,12 @@ def test_marks_of_node_are_printed(kind: str, changes: dict[str, Any], marks: li
 
 
 def test_mark_is_described_as_text() -> None:
-    """Known codes are described as text, and an unknown one is printed unchanged."""
+    """Known codes are described as text, others are printed unchanged; the JSON has all nodes, oldest first."""
     assert describe_mark("lost", "gone") == "lost: the server no longer has this response"
     assert describe_mark("healed", "gone") == RESENT
     assert describe_mark("healed", "new reason") == "healed: new reason"
     assert describe_mark("lost", "") == "lost"
     assert "818 B sent" in render_tree(make_tree(sent_bytes=818), NOW)[0]
-
-
-def test_json_has_all_nodes() -> None:
-    """The JSON output has all nodes, oldest first."""
     report = make_tree(status="lost").to_json(NOW)
     root, node = report["nodes"]
     assert make_tree(status="lost").to_json(NOW, limit=1)["nodes"] == [node]
@@ -96,27 +92,15 @@ def draw_text(*parents: int, head: int = 0, limit: int = 0) -> str:
     return "\n".join(lanes for lanes, _ in draw_graph(make_stored(*parents, head=head), limit))
 
 
-def test_tree_without_forks_has_one_lane() -> None:
-    """A tree without a fork is drawn in one lane."""
+def test_branches_are_lanes() -> None:
+    """The head is in the first lane, a fork joins above its parent, and a limit leaves out the oldest nodes."""
     assert draw_text(0, 1, 2) == "●\n●\n●"
-
-
-def test_fork_joins_above_its_parent() -> None:
-    """The branch of the head is the first lane."""
     assert draw_text(0, 1, 2, 2, 3, head=5) == "●\n●\n│ ●\n├─┘\n●\n●"
     lines = list(draw_graph(make_stored(0, 1, 2, 2, 3, head=4)))
     assert [node.id for _, node in lines if node] == [4, 5, 3, 2, 1]
-
-
-def test_branches_of_branches_have_further_lanes() -> None:
-    """Several branches of one node use the same lane, one after the other."""
     nested = ["●", "│ ●", "│ │ ●", "│ ├─┘", "│ ●", "├─┘", "●"]
     assert draw_text(0, 1, 2, 2, 1, head=5).split("\n") == nested
     assert draw_text(0, 1, 1, 1, head=4).split("\n") == ["●", "│ ●", "├─┘", "│ ●", "├─┘", "●"]
-
-
-def test_limit_draws_newest_nodes() -> None:
-    """With a limit, a branch whose parent is not drawn does not join."""
     assert draw_text(0, 1, 2, 2, head=4, limit=2) == "●\n│ ●"
     assert draw_text(0, 1, 2, 2, head=4, limit=3) == "●\n│ ●\n├─┘\n●"
 

@@ -48,7 +48,7 @@ def test_delete_deletes_the_object_of_the_conversation() -> None:
 
 
 def test_gc_deletes_unused_objects(store_path: Path) -> None:
-    """``--dry-run`` lists an unused object and deletes nothing; without it, the object is deleted."""
+    """``--dry-run`` lists unused objects, also of the practice model; without it, they are deleted."""
     with serve() as server:
         object_id = chat(server)
         assert run_json("gc", "--dry-run")["objects"] == []
@@ -62,6 +62,14 @@ def test_gc_deletes_unused_objects(store_path: Path) -> None:
         assert (found["objects_deleted"], found["objects_kept"]) == ([listed], [])
         assert not has_object(server, object_id)
         assert run_json("gc", "--dry-run")["objects"] == []
+    done = run_command(
+        "chat", "--model", "practice", "--mode", "conversation", "-c", "quay", stdin="Hello\n"
+    )
+    assert done.exit_code == 0, done.output
+    delete_rows(store_path, "quay")
+    assert len(run_json("gc", "--dry-run")["objects"]) == 1
+    assert len(run_json("gc")["objects_deleted"]) == 1
+    assert run_json("gc", "--dry-run")["objects"] == []
 
 
 def test_gc_retains_objects_that_it_cannot_delete(
@@ -110,15 +118,3 @@ def test_gc_names_what_is_missing(
     (kept,) = run_json("gc")["objects_kept"]
     assert (kept["scope"], kept["id"]) == (scope, "conv_1")
     assert problem in kept["problem"]
-
-
-def test_gc_deletes_objects_of_the_practice_model(store_path: Path) -> None:
-    """The practice model stores its objects next to the store, and they are deleted there."""
-    done = run_command(
-        "chat", "--model", "practice", "--mode", "conversation", "-c", "quay", stdin="Hello\n"
-    )
-    assert done.exit_code == 0, done.output
-    delete_rows(store_path, "quay")
-    assert len(run_json("gc", "--dry-run")["objects"]) == 1
-    assert len(run_json("gc")["objects_deleted"]) == 1
-    assert run_json("gc", "--dry-run")["objects"] == []

@@ -123,6 +123,26 @@ async def test_other_namespaces_are_inaccessible(
     """Another namespace and the default one can neither read nor change the data, nor count it in statistics."""
     before = await alice.store.export(alice.row)
     other = store.use_namespace(namespace) if namespace else store
+    assert await list_summaries(other, show="all") == ([], 0)
+    assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
+    assert await list_labels(other) == ([], [])
+    assert await find_by_title(other, "talk", 10) == []
+    assert await load_exchanges(other, alice.nodes[-1].id) == []
+    assert await get_revision(other) == (0, 0)
+    for read in (read_tree, load_last_blocks, list_tree_conversations):
+        with pytest.raises(NotInStore):
+            await read(other, alice.row)
+    with pytest.raises(NotInStore):
+        await load_attached(other, alice.row, "blk")
+    analytics = await analyze(other)
+    counts = (analytics.requests.total, analytics.chains.count, analytics.branching.points)
+    assert (counts, analytics.models) == ((0, 0, 0), ())
+    assert await analyze_over_time(other) == ()
+    own_analytics = await analyze(alice.store)
+    assert (own_analytics.requests.total, own_analytics.chains.count) == (2, 2)
+    assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
+    evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
+    assert evidence == []
     for row_call in ROW_CALLS.values():
         with pytest.raises(NotInStore):
             await row_call(other, alice.row, alice.nodes[-1])
@@ -145,26 +165,6 @@ async def test_other_namespaces_are_inaccessible(
     assert await alice.store.load_evidence("server key") == {"owner": "alice"}
     assert await alice.store.export(alice.row) == before
     assert await alice.store.mark_lost(record, "gone") is True
-    assert await list_summaries(other, show="all") == ([], 0)
-    assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
-    assert await list_labels(other) == ([], [])
-    assert await find_by_title(other, "talk", 10) == []
-    assert await load_exchanges(other, alice.nodes[-1].id) == []
-    assert await get_revision(other) == (0, 0)
-    for read in (read_tree, load_last_blocks, list_tree_conversations):
-        with pytest.raises(NotInStore):
-            await read(other, alice.row)
-    with pytest.raises(NotInStore):
-        await load_attached(other, alice.row, "blk")
-    analytics = await analyze(other)
-    counts = (analytics.requests.total, analytics.chains.count, analytics.branching.points)
-    assert (counts, analytics.models) == ((0, 0, 0), ())
-    assert await analyze_over_time(other) == ()
-    own_analytics = await analyze(alice.store)
-    assert (own_analytics.requests.total, own_analytics.chains.count) == (2, 2)
-    assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
-    evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
-    assert evidence == []
 
 
 async def read_everything(store: Store) -> list[Any]:

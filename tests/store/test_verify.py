@@ -166,9 +166,8 @@ async def test_path_that_is_not_a_turn_is_reported(store: Store) -> None:
     (damage,) = await store.verify()
     assert "two blocks have the id 'twice'" in damage.problem
     row, _ = await create_conversation(store, 3)
-    await store.database.write(
-        lambda tx: tx.run("UPDATE blocks SET body = '{\"kind\":' WHERE id = 2")
-    )
+    broken = "UPDATE blocks SET body = '{\"kind\":' WHERE id = (SELECT MAX(id) FROM blocks) - 4"
+    await store.database.write(lambda tx: tx.run(broken))
     with pytest.raises(StoreDamaged, match="block 1 cannot be read"):
         await store.load(row)
 
