@@ -13,6 +13,7 @@ from kedge.server.routes import message_requests as messages
 from kedge.server.routes.message_errors import error_body
 from strategies import scale_examples
 
+FUNCTION = {"name": "f", "arguments": "{}"}
 CHAT: dict[str, Any] = {
     "model": "m",
     "messages": [
@@ -21,9 +22,7 @@ CHAT: dict[str, Any] = {
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-            ],
+            "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}],
         },
         {"role": "tool", "tool_call_id": "c", "content": "5"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
@@ -42,33 +41,21 @@ CHAT: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "max_tokens": 5,
 }
+IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": ""}
+TOOL_USE = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+RESULTS = [
+    {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]},
+    {"type": "document", "source": PDF},
+]
 MESSAGE: dict[str, Any] = {
     "model": "m",
     "max_tokens": 2000,
     "system": [{"type": "text", "text": "Be kind."}],
     "messages": [
         {"role": "user", "content": "Hi"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "text", "text": "Well"},
-                {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "t",
-                    "content": [{"type": "image", "source": {"type": "url", "url": "u"}}],
-                },
-                {
-                    "type": "document",
-                    "source": {"type": "base64", "media_type": "application/pdf", "data": ""},
-                },
-            ],
-        },
+        {"role": "assistant", "content": [{"type": "text", "text": "Well"}, TOOL_USE]},
+        {"role": "user", "content": RESULTS},
     ],
     "tools": [{"name": "f", "input_schema": {"type": "object"}}],
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
@@ -101,45 +88,39 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
     return body
 
 
-@settings(max_examples=scale_examples(150))
-@given(path=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), remove=st.booleans())
-def test_damaged_chat_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
-    """A chat request with one part replaced or removed raises only API errors."""
-    check_parse(chat.parse_request, damage(CHAT, path, junk, remove=remove))
+def parse_message(body: Any) -> dict[str, Any]:
+    return messages.parse_request(body, lambda _: None)
 
 
-@settings(max_examples=scale_examples(150))
-@given(path=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), remove=st.booleans())
-def test_damaged_message_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
-    """A message request with one part replaced or removed raises only API errors."""
-    check_parse(
-        lambda body: messages.parse_request(body, lambda _: None),
-        damage(MESSAGE, path, junk, remove=remove),
-    )
-
-
-def check_parse(read: Any, body: Any) -> None:
-    error = find_error(read, body)
-    if error is None:
-        return
-    assert 400 <= error.status < 500
-    json.dumps(error.body())
-    message = error_body(error, None)["error"]["message"]
-    assert message
-    assert "{" not in message or "{" in json.dumps(body)
-
-
-def find_error(read: Any, body: Any) -> ApiError | None:
-    """Return the error of a rejected request, or None if it is accepted and serializable."""
+def check_parse(parse: Any, body: Any) -> None:
+    """Check that a body is accepted and serializable, or rejected with an API error."""
+    error = None
     try:
-        question = read(body)
-    except ApiError as error:
-        return error
-    json.dumps(question)
-    return None
+        json.dumps(parse(body))
+    except ApiError as raised:
+        error = raised
+    if error is not None:
+        assert 400 <= error.status < 500
+        json.dumps(error.body())
+        message = error_body(error, None)["error"]["message"]
+        assert message
+        assert "{" not in message or "{" in json.dumps(body)
+
+
+PARSERS: list[tuple[Any, Any]] = [(chat.parse_request, CHAT), (parse_message, MESSAGE)]
+damages = st.sampled_from(
+    [(parse, body, path) for parse, body in PARSERS for path in json_paths(body)]
+)
+
+
+@settings(max_examples=scale_examples(300))
+@given(damaged=damages, junk=st.sampled_from(JUNK), remove=st.booleans())
+def test_damaged_request_is_accepted_or_rejected(damaged: Any, junk: Any, remove: bool) -> None:
+    """A request of which one part is replaced or removed raises only API errors."""
+    parse, body, path = damaged
+    check_parse(parse, damage(body, path, junk, remove=remove))
 
 
 def test_undamaged_requests_are_accepted() -> None:
-    """The requests that the other tests damage are valid."""
-    assert len(chat.parse_request(CHAT)["input"]) == 5
-    assert len(messages.parse_request(MESSAGE, lambda _: None)["input"]) == 5
+    """The requests that the other test damages are valid."""
+    assert [len(parse(body)["input"]) for parse, body in PARSERS] == [5, 5]

@@ -7,7 +7,7 @@ is rejected with its path, and any other JSON is accepted or rejected without an
 import copy
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Required, Union, cast, get_args, get_origin
 
 import httpx2 as httpx
@@ -31,40 +31,21 @@ from kedge.testing import serve
 from server.waiting import TIMEOUT
 
 # Members for which the hosted API is stricter than the package's types, and valid sample values.
-OUTPUT_ONLY = {
-    ("ResponseReasoningItemParam", "status"),
-}
+OUTPUT_ONLY = {("ResponseReasoningItemParam", "status")}
 ALWAYS_REQUIRED = {("FunctionCallOutput", "call_id")}
 VALUES: dict[str, Any] = {
-    "compact_threshold": 2_000,
-    "max_output_tokens": 16,
-    "score_threshold": 0.5,
-    "name": "a_name",
-}
+    "compact_threshold": 2_000, "max_output_tokens": 16, "score_threshold": 0.5, "name": "a_name",
+}  # fmt: skip
 TYPES = {"ContextManagement": "compaction"}
 ID_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "web_search_call": "ws",
-    "file_search_call": "fs",
-    "computer_call": "cu",
-    "code_interpreter_call": "ci",
-    "image_generation_call": "ig",
-    "local_shell_call": "lsh",
-    "shell_call": "sh",
-    "shell_call_output": "sho",
-    "apply_patch_call": "apc",
-    "apply_patch_call_output": "apco",
-    "mcp_list_tools": "mcpl",
-    "mcp_approval_request": "mcpr",
-    "mcp_approval_response": "mcpr",
-    "mcp_call": "mcp",
-    "compaction": "cmp",
-}
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "web_search_call": "ws",
+    "file_search_call": "fs", "computer_call": "cu", "code_interpreter_call": "ci",
+    "image_generation_call": "ig", "local_shell_call": "lsh", "shell_call": "sh",
+    "shell_call_output": "sho", "apply_patch_call": "apc", "apply_patch_call_output": "apco",
+    "mcp_list_tools": "mcpl", "mcp_approval_request": "mcpr", "mcp_approval_response": "mcpr",
+    "mcp_call": "mcp", "compaction": "cmp",
+}  # fmt: skip
 
 
 def sample_values(hint: Any, name: str = "") -> list[Any]:
@@ -91,30 +72,25 @@ def sample_values(hint: Any, name: str = "") -> list[Any]:
 
 
 def sample_objects(shape: Any) -> list[dict[str, Any]]:
+    hints = get_type_hints(shape, include_extras=True)
     members = {
         name: sample_values(hint, name)
-        for name, hint in get_type_hints(shape, include_extras=True).items()
+        for name, hint in hints.items()
         if (shape.__name__, name) not in OUTPUT_ONLY
-    }
-    required = {
-        name
-        for name, hint in get_type_hints(shape, include_extras=True).items()
-        if get_origin(hint) is Required
-        or name in shape.__required_keys__
-        or (shape.__name__, name) in ALWAYS_REQUIRED
     }
     if shape.__name__ in TYPES:
         members["type"] = [TYPES[shape.__name__]]
+    needed = {name for owner, name in ALWAYS_REQUIRED if owner == shape.__name__}
+    required = needed | shape.__required_keys__
+    required |= {name for name, hint in hints.items() if get_origin(hint) is Required}
     minimal = {name: values[0] for name, values in members.items() if name in required}
-    variants = [minimal]
-    variants += [
+    variants = [
         minimal | {name: value}
         for name, values in members.items()
         for value in values
-        if not (value is None and (shape.__name__, name) in ALWAYS_REQUIRED)
+        if not (value is None and name in needed)
     ]
-    variants.append({name: values[0] for name, values in members.items()})
-    return variants
+    return [minimal, *variants, {name: values[0] for name, values in members.items()}]
 
 
 def with_id(item: dict[str, Any]) -> dict[str, Any]:
@@ -159,15 +135,17 @@ def find_error(check: Any, body: Any) -> ApiError | None:
     return None
 
 
-def test_every_item_type_is_accepted() -> None:
-    """All item types are accepted, with minimal members and with each member and choice."""
+def list_errors(bodies: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Return the messages of the errors by the parameters of the request."""
+    found = ((body, find_error(requests.check_create, {"model": "m"} | body)) for body in bodies)
+    return {json.dumps(body): error.message for body, error in found if error}
+
+
+def test_every_item_and_tool_type_is_accepted() -> None:
+    """All types of items and tools are accepted, with minimal members and with each member and choice."""
     assert {item["type"] for item in list_items() if item.get("type")} == set(ITEM_TYPES)
-    errors = {
-        f"{json.dumps(item)}: {error.message}"
-        for item in list_items()
-        if (error := find_error(requests.check_create, {"model": "m", "input": [item]}))
-    }
-    assert errors == set()
+    assert list_errors({"input": [item]} for item in list_items()) == {}
+    assert list_errors({"input": "x", "tools": [tool]} for tool in TOOLS) == {}
 
 
 def test_server_accepts_every_item_type_on_every_endpoint() -> None:
@@ -184,20 +162,6 @@ def test_server_accepts_every_item_type_on_every_endpoint() -> None:
                 http.post("conversations", json={"items": [item]}),
             ]
             assert max(answer.status_code for answer in answers) < 500, item
-
-
-def test_every_tool_type_is_accepted() -> None:
-    """All types of tools are accepted, including hosted tools."""
-    errors = {
-        f"{json.dumps(tool)}: {error.message}"
-        for tool in TOOLS
-        if (
-            error := find_error(
-                requests.check_create, {"model": "m", "input": "x", "tools": [tool]}
-            )
-        )
-    }
-    assert errors == set()
 
 
 @for_each(
@@ -229,41 +193,30 @@ FREE_FORM = {
     "metadata", "parameters", "schema", "env", "headers", "attributes", "filters", "output_schema",
     "input_schema",
 }  # fmt: skip
-
+MESSAGE = {
+    "type": "message", "id": "msg_1", "role": "assistant", "phase": "final_answer",
+    "content": [{"type": "output_text", "text": "hello", "annotations": []}], "status": "completed",
+}  # fmt: skip
+SHELL_CALL = {
+    "type": "shell_call", "call_id": "call_2", "environment": {"type": "local"},
+    "action": {"commands": ["ls"], "timeout_ms": 10},
+}  # fmt: skip
+SHELL_RESULT = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+GRAMMAR = {"type": "grammar", "definition": "x", "syntax": "lark"}
 FULL_BODY = {
     "model": "m",
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]},
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "hello", "annotations": []}],
-            "phase": "final_answer",
-            "status": "completed",
-        },
+        MESSAGE,
         {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "call_1", "output": "ok"},
-        {
-            "type": "shell_call",
-            "call_id": "call_2",
-            "action": {"commands": ["ls"], "timeout_ms": 10},
-            "environment": {"type": "local"},
-        },
-        {
-            "type": "shell_call_output",
-            "call_id": "call_2",
-            "output": [{"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
-        },
+        SHELL_CALL,
+        {"type": "shell_call_output", "call_id": "call_2", "output": [SHELL_RESULT]},
     ],
     "tools": [
         {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
-        {
-            "type": "custom",
-            "name": "g",
-            "format": {"type": "grammar", "definition": "x", "syntax": "lark"},
-        },
+        {"type": "custom", "name": "g", "format": GRAMMAR},
         {"type": "mcp", "server_label": "s", "require_approval": {"always": {"read_only": True}}},
     ],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []},
@@ -289,12 +242,8 @@ def json_paths(value: Any, path: JsonPath = ()) -> Iterator[tuple[JsonPath, Any]
     yield path, value
     if path and path[-1] in FREE_FORM:
         return
-    children = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value if isinstance(value, list) else [])
-    )
-    for key, child in children:
+    members = value.items() if isinstance(value, dict) else ()
+    for key, child in enumerate(value) if isinstance(value, list) else members:
         yield from json_paths(child, (*path, key))
 
 
@@ -313,30 +262,31 @@ def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
     return body
 
 
-def test_full_body_is_valid() -> None:
-    """The body that the following tests change is valid."""
-    requests.check_create(FULL_BODY)
+def check_change(path: JsonPath, change: Any, codes: set[str], *reported: JsonPath) -> None:
+    """Check that a change of the full body is an error with one of the codes, reported at one of the paths."""
+    error = find_error(requests.check_create, change_at(path, change))
+    assert error is not None, path
+    assert error.code in codes, path
+    assert error.param in [format_path(each) for each in reported]
 
 
 def test_unknown_member_is_rejected_at_any_path() -> None:
-    """An unknown member at any position is reported with its full path."""
+    """An unknown member at any position of a valid body is reported with its full path."""
+    requests.check_create(FULL_BODY)
     for at, value in json_paths(FULL_BODY):
         if isinstance(value, dict) and not (at and at[-1] in FREE_FORM):
             path = (*at, "zzz")
-            body = change_at(path, lambda container, key: container.update({key: 1}))
-            error = find_error(requests.check_create, body)
-            assert error is not None, path
-            assert (error.param, error.code) == (format_path(path), "unknown_parameter")
+            check_change(
+                path, lambda owner, key: owner.update({key: 1}), {"unknown_parameter"}, path
+            )
 
 
 def test_wrong_type_is_rejected_at_any_path() -> None:
     """A value of a wrong type is reported with its path or with that of its parent."""
+    codes = {"invalid_type", "invalid_value"}
     for at in [at for at, _ in json_paths(FULL_BODY) if at]:
-        body = change_at(at, lambda container, key: container.__setitem__(key, [[3.5]]))
-        error = find_error(requests.check_create, body)
-        assert error is not None, at
-        assert error.code in {"invalid_type", "invalid_value"}, at
-        assert error.param in {format_path(at), format_path(at[:-1]), format_path((*at, 0))}
+        paths = (at, at[:-1], (*at, 0))
+        check_change(at, lambda owner, key: owner.__setitem__(key, [[3.5]]), codes, *paths)
 
 
 REQUIRED_MEMBERS = {
@@ -357,14 +307,14 @@ REQUIRED_PATHS = [
 
 def test_missing_member_is_rejected_at_any_path() -> None:
     """A missing member is reported with its full path, or with that of its item."""
+    codes = {"missing_required_parameter", "invalid_value"}
     for at in REQUIRED_PATHS:
-        body = change_at(at, lambda container, key: container.__delitem__(key))
-        error = find_error(requests.check_create, body)
-        assert error is not None, at
-        assert error.code in {"missing_required_parameter", "invalid_value"}, at
-        assert error.param in {format_path(at), format_path(at[:-1])}
+        check_change(at, lambda owner, key: owner.__delitem__(key), codes, at, at[:-1])
 
 
+names = st.sampled_from(
+    ["type", "role", "content", "id", "text", "call_id", "name", "format", "tools", "x"]
+) | st.text(st.characters(codec=None), max_size=4)
 values = st.recursive(
     st.none()
     | st.booleans()
@@ -373,27 +323,14 @@ values = st.recursive(
     | st.floats()
     | st.text(st.characters(codec=None), max_size=8)
     | st.sampled_from(["message", "user", "function_call", "input_text", "function", "auto", ""]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["type", "role", "content", "id", "text", "call_id", "name", "format", "tools", "x"]
-            )
-            | st.text(st.characters(codec=None), max_size=4),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
     max_leaves=12,
 )
 CHECKS = [
-    requests.check_create,
-    requests.check_input_tokens,
-    requests.check_compact,
-    requests.check_conversation_create,
-    requests.check_conversation_update,
+    requests.check_create, requests.check_input_tokens, requests.check_compact,
+    requests.check_conversation_create, requests.check_conversation_update,
     requests.check_conversation_items,
-]
+]  # fmt: skip
 
 
 def is_serializable(error: ApiError | None) -> bool:
