@@ -1,6 +1,8 @@
 """Fixtures: a server on a real socket, the official client, and validators for its responses."""
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 from openai.types.responses import ResponseStreamEvent
 from openresponses_types import ResponseResource
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
@@ -18,7 +20,19 @@ from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT
 
+CheckEvent = Callable[[dict[str, Any]], None]
 CheckResponse = Callable[[Any], dict[str, Any]]
+Connect = Callable[[TestServer], OpenAI]
+Scripted = Callable[..., PracticeModel]
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
 
 
 @pytest.fixture
@@ -33,9 +47,6 @@ def transport() -> Iterator[httpx2.Client]:
     """Yield the HTTP client shared by all OpenAI clients: creating a TLS context is slow."""
     with httpx2.Client(timeout=TIMEOUT) as http_client:
         yield http_client
-
-
-Connect = Callable[[TestServer], OpenAI]
 
 
 @pytest.fixture
@@ -74,6 +85,24 @@ def ask(client: OpenAI | AsyncOpenAI, prompt: Any, previous: str | None = None, 
     return create(model="practice", input=prompt, **more)
 
 
+def user_message(text: str) -> Any:
+    """Return an input item."""
+    return {"role": "user", "content": text}
+
+
+def list_texts(server: TestServer) -> list[str]:
+    """Return the texts of the messages that the model saw last."""
+    items = server.requests[-1].context or ()
+    return [item["content"][0]["text"] for item in items if item["type"] == "message"]
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream as they arrive."""
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
 @contextmanager
 def rejects(
     code: str | None, match: str | None = None
@@ -91,7 +120,7 @@ def model() -> GatedModel:
 
 
 @pytest.fixture
-def scripted() -> Callable[..., PracticeModel]:
+def scripted() -> Scripted:
     """Return a function that creates a model with scripted answers."""
 
     def make(*answers: dict[str, Any], **options: Any) -> PracticeModel:
@@ -114,29 +143,6 @@ def check_response_object(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-EVENT_MODELS: dict[str, type[BaseModel]] = {
-    "response.created": spec.ResponseCreatedStreamingEvent,
-    "response.in_progress": spec.ResponseInProgressStreamingEvent,
-    "response.completed": spec.ResponseCompletedStreamingEvent,
-    "response.incomplete": spec.ResponseIncompleteStreamingEvent,
-    "response.failed": spec.ResponseFailedStreamingEvent,
-    "response.output_item.added": spec.ResponseOutputItemAddedStreamingEvent,
-    "response.output_item.done": spec.ResponseOutputItemDoneStreamingEvent,
-    "response.content_part.added": spec.ResponseContentPartAddedStreamingEvent,
-    "response.content_part.done": spec.ResponseContentPartDoneStreamingEvent,
-    "response.output_text.delta": spec.ResponseOutputTextDeltaStreamingEvent,
-    "response.output_text.done": spec.ResponseOutputTextDoneStreamingEvent,
-    "response.refusal.delta": spec.ResponseRefusalDeltaStreamingEvent,
-    "response.refusal.done": spec.ResponseRefusalDoneStreamingEvent,
-    "response.function_call_arguments.delta": (
-        spec.ResponseFunctionCallArgumentsDeltaStreamingEvent
-    ),
-    "response.function_call_arguments.done": spec.ResponseFunctionCallArgumentsDoneStreamingEvent,
-    "response.reasoning_summary_part.added": spec.ResponseReasoningSummaryPartAddedStreamingEvent,
-    "response.reasoning_summary_part.done": spec.ResponseReasoningSummaryPartDoneStreamingEvent,
-    "response.reasoning_summary_text.delta": spec.ResponseReasoningSummaryDeltaStreamingEvent,
-    "response.reasoning_summary_text.done": spec.ResponseReasoningSummaryDoneStreamingEvent,
-}
 HOSTED_ONLY = {
     "error",  # flat in the hosted API, nested in the specification
     "response.custom_tool_call_input.delta",
@@ -149,7 +155,7 @@ HOSTED_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
-def check_event() -> Callable[[dict[str, Any]], None]:
+def check_event() -> CheckEvent:
     """Return a function that validates a stream event against both schemas."""
 
     def check(event: dict[str, Any]) -> None:
@@ -157,7 +163,9 @@ def check_event() -> Callable[[dict[str, Any]], None]:
         if "response" in event:
             check_response_object(event["response"])
         elif event["type"] not in HOSTED_ONLY and "ctc_" not in str(event):
-            EVENT_MODELS[event["type"]].model_validate(event)
+            words = re.split(r"[._]", event["type"].replace("summary_text", "summary"))
+            name = "".join(word.title() for word in words)
+            getattr(spec, f"{name}StreamingEvent").model_validate(event)
 
     return check
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,18 +13,15 @@ from openai.types.responses import Response
 from openai.types.websocket_reconnection import ReconnectingEvent
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from for_each import for_each
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
+from server.conftest import CheckEvent
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until_async
-from server.websocket_client import (
-    Event,
-    WebSocketClient,
-    connect_client,
-    response_text,
-)
+from server.websocket_client import WebSocketClient, connect_client, response_text
 
-CheckEvent = Callable[[dict[str, Any]], None]
+ADA = 'You said first: "I am Ada."'
 
 
 @pytest.fixture
@@ -51,6 +48,16 @@ async def read_completed(connection: AsyncResponsesConnection) -> Response:
         if event.type == "response.completed":
             return event.response
     raise AssertionError("the connection was closed")
+
+
+async def recall(client: WebSocketClient, previous: str, **body: Any) -> str:
+    """Continue a response, and return what its model knows of the first message, or the code of the error."""
+    body = {"prompt": "What did I say first?", "previous_response_id": previous, **body}
+    ended = await client.create_and_read(**body)
+    return ended["error"]["code"] if ended["type"] == "error" else response_text(ended)
+
+
+NOT_FOUND = "previous_response_not_found"
 
 
 async def test_official_client(server: TestServer) -> None:
@@ -109,32 +116,23 @@ async def test_events_equal_those_of_a_stream(
 async def test_unstored_response_is_limited_to_its_connection(
     server: TestServer, ws_client: WebSocketClient
 ) -> None:
-    """An unstored response can be continued only on its connection and is not in the database."""
+    """An unstored response can be continued on its connection until all is forgotten; no database has it."""
     first = await ws_client.create_unstored("I am Ada.")
     async with connect_client(server) as other:
-        rejected = await other.create_and_read(previous_response_id=first)
-    assert rejected["error"]["code"] == "previous_response_not_found"
-    answer = await ws_client.create_and_read(
-        "What did I say first?", previous_response_id=first, store=False
-    )
-    assert response_text(answer) == 'You said first: "I am Ada."'
+        assert await recall(other, first) == NOT_FOUND
+    assert await recall(ws_client, first, stream_id="x", store=False) == ADA
     assert server.call(lambda service: service.responses.find(first)) is None
+    server.forget()
+    assert await recall(ws_client, first, store=False) == NOT_FOUND
 
 
 async def test_only_the_newest_response_of_a_lane_is_remembered(ws_client: WebSocketClient) -> None:
     """An older response of a lane cannot be continued; responses of other lanes can."""
-    first = await ws_client.create_unstored("One", stream_id="a")
+    first = await ws_client.create_unstored("I am Ada.", stream_id="a")
     fork = await ws_client.create_unstored("Two", stream_id="b", previous_response_id=first)
     await ws_client.create_unstored("Three", stream_id="a", previous_response_id=first)
-    rejected = await ws_client.create_and_read(
-        "Four", store=False, stream_id="c", previous_response_id=first
-    )
-    assert rejected["error"]["code"] == "previous_response_not_found"
-    assert rejected["stream_id"] == "c"
-    answer = await ws_client.create_and_read(
-        "What did I say first?", store=False, previous_response_id=fork
-    )
-    assert response_text(answer) == 'You said first: "One"'
+    assert await recall(ws_client, first, store=False, stream_id="c") == NOT_FOUND
+    assert await recall(ws_client, fork, store=False) == ADA
 
 
 @pytest.mark.parametrize(
@@ -157,54 +155,43 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
 async def test_stored_response_includes_its_unstored_ancestors(
     server: TestServer, ws_client: WebSocketClient
 ) -> None:
-    """The unstored ancestors of a stored response are stored with it."""
+    """The unstored ancestors of a stored response are stored with it, and count for its continuations."""
     first = await ws_client.create_unstored("I am Ada.")
     second = await ws_client.create_unstored("I like tea.", previous_response_id=first)
     ended = await ws_client.create_and_read("And now?", previous_response_id=second)
     stored = ended["response"]["id"]
     server.call(lambda service: service.nodes.cache.clear())
-    async with connect_client(server) as other:
-        answer = await other.create_and_read("What did I say first?", previous_response_id=stored)
-    assert response_text(answer) == 'You said first: "I am Ada."'
+    tokens: set[int] = set()
+    for _ in range(2):
+        async with connect_client(server) as other:
+            answer = await other.create_and_read("What did I say?", previous_response_id=stored)
+        tokens.add(answer["response"]["usage"]["input_tokens"])
+    assert len(tokens) == 1
     exchange = server.requests[-1]
     assert (exchange.method, exchange.path, exchange.status) == ("POST", "/v1/responses", 200)
     assert (exchange.transport, exchange.body["previous_response_id"]) == ("websocket", stored)
     roles = [item["role"] for item in exchange.context or ()]
     assert roles == ["user", "assistant"] * 3 + ["user"]
-    tokens = answer["response"]["usage"]["input_tokens"]
-    async with connect_client(server) as other:
-        continued = await other.create_and_read(
-            "What did I say first?", previous_response_id=stored
-        )
-    assert continued["response"]["usage"]["input_tokens"] == tokens
 
 
 async def test_compaction_can_be_continued(ws_client: WebSocketClient) -> None:
     """A compaction can be continued by stored and unstored responses."""
-    first = await ws_client.create_unstored("I am Ada.")
-    compacted = await ws_client.create_unstored(
-        [{"type": "compaction_trigger"}], previous_response_id=first
-    )
-    after = await ws_client.create_unstored("What did I say first?", previous_response_id=compacted)
-    stored = (await ws_client.create_and_read("And?", previous_response_id=after))["response"]["id"]
-    answer = await ws_client.create_and_read("What did I say first?", previous_response_id=stored)
-    assert response_text(answer) == 'You said first: "I am Ada."'
+    last = await ws_client.create_unstored("I am Ada.")
+    for prompt in ([{"type": "compaction_trigger"}], "And?"):
+        last = await ws_client.create_unstored(prompt, previous_response_id=last)
+    stored = await ws_client.create_and_read("And?", previous_response_id=last)
+    assert await recall(ws_client, stored["response"]["id"]) == ADA
 
 
-async def test_warm_up_has_no_output_and_can_be_continued(
-    server: TestServer, ws_client: WebSocketClient
-) -> None:
+async def test_warm_up_has_no_output_and_can_be_continued(ws_client: WebSocketClient) -> None:
     """``generate: false`` stores the context and does not call the model."""
     for store in (True, False):
         warm = await ws_client.create_and_read("I am Ada.", generate=False, store=store)
         assert warm["type"] == "response.completed"
         assert warm["response"]["output"] == []
-        assert warm["response"]["usage"]["output_tokens"] == 0
-        assert warm["response"]["usage"]["input_tokens"] > 0
-        answer = await ws_client.create_and_read(
-            "What did I say first?", previous_response_id=warm["response"]["id"], store=False
-        )
-        assert response_text(answer) == 'You said first: "I am Ada."'
+        usage = warm["response"]["usage"]
+        assert usage["output_tokens"] == 0 < usage["input_tokens"]
+        assert await recall(ws_client, warm["response"]["id"], store=False) == ADA
 
 
 async def test_zero_data_retention_allows_connection_memory() -> None:
@@ -213,14 +200,8 @@ async def test_zero_data_retention_allows_connection_memory() -> None:
         async with connect_client(server) as ws_client:
             ended = await ws_client.create_and_read("I am Ada.")
             assert ended["response"]["store"] is False
-            answer = await ws_client.create_and_read(
-                "What did I say first?", previous_response_id=ended["response"]["id"]
-            )
-            assert response_text(answer) == 'You said first: "I am Ada."'
-            rejected = await ws_client.create_and_read(
-                "x", previous_response_id=ended["response"]["id"]
-            )
-            assert rejected["error"]["code"] == "previous_response_not_found"
+            assert await recall(ws_client, ended["response"]["id"]) == ADA
+            assert await recall(ws_client, ended["response"]["id"]) == NOT_FOUND
 
 
 async def test_lanes_are_independent_queues() -> None:
@@ -293,53 +274,44 @@ async def test_number_of_lanes_is_limited() -> None:
             }
 
 
-@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 7, None])
+@for_each("name", ["", "a b", "ä", "x" * 257, 7, None])
 async def test_invalid_lane_name_is_rejected(ws_client: WebSocketClient, name: Any) -> None:
     """The error for an invalid lane name has no ``stream_id``."""
     await ws_client.create(stream_id=name)
     rejected = await ws_client.next_event()
-    assert rejected["error"]["code"] == "invalid_stream_id"
-    assert rejected["status"] == 400
+    assert (rejected["status"], rejected["error"]["code"]) == (400, "invalid_stream_id")
     assert "stream_id" not in rejected
 
 
-@pytest.mark.parametrize(
-    ("message", "code", "param"),
+@for_each(
+    ("members", "code", "param"),
     [
         ("{", None, None),
         ("[]", "invalid_type", None),
         ("{}", "missing_required_parameter", "type"),
         ('{"type": "response.steer"}', "invalid_value", "type"),
-        ('{"type": "response.create"}', "missing_required_parameter", "model"),
-        ('{"type": "response.create", "model": "m"}', "missing_required_parameter", "input"),
-        ('{"type": "response.create", "model": "m", "input": "\\ud800"}', "invalid_value", "input"),
+        ('"input": "x"', "missing_required_parameter", "model"),
+        ('"model": "m"', "missing_required_parameter", "input"),
+        ('"model": "m", "input": "\\ud800"', "invalid_value", "input"),
         (
-            '{"type": "response.create", "model": "m", "input": "x", "background": true}',
+            '"model": "m", "input": "x", "background": true',
             "unsupported_parameter",
             "background",
         ),
-        (
-            '{"type": "response.create", "model": "m", "input": "x", "generate": "no"}',
-            "invalid_type",
-            "generate",
-        ),
-        (
-            '{"type": "response.create", "model": "m", "input": "x", "streams": "a"}',
-            "unknown_parameter",
-            "streams",
-        ),
+        ('"model": "m", "input": "x", "generate": "no"', "invalid_type", "generate"),
+        ('"model": "m", "input": "x", "streams": "a"', "unknown_parameter", "streams"),
     ],
 )
 async def test_invalid_message_is_rejected(
-    ws_client: WebSocketClient, message: str, code: str | None, param: str | None
+    ws_client: WebSocketClient, members: str, code: str | None, param: str | None
 ) -> None:
     """An invalid message gets an error event with a status, and the connection stays open."""
+    is_create = members.startswith('"')
+    message = f'{{"type": "response.create", {members}}}' if is_create else members
     await ws_client.connection.send(message)
     rejected = await ws_client.next_event()
-    assert rejected["type"] == "error"
-    assert rejected["status"] == 400
-    assert rejected["error"]["code"] == code
-    assert rejected["error"]["param"] == param
+    assert (rejected["type"], rejected["status"]) == ("error", 400)
+    assert (rejected["error"]["code"], rejected["error"]["param"]) == (code, param)
     assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
@@ -358,9 +330,8 @@ async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
     """An idle connection gets an error event and is closed."""
     with serve(limits=Limits(socket_seconds=0)) as server:
         async with connect_client(server) as ws_client:
-            assert (await ws_client.next_event())["error"][
-                "code"
-            ] == "websocket_connection_limit_reached"
+            error = (await ws_client.next_event())["error"]
+            assert error["code"] == "websocket_connection_limit_reached"
             assert await ws_client.wait_closed() == 1001
 
 
@@ -419,57 +390,50 @@ async def test_stopping_server_fails_responses_after_the_timeout() -> None:
         await asyncio.wait_for(stopping, TIMEOUT)
 
 
-async def test_large_message_closes_the_connection() -> None:
-    """A message above the limit closes the connection with code 1009."""
+@for_each(("message", "code"), [("x" * 2_000, 1009), (b"{}", 1003)])
+async def test_a_large_or_binary_message_closes_the_connection(
+    message: str | bytes, code: int
+) -> None:
+    """A message above the limit, or one that is no text, closes the connection with a code."""
     with serve(limits=Limits(body_bytes=1000)) as server:
         async with connect_client(server) as ws_client:
-            await ws_client.create("x" * 2000)
-            assert await ws_client.wait_closed() == 1009
+            await ws_client.connection.send(message)
+            assert await ws_client.wait_closed() == code
 
 
-async def test_binary_message_closes_the_connection(ws_client: WebSocketClient) -> None:
-    """A binary message closes the connection with code 1003."""
-    await ws_client.connection.send(b"{}")
-    assert await ws_client.wait_closed() == 1003
+async def reject_handshake(server: TestServer, **options: Any) -> tuple[int, Any]:
+    """Return the status of a rejected handshake, and its error."""
+    with pytest.raises(InvalidStatus) as exc_info:
+        async with connect_client(server, **options):
+            pass
+    response = exc_info.value.response
+    assert response.headers["x-request-id"].startswith("req_")
+    return response.status_code, json.loads(response.body or b"")["error"]
 
 
 async def test_handshake_requires_the_token() -> None:
     """A handshake without the token is rejected with an error in the API's format."""
+    right = {"Authorization": "Bearer secret"}
     with serve(token="secret") as server:
-        with pytest.raises(InvalidStatus) as exc_info:
-            async with connect_client(server):
-                pass
-        assert exc_info.value.response.status_code == 401
-        assert b"You didn't provide an API key" in (exc_info.value.response.body or b"")
-        assert exc_info.value.response.headers["x-request-id"].startswith("req_")
-        async with connect_client(
-            server, additional_headers={"Authorization": "Bearer secret"}
-        ) as ws_client:
+        status, error = await reject_handshake(server)
+        assert status == 401
+        assert "You didn't provide an API key" in error["message"]
+        async with connect_client(server, additional_headers=right) as ws_client:
             assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:3000", "null"])
-async def test_foreign_origin_is_rejected(server: TestServer, origin: str) -> None:
+async def test_foreign_origins_and_other_paths_are_rejected(server: TestServer) -> None:
     """A handshake from a page of another origin is rejected; one from a page of the server is accepted."""
-    with pytest.raises(InvalidStatus) as exc_info:
-        async with connect_client(server, additional_headers={"Origin": origin}):
-            pass
-    assert exc_info.value.response.status_code == 403
-    error = json.loads(exc_info.value.response.body or b"")["error"]
-    assert error["code"] == "origin_not_allowed"
-    async with connect_client(server, additional_headers={"Origin": server.url}) as ws_client:
-        ended = await ws_client.create_and_read(stream=False, background=False)  # without effect
-    assert ended["type"] == "response.completed"
-
-
-async def test_other_paths_have_no_socket(server: TestServer) -> None:
-    """A handshake on another path is rejected."""
+    for origin in ("https://evil.example", "http://localhost:3000", "null"):
+        headers = {"Origin": origin}
+        status, error = await reject_handshake(server, additional_headers=headers)
+        assert (status, error["code"]) == (403, "origin_not_allowed")
     with pytest.raises(InvalidStatus):
         async with connect_client(server, path="/conversations"):
             pass
-
-
-# Faults apply to WebSockets too.
+    async with connect_client(server, additional_headers={"Origin": server.url}) as ws_client:
+        ended = await ws_client.create_and_read(stream=False, background=False)  # without effect
+    assert ended["type"] == "response.completed"
 
 
 @pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=3", "cut_in_event=2"])
@@ -486,48 +450,21 @@ async def test_cut_closes_the_connection(
     await wait_until_async(lambda: server.running == 0)
 
 
-async def test_status_fault_is_an_error_event(
-    server: TestServer, ws_client: WebSocketClient
-) -> None:
-    """The error event has the status and headers of the fault."""
+async def test_faults_apply_to_events(server: TestServer, ws_client: WebSocketClient) -> None:
+    """An error event has the status, headers and format of the fault, and events are changed as in a stream."""
     server.faults.set("status=429,retry_after=2", times=1)
     rejected = await ws_client.create_and_read(stream_id="a")
     assert (rejected["status"], rejected["stream_id"]) == (429, "a")
     assert rejected["error"]["headers"]["retry-after"] == "2"
     assert rejected["error"]["headers"]["x-request-id"] == server.requests[-1].request_id
-    assert (await ws_client.create_and_read())["type"] == "response.completed"
-
-
-async def test_errors_of_other_servers_are_unchanged(
-    server: TestServer, ws_client: WebSocketClient
-) -> None:
-    """A fault that imitates another server sends its error in its own format."""
-    server.faults.set("not_found=ogx")
+    server.faults.set("not_found=ogx", times=1)
     rejected = await ws_client.create_and_read(previous_response_id="resp_x")
     assert rejected["status"] == 404
     assert rejected["error"]["detail"] == "Response 'resp_x' not found."
-
-
-async def test_events_can_be_duplicated(server: TestServer, ws_client: WebSocketClient) -> None:
-    """Faults of streams apply to the events of a WebSocket."""
     server.faults.set("duplicate_events,only=response.created", times=1)
     await ws_client.create()
-    events = await ws_client.read_response()
-    assert [event["type"] for event in events[:3]] == [
-        "response.created",
-        "response.created",
-        "response.in_progress",
-    ]
-
-
-async def test_forget_clears_connection_memory(
-    server: TestServer, ws_client: WebSocketClient
-) -> None:
-    """After ``forget``, unstored responses of a connection are not found either."""
-    first = await ws_client.create_unstored()
-    server.forget()
-    rejected = await ws_client.create_and_read(previous_response_id=first, store=False)
-    assert rejected["error"]["code"] == "previous_response_not_found"
+    types = [event["type"] for event in await ws_client.read_response()]
+    assert types[:3] == ["response.created", "response.created", "response.in_progress"]
 
 
 async def test_unexpected_error_closes_only_the_connection(
@@ -546,5 +483,5 @@ async def test_unexpected_error_closes_only_the_connection(
     assert "failed with an internal error: ValueError" in caplog.text
     assert "the words of a conversation" not in caplog.text
     async with connect_client(server) as ws_client:
-        ended: Event = await ws_client.create_and_read()
+        ended = await ws_client.create_and_read()
     assert ended["type"] == "response.completed"
