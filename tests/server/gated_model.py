@@ -19,11 +19,13 @@ def last_user_text(prompt: Prompt) -> str:
 
 
 class GatedModel(PracticeModel):
-    """A model that waits after its first delta if the prompt starts with "wait"."""
+    """A model that waits after its first delta, and a number of words, if the prompt starts with "wait"."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = 0) -> None:
         super().__init__()
+        self.words = words
         self.started: list[str] = []
+        self.waiting: list[str] = []
         self.cancelled: list[str] = []
         self.finished: list[str] = []
         self._gate = asyncio.Event()
@@ -41,8 +43,11 @@ class GatedModel(PracticeModel):
         self.started.append(text)
         yield ItemOpened("text")
         yield ItemDelta("answer ")
+        for _ in range(self.words):
+            yield ItemDelta("word ")
         try:
             if text.startswith("wait"):
+                self.waiting.append(text)
                 await self._gate.wait()
         except asyncio.CancelledError:
             self.cancelled.append(text)
