@@ -3,12 +3,15 @@
 import contextvars
 import logging
 import threading
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import AfterValidator
 
 from for_each import for_each
 from kedge.errors import ToolFailed, UnknownTool
@@ -25,8 +28,12 @@ def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
 async def run_one(function: Any, **arguments: Any) -> ToolRun:
     """Run one call and return its record."""
     toolbox = Toolbox(function)
+    return await run_call(toolbox, *make_calls(*toolbox, **arguments))
+
+
+async def run_call(toolbox: Toolbox, call: ToolCallBlock, **options: Any) -> ToolRun:
     runs: list[ToolRun] = []
-    (result,) = await run_calls(toolbox, make_calls(*toolbox, **arguments), on_run=runs.append)
+    (result,) = await run_calls(toolbox, [call], on_run=runs.append, **options)
     assert [run.result for run in runs] == [result]
     return runs[0]
 
@@ -47,11 +54,7 @@ async def test_results_are_in_the_order_of_the_calls() -> None:
         results = await run_calls(
             Toolbox(after), calls, on_run=lambda run: finished.append(run.call_id)
         )
-    assert [(result.call_id, result.text) for result in results] == [
-        ("c0", "0"),
-        ("c1", "1"),
-        ("c2", "2"),
-    ]
+    assert [result.call_id + result.text for result in results] == ["c00", "c11", "c22"]
     assert finished == ["c2", "c1", "c0"]
 
 
@@ -91,9 +94,7 @@ async def test_a_result_has_the_call_id_kind_and_origin_of_its_call() -> None:
 
     call = tool_call("shout", "hey", call_id="c9", custom=True)
     (result,) = await run_calls(Toolbox(shout), [call], origin="my tools")
-    assert result.call_id == "c9"
-    assert result.custom
-    assert result.origin == "my tools"
+    assert (result.call_id, result.custom, result.origin) == ("c9", True, "my tools")
     assert result.metadata == {"kedge.outcome": "ok"}
     assert result.parts == (TextPart("HEY"), ImagePart("https://kedge.example/a.png"))
 
@@ -103,12 +104,11 @@ async def test_an_unknown_tool_is_answered_with_the_known_tools() -> None:
 
     def get_weather() -> None: ...
 
-    runs: list[ToolRun] = []
-    (result,) = await run_calls(Toolbox(get_weather), make_calls("get_wether"), on_run=runs.append)
-    assert result.text == (
+    run = await run_call(Toolbox(get_weather), *make_calls("get_wether"))
+    assert run.result.text == (
         "There is no tool 'get_wether'; did you mean get_weather? The tools are: get_weather."
     )
-    assert (runs[0].outcome, runs[0].attempts) == ("unknown", 0)
+    assert (run.outcome, run.attempts) == ("unknown", 0)
 
 
 async def test_invalid_arguments_are_answered_with_their_problems() -> None:
@@ -128,18 +128,17 @@ async def test_invalid_arguments_are_answered_with_their_problems() -> None:
     )
 
 
-@pytest.mark.parametrize("custom", [True, False])
+@for_each("custom", [True, False])
 async def test_free_text_and_json_are_distinguished(custom: bool) -> None:
     """A custom call of a function tool, and a JSON call of a custom tool, are answered as invalid."""
 
     def shout(text: str) -> str:
         raise AssertionError
 
-    toolbox = Toolbox(tool(shout, custom=custom))
-    (result,) = await run_calls(toolbox, [tool_call("shout", '{"text": ""}', custom=not custom)])
+    call = tool_call("shout", '{"text": ""}', custom=not custom)
+    run = await run_call(Toolbox(tool(shout, custom=custom)), call)
     expected = "free text, as a custom tool call" if custom else "JSON arguments"
-    assert result.text == f"shout expects {expected}."
-    assert result.metadata["kedge.outcome"] == "invalid"
+    assert (run.outcome, run.result.text) == ("invalid", f"shout expects {expected}.")
 
 
 async def test_an_exception_is_reported_without_its_traceback(
@@ -165,36 +164,34 @@ async def test_an_exception_is_reported_without_its_traceback(
     assert "Traceback" not in caplog.text
 
 
-async def test_tool_failed_sets_the_result() -> None:
-    """The message of ``ToolFailed`` is the result, and the call is not retried."""
+class Odd:
+    def __str__(self) -> str:
+        raise ValueError("no words")
 
-    @tool(retries=3)
-    def book() -> str:
-        raise ToolFailed("All seats are taken; try another day.")
+
+@for_each(
+    ("error", "text"),
+    [
+        (ToolFailed("All seats are taken."), "All seats are taken."),
+        (
+            UnknownTool("x", []),
+            "book failed: UnknownTool: there is no tool 'x'. There are no tools.",
+        ),
+        (ValueError("half \ud800 pair"), "book failed: ValueError: half \ufffd pair"),
+        (Odd(), "book failed: ValueError: no words"),
+    ],
+)
+async def test_an_error_of_a_tool_is_its_result(error: Any, text: str) -> None:
+    """It is not retried by default, or if it is ``ToolFailed``; also an error of Kedge, or of ``__str__``."""
+
+    @tool(retries=3 if isinstance(error, ToolFailed) else 0)
+    def book() -> Any:
+        if isinstance(error, Exception):
+            raise error
+        return error
 
     run = await run_one(book)
-    assert (run.outcome, run.attempts) == ("failed", 1)
-    assert run.result.text == "All seats are taken; try another day."
-
-
-async def test_library_errors_raised_by_a_tool_are_tool_failures() -> None:
-    """An ``UnknownTool`` error raised by the function itself has the outcome ``failed``."""
-
-    def nested() -> None:
-        raise UnknownTool("x", [])
-
-    run = await run_one(nested)
-    assert run.outcome == "failed"
-    assert run.result.text.startswith("nested failed: UnknownTool: there is no tool 'x'")
-
-
-async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:
-    """A lone surrogate in an exception message is replaced."""
-
-    def odd() -> None:
-        raise ValueError("half \ud800 pair")
-
-    assert (await run_one(odd)).result.text == "odd failed: ValueError: half \ufffd pair"
+    assert (run.outcome, run.attempts, run.result.text) == ("failed", 1, text)
 
 
 async def test_failed_calls_are_retried() -> None:
@@ -217,7 +214,7 @@ async def test_failed_calls_are_retried() -> None:
 async def test_the_last_error_is_reported_after_all_retries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If all attempts fail, the result has the last error, and each retry is logged."""
+    """Each retry is logged; an exception that is not in ``retry_on`` is not retried."""
 
     @tool(retries=2, retry_wait=0)
     def broken() -> None:
@@ -230,16 +227,7 @@ async def test_the_last_error_is_reported_after_all_retries(
     retried = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     assert len(retried) == 2
     assert "tool broken failed, attempt 2 of 3, retrying in 0 s (call c0): OSError" in retried[1]
-
-
-async def test_only_exceptions_in_retry_on_are_retried() -> None:
-    """An exception that is not in ``retry_on`` is not retried."""
-
-    @tool(retries=2, retry_wait=0, retry_on=(OSError,))
-    def broken() -> None:
-        raise ValueError("never")
-
-    assert (await run_one(broken)).attempts == 1
+    assert (await run_one(replace(broken, retry_on=(ValueError,)))).attempts == 1
 
 
 async def test_long_output_is_truncated_with_a_note() -> None:
@@ -250,20 +238,6 @@ async def test_long_output_is_truncated_with_a_note() -> None:
 
     (result,) = await run_calls(Toolbox(talk), make_calls("talk"), max_output=9)
     assert result.text == "word word\n[truncated: 9 of 500 characters are shown]"
-
-
-async def test_a_return_value_without_text_is_a_failure() -> None:
-    """A return value whose ``__str__`` raises is reported as a failure with that exception."""
-
-    class Odd:
-        def __str__(self) -> str:
-            raise ValueError("no words")
-
-    def odd() -> Any:
-        return Odd()
-
-    run = await run_one(odd)
-    assert run.result.text == "odd failed: ValueError: no words"
 
 
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,10 +253,8 @@ async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.Monke
         now[0] += 3.0
         return True
 
-    runs: list[ToolRun] = []
-    calls = [tool_call("secret", {"word": "hush"}, call_id="c0")]
-    await run_calls(Toolbox(secret), calls, approve=approve, on_run=runs.append)
-    (run,) = runs
+    call = tool_call("secret", {"word": "hush"}, call_id="c0")
+    run = await run_call(Toolbox(secret), call, approve=approve)
     assert (run.call_id, run.name, run.outcome, run.attempts) == ("c0", "secret", "ok", 1)
     assert (run.seconds, run.waited) == (2.0, 3.0)
     assert run.edited is None
@@ -291,9 +263,6 @@ async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.Monke
 
 async def test_a_validator_that_breaks_is_a_failure() -> None:
     """An exception raised by a validator of an argument is reported as a failure of the tool."""
-    from typing import Annotated
-
-    from pydantic import AfterValidator
 
     def explode(value: int) -> int:
         raise RuntimeError("boom")
@@ -349,32 +318,23 @@ def delete(path: str) -> str:
     return f"deleted {path}"
 
 
-async def run_call(
-    approve: Any, function: Any = delete, arguments: Any = None, custom: bool = False
-) -> ToolRun:
+async def run_approved(approve: Any, function: Any = delete, **arguments: Any) -> ToolRun:
+    """Run a call whose approver is given."""
     toolbox = Toolbox(function)
-    runs: list[ToolRun] = []
-    call_arguments = {"path": "/tmp/a"} if arguments is None else arguments  # noqa: S108
-    call = tool_call(next(iter(toolbox)), call_arguments, call_id="c1", custom=custom)
-    await run_calls(toolbox, [call], approve=approve, on_run=runs.append)
-    return runs[0]
+    call = tool_call(next(iter(toolbox)), arguments or {"path": "a"}, call_id="c1")
+    return await run_call(toolbox, call, approve=approve)
 
 
-@pytest.mark.parametrize("answer", [Allow(), True])
+@for_each("answer", [Allow(), True])
 async def test_an_allowed_call_runs(answer: Any) -> None:
     """The approver receives the call, and a call that it allows runs."""
     calls: list[ToolCallBlock] = []
-
-    def approve(call: ToolCallBlock) -> Any:
-        calls.append(call)
-        return answer
-
-    done = await run_call(approve)
-    assert (done.outcome, done.result.text) == ("ok", "deleted /tmp/a")
+    done = await run_approved(lambda call: (calls.append(call), answer)[1])
+    assert (done.outcome, done.result.text) == ("ok", "deleted a")
     assert [call.call_id for call in calls] == ["c1"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "text"),
     [
         (Deny("not that one"), "The call was denied and did not run: not that one"),
@@ -384,31 +344,24 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
 )
 async def test_a_rejected_call_does_not_run_and_reports_it(answer: Any, text: str) -> None:
     """The result of a denied call contains the approver's reason."""
-    done = await run_call(lambda _: answer)
+    done = await run_approved(lambda _: answer)
     assert (done.outcome, done.attempts, done.result.text) == ("refused", 0, text)
 
 
 async def test_an_edited_call_runs_with_other_arguments() -> None:
-    """The result states the changed arguments, and the call itself is not modified."""
+    """The result states the changed arguments, except with ``tell=False``; the call is not modified."""
 
     async def approve(call: ToolCallBlock) -> Edit:
-        return Edit({"path": "/tmp/b"})  # noqa: S108
+        return Edit({"path": "b"})
 
-    done = await run_call(approve)
-    assert done.outcome == "ok"
-    assert done.result.text == (
-        '[The arguments were changed before the call ran, to: {"path": "/tmp/b"}]\ndeleted /tmp/b'
-    )
-    assert done.call.arguments == '{"path": "/tmp/a"}'
+    done = await run_approved(approve)
+    note = '[The arguments were changed before the call ran, to: {"path": "b"}]\n'
+    assert (done.outcome, done.result.text) == ("ok", f"{note}deleted b")
+    assert done.call.arguments == '{"path": "a"}'
     assert done.edited is not None
-    assert done.edited.arguments == '{"path": "/tmp/b"}'
-    assert done.edited.call_id == "c1"
-
-
-async def test_an_edit_can_be_omitted_from_the_result() -> None:
-    """An edit with ``tell=False`` is not mentioned in the result."""
-    done = await run_call(lambda _: Edit('{"path": "/tmp/b"}', tell=False))
-    assert done.result.text == "deleted /tmp/b"
+    assert (done.edited.arguments, done.edited.call_id) == ('{"path": "b"}', "c1")
+    untold = await run_approved(lambda _: Edit('{"path": "b"}', tell=False))
+    assert untold.result.text == "deleted b"
 
 
 async def test_free_text_can_be_edited() -> None:
@@ -418,20 +371,20 @@ async def test_free_text_can_be_edited() -> None:
     def draw(text: str) -> Any:
         return image(f"https://kedge.example/{text}.png")
 
-    done = await run_call(lambda _: Edit("dog"), draw, "cat", custom=True)
+    call = tool_call("draw", "cat", custom=True)
+    done = await run_call(Toolbox(draw), call, approve=lambda _: Edit("dog"))
     assert done.result.parts[1] == image("https://kedge.example/dog.png")
     assert done.result.text == "[The arguments were changed before the call ran, to: dog]"
 
 
-class BrokenApprover:
-    def __call__(self, call: ToolCallBlock) -> Any:
-        raise RuntimeError("hush")
+def approve_badly(call: ToolCallBlock) -> Any:
+    raise RuntimeError("hush")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("approve", "reason"),
     [
-        (BrokenApprover(), "the approver failed"),
+        (approve_badly, "the approver failed"),
         (lambda _: "yes", "the approver failed"),
         (lambda _: None, "the approver failed"),
         (lambda _: Edit({"path": object()}), "the approver's arguments are not JSON"),
@@ -443,7 +396,8 @@ async def test_a_failing_approver_does_not_approve(
     approve: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the approver fails, the call does not run and the error is logged without its message."""
-    done = await run_call(approve)
+    caplog.clear()
+    done = await run_approved(approve)
     assert (done.outcome, done.attempts) == ("refused", 0)
     assert done.result.text == f"The call was not approved and did not run: {reason}."
     (error,) = [r for r in caplog.records if r.levelno == logging.ERROR]
@@ -457,9 +411,9 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
     def approve(call: ToolCallBlock) -> bool:
         raise AssertionError
 
-    assert (await run_call(approve, arguments={})).outcome == "invalid"
-    (result,) = await run_calls(Toolbox(), [tool_call("x", {})], approve=approve)
-    assert result.metadata["kedge.outcome"] == "unknown"
+    for name, outcome in (("delete", "invalid"), ("x", "unknown")):
+        run = await run_call(Toolbox(delete), tool_call(name, {}), approve=approve)
+        assert run.outcome == outcome
 
 
 @for_each(
@@ -478,7 +432,7 @@ async def test_a_tool_has_its_approval_requirement(
 ) -> None:
     """True requires an approver, False never asks it, and None asks it if there is one."""
     approve = (lambda _: False) if has_approver else None  # pyright: ignore[reportUnknownLambdaType]
-    done = await run_call(approve, tool(delete, approval=approval))
+    done = await run_approved(approve, tool(delete, approval=approval))
     assert done.outcome == outcome
     if approval and not has_approver:
         assert done.result.text == "delete requires approval, and no approver is configured."
@@ -501,16 +455,14 @@ async def test_approvals_are_requested_one_at_a_time() -> None:
         await answers[call.call_id].wait()
         return True
 
-    async def main() -> None:
-        names = ("ask", "ask", "go")
-        calls = [tool_call(name, {}, call_id=f"c{i}") for i, name in enumerate(names)]
-        await run_calls(
-            Toolbox(ask, go), calls, approve=approve, on_run=lambda run: ran.append(run.call_id)
-        )
+    calls = make_calls("ask", "ask", "go")
+    run = partial(
+        run_calls, Toolbox(ask, go), calls, approve=approve, on_run=lambda r: ran.append(r.call_id)
+    )
 
     with anyio.fail_after(300):
         async with anyio.create_task_group() as group:
-            group.start_soon(main)
+            group.start_soon(run)
             await anyio.wait_all_tasks_blocked()
             assert (requested, ran) == (["c0"], ["c2"])
             answers["c0"].set()
@@ -528,12 +480,12 @@ async def test_a_call_cancelled_during_its_approval_does_not_run() -> None:
         await anyio.sleep_forever()
         return True
 
-    async def main() -> None:
-        call = tool_call("delete", {"path": "x"})
-        await run_calls(Toolbox(delete), [call], approve=approve, on_run=runs.append)
-
+    calls = make_calls("delete", path="x")
     async with anyio.create_task_group() as group:
-        group.start_soon(main)
+        group.start_soon(
+            partial(run_calls, Toolbox(delete), calls, approve=approve, on_run=runs.append)
+        )
+        await anyio.wait_all_tasks_blocked()
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     assert runs[0].result.text == "This call was cancelled before it ran."

@@ -4,13 +4,13 @@ import datetime as dt
 import enum
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from for_each import for_each
@@ -19,6 +19,7 @@ from kedge.tools.invoke import MAX_ATTACHMENT, to_parts, truncate_parts
 from kedge.turns import (
     FilePart,
     ImagePart,
+    Part,
     RefusalPart,
     TextPart,
     ToolResultBlock,
@@ -27,8 +28,10 @@ from kedge.turns import (
     item_from_block,
     tool_result,
 )
+from strategies import json_values
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+WEBP = b"RIFF\0\0\0\0WEBPVP8 "
 
 
 class Size(enum.Enum):
@@ -92,6 +95,7 @@ class Odd:
         ({"names": ["a\udcff", {"\udcfe": 1}]}, '{"names":["a\ufffd",{"\ufffd":1}]}'),
         ([Path("a\udcff"), ("b\udcff", math.nan)], '["a\ufffd",["b\ufffd","NaN"]]'),
         (Place.model_construct(name="\ud800"), '{"name":"\ufffd"}'),
+        ((cycle := [], cycle.append(cycle))[0], "[[...]]"),
     ],
 )
 def test_values_other_than_images_become_text(value: Any, text: str) -> None:
@@ -99,31 +103,20 @@ def test_values_other_than_images_become_text(value: Any, text: str) -> None:
     assert to_parts(value) == (TextPart(text),)
 
 
-def test_a_cyclic_value_becomes_its_repr() -> None:
-    """A value that contains itself is converted without an error although it has no JSON."""
-    cycle: list[Any] = []
-    cycle.append(cycle)
-    assert to_parts(cycle) == (TextPart("[[...]]"),)
-
-
-@pytest.mark.parametrize(
-    ("content", "media_type"),
+@for_each(
+    ("content", "part"),
     [
-        (PNG, "image/png"),
-        (b"\xff\xd8\xff\xe0", "image/jpeg"),
-        (b"GIF89a..", "image/gif"),
-        (b"GIF87a..", "image/gif"),
-        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+        (PNG, image(PNG, media_type="image/png")),
+        (b"\xff\xd8\xff\xe0", image(b"\xff\xd8\xff\xe0", media_type="image/jpeg")),
+        (b"GIF89a..", image(b"GIF89a..", media_type="image/gif")),
+        (b"GIF87a..", image(b"GIF87a..", media_type="image/gif")),
+        (WEBP, image(WEBP, media_type="image/webp")),
+        (b"%PDF-1.7", file(b"%PDF-1.7", filename="result.pdf")),
     ],
 )
-def test_image_bytes_become_an_image(content: bytes, media_type: str) -> None:
-    """The type of an image is detected from its first bytes."""
-    assert to_parts(content) == (image(content, media_type=media_type),)
-
-
-def test_a_pdf_is_a_file() -> None:
-    """The bytes of a PDF become a file part."""
-    assert to_parts(b"%PDF-1.7") == (file(b"%PDF-1.7", filename="result.pdf"),)
+def test_bytes_of_images_and_pdfs_become_parts(content: bytes, part: Part) -> None:
+    """The type of an image is detected from its first bytes; a PDF is a file."""
+    assert to_parts(content) == (part,)
 
 
 def test_lists_with_images_become_parts() -> None:
@@ -138,39 +131,21 @@ def test_lists_with_images_become_parts() -> None:
 
 
 def test_text_is_truncated_at_the_limit_with_a_note() -> None:
-    """The limit applies to all text of a result together."""
+    """The limit applies to all text of a result together; a larger attachment is omitted completely."""
     assert truncate_parts((TextPart("12345"),), 5) == (TextPart("12345"),)
-    assert truncate_parts((TextPart("123456"),), 5) == (
-        TextPart("12345\n[truncated: 5 of 6 characters are shown]"),
-    )
     part = ImagePart("https://kedge.example/a.png")
-    assert truncate_parts((TextPart("123"), part, TextPart("456"), TextPart("7")), 5) == (
+    huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
+    parts = (TextPart("123"), part, TextPart("456"), TextPart("7"), huge)
+    assert truncate_parts(parts, 5) == (
         TextPart("123"),
         part,
         TextPart("45\n[truncated: 2 of 3 characters are shown]"),
         TextPart("\n[truncated: 0 of 1 characters are shown]"),
+        TextPart(f"[omitted: an attachment of {MAX_ATTACHMENT + 6:,} characters]"),
     )
 
 
-def test_an_attachment_beyond_the_limit_is_replaced_by_a_note() -> None:
-    """An attachment larger than the limit is omitted completely and replaced by a note."""
-    huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
-    (left,) = truncate_parts((huge,), 5)
-    assert left == TextPart(f"[omitted: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@given(json_values)
+@given(json_values())
 def test_json_is_sent_unchanged(value: Any) -> None:
     """A JSON value can be sent as a result and parsed back to an equal value."""
     parts = to_parts(value)
@@ -231,25 +206,18 @@ class Mute(Exception):
             "ValueError: a; OSError: c",
         ),
         (ExceptionGroup("twice", [ValueError("a"), ValueError("a")]), "ValueError: a"),
+        (ValueError("x" * 10**6), f"ValueError: {'x' * MAX_MESSAGE_CHARS} [cut]"),
     ],
 )
 def test_an_exception_is_described_by_type_and_message(error: Exception, expected: str) -> None:
-    """An exception group is described by the types and messages of its exceptions."""
+    """An exception group is described by its exceptions; a long message is truncated."""
     assert describe_error(error) == expected
 
 
-def test_a_long_message_is_truncated() -> None:
-    """A message longer than ``MAX_MESSAGE_CHARS`` is truncated."""
-    assert describe_error(ValueError("x" * 10**6)) == f"ValueError: {'x' * MAX_MESSAGE_CHARS} [cut]"
-
-
-def test_locate_error_returns_the_source_location_without_the_message() -> None:
-    """The location has the file name, line and function, without the directory."""
+def test_locate_error_returns_the_source_location() -> None:
+    """The location has the file name, line and function, without the message and the directory."""
     with pytest.raises(ValueError, match="hush") as error:
         raise ValueError("hush")
-    position = locate_error(error.value)
-    assert position.startswith("test_output.py:")
-    assert position.endswith(
-        " in test_locate_error_returns_the_source_location_without_the_message"
-    )
+    place = r"test_output\.py:\d+ in test_locate_error_returns_the_source_location"
+    assert re.fullmatch(place, locate_error(error.value))
     assert locate_error(ValueError("hush")) == "an unknown location"

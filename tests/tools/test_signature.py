@@ -10,13 +10,8 @@ from typing_extensions import Doc
 
 from for_each import for_each
 from kedge.errors import InvalidTool
-from kedge.tools.signature import (
-    ToolArgument,
-    get_function_name,
-    is_async,
-    parse_docstring,
-    parse_signature,
-)
+from kedge.tools import signature as signatures
+from kedge.tools.signature import ToolArgument, parse_docstring, parse_signature
 from kedge.turns import ToolCallBlock
 
 if TYPE_CHECKING:
@@ -55,6 +50,10 @@ class Silent:
         return query
 
 
+def argument_names(function: Any) -> list[str]:
+    return [argument.name for argument in parse_signature(function).arguments]
+
+
 def test_a_signature_becomes_arguments() -> None:
     """Arguments have names, types, defaults and descriptions; the parameter for the call is left out."""
     signature = parse_signature(find)
@@ -66,17 +65,12 @@ def test_a_signature_becomes_arguments() -> None:
     )
 
 
-def test_a_bound_method_has_no_self() -> None:
-    """The ``self`` of a bound method is not an argument."""
-    signature = parse_signature(Shelf().find)
-    assert [argument.name for argument in signature.arguments] == ["query"]
-    assert signature.description == "Find it here."
-
-
-def test_a_callable_object_is_named_by_its_class() -> None:
-    """An object with ``__call__`` can be a tool, described by the method or by its class."""
-    assert get_function_name(Shelf()) == "Shelf"
-    assert is_async(Shelf())
+def test_methods_and_callable_objects_can_be_tools() -> None:
+    """``self`` is not an argument; an object is named by its class, and described by it or its method."""
+    assert argument_names(Shelf().find) == ["query"]
+    assert parse_signature(Shelf().find).description == "Find it here."
+    assert signatures.get_function_name(Shelf()) == "Shelf"
+    assert signatures.is_async(Shelf())
     assert parse_signature(Shelf()).description == "A shelf that can be asked."
     assert parse_signature(Silent()).description == "Find it in silence."
 
@@ -90,13 +84,12 @@ def test_bound_parameters_of_a_partial_are_not_arguments() -> None:
 
     bound = functools.partial(fetch, api_key="sk-secret")
     signature = parse_signature(bound)
-    assert get_function_name(bound) == "fetch"
-    assert is_async(bound)
+    assert signatures.get_function_name(bound) == "fetch"
+    assert signatures.is_async(bound)
     assert signature.description == "Fetch it."
-    assert [argument.name for argument in signature.arguments] == ["url", "tries"]
+    assert argument_names(bound) == ["url", "tries"]
     assert "sk-secret" not in repr(signature)
-    first = functools.partial(fetch, "https://kedge.example")
-    assert [argument.name for argument in parse_signature(first).arguments] == ["api_key", "tries"]
+    assert argument_names(functools.partial(fetch, "https://kedge.example")) == ["api_key", "tries"]
 
 
 def test_a_decorated_function_has_its_original_signature() -> None:
@@ -115,10 +108,8 @@ def test_a_doc_annotation_is_a_description() -> None:
     def f(x: Annotated[int, Doc("The x.")], y: Annotated[int, 3, "The y."]) -> int:
         return x + y
 
-    assert [argument.description for argument in parse_signature(f).arguments] == [
-        "The x.",
-        "The y.",
-    ]
+    arguments = parse_signature(f).arguments
+    assert [argument.description for argument in arguments] == ["The x.", "The y."]
 
 
 def positional(x: int, /) -> None: ...
@@ -126,12 +117,6 @@ def many(*xs: int) -> None: ...
 def named(**xs: int) -> None: ...
 def untyped(x) -> None: ...
 def unresolved(x: "Decimal") -> None: ...
-def broken(x: int) -> None: ...
-
-
-broken.__annotations__["x"] = "1 +"
-
-
 def annotate(annotation: Any) -> Callable[..., None]:
     """Return a function whose parameter has this annotation."""
 
@@ -155,14 +140,11 @@ REJECTED: list[tuple[Any, str]] = [
     (named, "parameter xs accepts any names"),
     (untyped, "parameter x has no type; annotate it"),
     (unresolved, "the annotation 'Decimal' cannot be resolved"),
-    (broken, "its annotations cannot be evaluated"),
+    (annotate("1 +"), "its annotations cannot be evaluated"),
     (annotate(""), "its annotations cannot be evaluated: "),
     (annotate("1 / 0"), "its annotations cannot be evaluated: ZeroDivisionError"),
     (annotate("{}['a']"), "its annotations cannot be evaluated: KeyError: 'a'"),
-    (
-        annotate(Self),
-        "annotated cannot be a tool: parameter x is annotated with Self; name its class",
-    ),
+    (annotate(Self), "annotated cannot be a tool: parameter x is annotated with Self; name its"),
     (annotate("Annotated[list[Self] | None, 1]"), "parameter x is annotated with Self"),
     (Shelf().join, "join cannot be a tool: parameter other is annotated with Self"),
     (generator, "it is a generator"),
@@ -241,39 +223,30 @@ SPHINX = """Look something up.
     :rtype: str
     :raises LookupError: When nothing was.
     """
-START = "Look something up.\n\nIt may take a while."
+SUMMARY = "Look something up.\n\nIt may take a while."
+EXAMPLES = '\n\nExamples: look("x")'
+LIMIT = "How many (at most): a number."
 
 
-def test_google_style_is_parsed() -> None:
-    """Sections are found by indentation, with types and continuation lines."""
-    read = parse_docstring(GOOGLE)
-    assert read.parameters == {
-        "query": "What to look for: words. They may be many.",
-        "limit": "How many (at most): a number.",
-        "plain": "Without a type.",
-    }
-    assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
-
-
-def test_numpy_style_is_parsed() -> None:
-    """Sections are found by their underlines, and two parameters may share a description."""
-    read = parse_docstring(NUMPY)
-    assert read.parameters == {
-        "query": "What to look for: words. They may be many.",
-        "limit": "Numbers.",
-        "plain": "Numbers.",
-    }
-    assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
-
-
-def test_sphinx_style_is_parsed() -> None:
-    """Fields are found between colons, and a type may precede the name."""
-    read = parse_docstring(SPHINX)
-    assert read.parameters == {
-        "query": "What to look for: words. They may be many.",
-        "limit": "How many.",
-    }
-    assert read.description == f"{START}\n\nReturns: What was found."
+@for_each(
+    ("docstring", "parameters", "description"),
+    [
+        # Sections are found by indentation, with types and continuation lines.
+        (GOOGLE, {"limit": LIMIT, "plain": "Without a type."}, SUMMARY + EXAMPLES),
+        # Sections are found by their underlines, and two parameters may share a description.
+        (NUMPY, {"limit": "Numbers.", "plain": "Numbers."}, SUMMARY + EXAMPLES),
+        # Fields are found between colons, and a type may precede the name.
+        (SPHINX, {"limit": "How many."}, SUMMARY),
+    ],
+)
+def test_three_styles_of_docstrings_are_parsed(
+    docstring: str, parameters: dict[str, str], description: str
+) -> None:
+    """The parameters get their descriptions, and examples and results stay in that of the tool."""
+    read = parse_docstring(docstring)
+    query = "What to look for: words. They may be many."
+    assert read.parameters == {"query": query, **parameters}
+    assert read.description == f"{description}\n\nReturns: What was found."
 
 
 @for_each(
@@ -288,20 +261,12 @@ def test_sphinx_style_is_parsed() -> None:
         ("See :class:`Thing` for more.", "See :class:`Thing` for more."),
         (":unknown field: stays", "Unknown field: stays"),
         ("Do it.\n\n: :param x: y\n", "Do it.\n\n: :param x: y"),
-        (
-            "Do.\n\nReturns:\n    A thing.\n\nMore\nprose.",
-            "Do.\n\nMore\nprose.\n\nReturns: A thing.",
-        ),
+        ("Do.\n\nReturns:\n    A.\n\nMore\nprose.", "Do.\n\nMore\nprose.\n\nReturns: A."),
         ("\nReturns:\n    A thing.\nEnd.", "End.\n\nReturns: A thing."),
+        ("Do.\n\nArgs:\n    All optional\n    x: The x.",) * 2,  # a section that is not parsed
     ],
 )
 def test_text_that_is_not_a_section_is_description(text: str | None, description: str) -> None:
     """Text that only resembles a section remains in the description."""
     read = parse_docstring(text)
     assert (read.description, read.parameters) == (description, {})
-
-
-def test_a_section_that_cannot_be_parsed_stays_in_the_description() -> None:
-    """The description contains a section that cannot be parsed."""
-    text = "Do.\n\nArgs:\n    All optional\n    x: The x."
-    assert parse_docstring(text).description == text

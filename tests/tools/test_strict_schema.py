@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from for_each import for_each
 from kedge.engines.json_schema import (
     DROPPED_KEYWORDS,
     UNSUPPORTED_KEYWORDS,
@@ -67,53 +68,38 @@ def iter_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from iter_schemas(inner)
 
 
-def test_every_object_is_closed_and_every_property_required() -> None:
-    """Objects in definitions and unions are closed, with all properties required, at every depth."""
+def test_a_strict_schema_has_only_what_strict_mode_supports() -> None:
+    """Objects are closed at every depth, all properties required, and no keywords beside a ``$ref``."""
     strict = thaw(make_strict_schema(paint).json_schema)
     objects = [s for s in iter_schemas(strict) if s.get("type") == "object"]
     assert len(objects) >= 5
     for schema in objects:
         assert schema["additionalProperties"] is False
         assert schema["required"] == list(schema["properties"])
-
-
-def test_unsupported_keywords_are_removed() -> None:
-    """A strict schema has no defaults, lengths or ``oneOf``, and no keywords beside a ``$ref``."""
-    for schema in iter_schemas(thaw(make_strict_schema(paint).json_schema)):
+    for schema in iter_schemas(strict):
         assert not schema.keys() & (DROPPED_KEYWORDS | UNSUPPORTED_KEYWORDS.keys() | {"oneOf"})
         assert "$ref" not in schema or schema.keys() == {"$ref"}
-
-
-def test_descriptions_and_bounds_are_preserved() -> None:
-    """Descriptions, and bounds that strict mode supports, remain in the schema."""
-    properties = make_strict_schema(paint).json_schema["properties"]
-    assert properties["where"]["description"] == "The place."
-    assert properties["size"] == {
-        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
-        "description": "In pixels.",
-    }
+    size = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+    assert strict["properties"]["where"]["description"] == "The place."
+    assert strict["properties"]["size"] == {**size, "description": "In pixels."}
 
 
 def test_null_means_the_default() -> None:
-    """Strict mode requires every property, so null selects the default."""
+    """Strict mode requires every property, so null selects the default, also one in an annotation."""
     schema = make_strict_schema(paint)
-    nulls = dict.fromkeys(("color", "size", "note", "tree", "pet", "many"))
-    call = tool_call("paint", {"where": {"x": 1, "y": 2}, **nulls})
-    assert schema.parse_arguments(call) == {
-        "where": Point(1, 2),
-        "note": None,
-        "tree": None,
-        "pet": None,
-        "many": [Point(1)],
-    }
-    strict_call = tool_call(
-        "paint", {"where": {"x": 1, "y": 2}, **nulls, "size": 5, "color": "red"}
-    )
-    assert schema.parse_arguments(strict_call)["size"] == 5
-    assert schema.parse_arguments(strict_call)["color"] is Color.RED
+    arguments: dict[str, Any] = {"where": {"x": 1, "y": 2}, "color": None, "size": None}
+    arguments |= {"note": None, "tree": None, "pet": None, "many": None}
+    defaults = {"where": Point(1, 2), "note": None, "tree": None, "pet": None, "many": [Point(1)]}
+    assert schema.parse_arguments(tool_call("paint", arguments)) == defaults
+    given = schema.parse_arguments(tool_call("paint", {**arguments, "size": 5, "color": "red"}))
+    assert given == {**defaults, "size": 5, "color": Color.RED}
+
+    def f(x: Annotated[int, Field(default=4)]) -> None: ...
+
+    assert make_strict_schema(f).parse_arguments(tool_call("f", {"x": None})) == {"x": 4}
 
 
-@pytest.mark.parametrize("arguments", ['{"x": null', "null", "[null]"])
+@for_each("arguments", ['{"x": null', "null", "[null]"])
 def test_a_value_that_is_not_an_object_is_reported(arguments: str) -> None:
     """Arguments that are not a JSON object raise ``InvalidArguments``."""
 
@@ -123,42 +109,32 @@ def test_a_value_that_is_not_an_object_is_reported(arguments: str) -> None:
         make_strict_schema(f).parse_arguments(tool_call("f", arguments))
 
 
-def test_a_default_in_the_annotation_is_used() -> None:
-    """``Annotated[int, Field(default=4)]`` defines a default without a Python default."""
-
-    def f(x: Annotated[int, Field(default=4)]) -> None: ...
-
-    assert make_strict_schema(f).parse_arguments(tool_call("f", {"x": None})) == {"x": 4}
-
-
 @dataclass
 class Free:
     anything: dict[str, int] = field(default_factory=dict)
 
 
-def any_value(x: Any) -> None: ...
-def free_keys(x: dict[str, int]) -> None: ...
-def bare_dict(x: dict) -> None: ...  # pyright: ignore[reportMissingTypeArgument]
-def inside(x: list[Free]) -> None: ...
-def pair(x: tuple[int, str]) -> None: ...
+ARBITRARY = "strict mode does not support objects with arbitrary keys"
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
+@for_each(
+    ("annotation", "message"),
     [
-        (any_value, "arguments.x: strict mode requires a type here"),
-        (free_keys, "arguments.x: strict mode does not support objects with arbitrary keys"),
-        (bare_dict, "arguments.x: strict mode does not support objects with arbitrary keys"),
-        (inside, "Free.anything: strict mode does not support objects with arbitrary keys"),
-        (pair, "arguments.x: strict mode does not support a tuple"),
+        (Any, "arguments.x: strict mode requires a type here"),
+        (dict[str, int], f"arguments.x: {ARBITRARY}"),
+        (dict, f"arguments.x: {ARBITRARY}"),
+        (list[Free], f"Free.anything: {ARBITRARY}"),
+        (tuple[int, str], "arguments.x: strict mode does not support a tuple"),
     ],
 )
-def test_schemas_beyond_strict_mode_are_rejected(
-    function: Callable[..., Any], message: str
-) -> None:
+def test_schemas_beyond_strict_mode_are_rejected(annotation: Any, message: str) -> None:
     """The error names the path of the unsupported type."""
+
+    def f(x: int) -> None: ...
+
+    f.__annotations__["x"] = annotation
     with pytest.raises(InvalidTool) as error:
-        make_strict_schema(function)
+        make_strict_schema(f)
     assert message in str(error.value)
 
 
@@ -170,10 +146,7 @@ def test_the_size_of_a_strict_schema_is_limited() -> None:
         return {"type": "object", "properties": dict.fromkeys("abcd", reference)}
 
     definitions: Any = {f"d{number}": level(number) for number in range(20)}
-    schema = {
-        "$ref": "#/$defs/d0",
-        "description": "",
-        "$defs": definitions | {"d20": {"type": "null"}},
-    }
+    definitions["d20"] = {"type": "null"}
+    schema = {"$ref": "#/$defs/d0", "description": "", "$defs": definitions}
     with pytest.raises(InvalidTool, match="its strict form has over 10,000 schemas"):
         to_strict_schema(schema, InvalidTool)

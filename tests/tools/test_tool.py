@@ -36,21 +36,19 @@ def test_a_decorated_function_can_still_be_called() -> None:
 
 def test_the_definition_matches_the_responses_api() -> None:
     """A function tool always has ``strict``, because the API treats a missing value as true."""
-    assert add.definition() == {
-        "type": "function",
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "a": {"type": "integer", "description": "The first."},
-                "b": {"type": "integer", "default": 1},
-            },
-            "required": ["a"],
-            "additionalProperties": False,
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "The first."},
+            "b": {"type": "integer", "default": 1},
         },
-        "strict": False,
+        "required": ["a"],
+        "additionalProperties": False,
     }
+    definition = add.definition()
+    assert (definition.pop("parameters"), definition.pop("strict")) == (schema, False)
+    described = {"type": "function", "name": "add", "description": "Add two numbers."}
+    assert definition == described
 
 
 def test_options_may_be_passed_to_the_decorator_or_the_function() -> None:
@@ -90,17 +88,11 @@ def test_a_custom_tool_takes_free_text() -> None:
     def whisper(text: str) -> str:
         return text.lower()
 
-    assert shout.definition() == {
-        "type": "custom",
-        "name": "shout",
-        "description": "Say it loud.",
-    }
+    said = {"type": "custom", "name": "shout", "description": "Say it loud."}
+    assert shout.definition() == said
     assert whisper.custom
-    assert whisper.definition() == {
-        "type": "custom",
-        "name": "whisper",
-        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
-    }
+    format_ = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+    assert whisper.definition() == {"type": "custom", "name": "whisper", "format": format_}
 
 
 def test_a_tool_may_have_an_explicit_schema() -> None:
@@ -117,7 +109,7 @@ def test_a_tool_may_have_an_explicit_schema() -> None:
         tool(remote, parameters=schema, custom=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "function_tool",
     [
         add,
@@ -154,14 +146,10 @@ def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> 
     assert message in str(error.value)
 
 
-def test_a_lambda_needs_a_name() -> None:
-    """A function without a usable name requires the ``name`` option."""
+def test_functions_without_a_name_and_tools_are_rejected() -> None:
+    """A lambda requires the ``name`` option, and a tool is changed with ``dataclasses.replace``."""
     with pytest.raises(InvalidTool, match="set name="):
         tool(lambda: None)
-
-
-def test_a_tool_is_not_wrapped_again() -> None:
-    """Passing a tool to ``tool`` raises an error that suggests ``dataclasses.replace``."""
     with pytest.raises(InvalidTool, match=r"dataclasses\.replace"):
         tool(add)
 
@@ -178,20 +166,15 @@ async def clock() -> str:
 
 
 def test_a_toolbox_preserves_the_order_of_its_tools() -> None:
-    """A toolbox is a mapping of names to tools; plain functions become tools."""
+    """A toolbox is a mapping of unique names to tools; plain functions become tools."""
     toolbox = Toolbox(get_weather, clock)
-    assert list(toolbox) == ["get_weather", "get_time"]
-    assert len(toolbox) == 2
+    assert (list(toolbox), len(toolbox)) == (["get_weather", "get_time"], 2)
     assert toolbox["get_time"] is clock
     assert "get_weather" in toolbox
     assert toolbox.get("nothing") is None
     assert [d["name"] for d in toolbox.definitions()] == ["get_weather", "get_time"]
     assert repr(toolbox) == "<Toolbox get_weather, get_time>"
     assert repr(Toolbox()) == "<Toolbox empty>"
-
-
-def test_two_tools_of_one_name_are_rejected() -> None:
-    """A toolbox with two tools of the same name raises ``InvalidTool``."""
     with pytest.raises(InvalidTool, match="already has a tool of that name"):
         Toolbox(get_weather, tool(clock.function, name="get_weather"))
 
@@ -258,12 +241,8 @@ def test_names_used_by_several_sources_are_prefixed() -> None:
     """Functions keep their names, and every source that shares a name gets its prefix."""
     files, web = Remote("files", "search", "read", "get_time"), Remote("web", "search", "fetch")
     toolbox = Toolbox(clock, files, web)
-    assert list(toolbox) == [
-        "get_time",
-        *("files_search", "read", "files_get_time"),
-        "web_search",
-        "fetch",
-    ]
+    names = ["get_time", "files_search", "read", "files_get_time", "web_search", "fetch"]
+    assert list(toolbox) == names
     assert toolbox["get_time"] is clock
     assert toolbox["web_search"].description == "search of web"
     web.set("fetch")
@@ -293,13 +272,9 @@ def test_a_removed_tool_of_a_source_stays_removed() -> None:
 def test_descriptions_of_sources_are_edited() -> None:
     """The filter is applied to all descriptions of a source's tools, but not to the program's own tools."""
     remote = Remote("files")
-    schema = {
-        "type": "object",
-        "properties": {
-            "description": {"type": "string", "description": "secret a"},
-            "list": {"anyOf": [{"type": "string", "title": "secret b"}, {"type": "null"}]},
-        },
-    }
+    choice = {"anyOf": [{"type": "string", "title": "secret b"}, {"type": "null"}]}
+    properties = {"description": {"type": "string", "description": "secret a"}, "list": choice}
+    schema = {"type": "object", "properties": properties}
     remote.tools = (tool(get_weather, name="read", description="a secret tool", parameters=schema),)
 
     def hide(text: str) -> str:
@@ -315,12 +290,7 @@ def test_descriptions_of_sources_are_edited() -> None:
 
 
 def test_definitions_are_offered_and_not_run() -> None:
-    """A definition is offered after the tools; it is no tool of the toolbox, also in copies of it."""
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
+    """A definition is offered after the tools, also by copies; one without a type is an error."""
     search = {"type": "web_search"}
     for box in (
         Toolbox(add, search),
@@ -330,9 +300,5 @@ def test_definitions_are_offered_and_not_run() -> None:
         assert list(box) == ["add"]
         assert [each["type"] for each in box.definitions()] == ["function", "web_search"]
     assert Toolbox(add, search).without("add").definitions() == [search]
-
-
-def test_a_definition_needs_a_type() -> None:
-    """A definition without a type is an error that shows its form."""
     with pytest.raises(InvalidTool, match="look_up cannot be a tool: it has no type; write"):
         Toolbox({"name": "look_up"})
