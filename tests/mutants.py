@@ -107,10 +107,7 @@ def main(*texts: str) -> int:
     chosen = texts or ("",)
     mutants = [each for each in read_mutants() if any(text in str(each) for text in chosen)]
     survivors: list[Mutant] = []
-    with (
-        TemporaryDirectory() as folder,
-        Progress(disable=not sys.stderr.isatty()) as progress,
-    ):
+    with TemporaryDirectory() as folder, Progress(disable=not sys.stderr.isatty()) as progress:
         tree = copy_tree(Path(folder))
         for mutant in progress.track(mutants, description="mutants"):
             caught = run_mutant(tree, mutant)

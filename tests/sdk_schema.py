@@ -178,9 +178,7 @@ def derive_responses() -> dict[str, Tables]:
     derived.add_section("tools", tool_param.ToolParam)
     derived.add_section("tool_choices", response_create_params.ToolChoice)
     derived.add_section(
-        "items",
-        responses.ResponseInputItemParam,
-        beta_items.BetaResponseInputItemParam,
+        "items", responses.ResponseInputItemParam, beta_items.BetaResponseInputItemParam
     )
     del derived.sections["items"]["message"]  # its content depends on the role
     table = derived.derive_members(response_create_params.ResponseCreateParamsBase)

@@ -108,8 +108,7 @@ async def run_soak(
         number, elapsed = 0, 0.0
         while number < MIN_ROUNDS or elapsed < seconds:
             await asyncio.gather(
-                hold_conversation(soak, store, engine, number),
-                replay_history(soak, http, number),
+                hold_conversation(soak, store, engine, number), replay_history(soak, http, number)
             )
             soak.add_sample(measured)
             number += 1
@@ -170,10 +169,7 @@ def main(seconds: float) -> int:
         task = progress.add_task("soaking", total=seconds)
         soak = asyncio.run(
             run_soak(
-                Path(folder),
-                seconds,
-                processes,
-                lambda now: progress.update(task, completed=now),
+                Path(folder), seconds, processes, lambda now: progress.update(task, completed=now)
             )
         )
     print(f"{soak.requests:,} requests in {seconds:g} s, {soak.chained:,} chained by the proxy")

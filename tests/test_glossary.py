@@ -35,7 +35,7 @@ REQUIRED_TERMS = {
 }
 
 SHARED_CLASS_NAMES: dict[str, str] = {
-    "SocketConnection": "the two ends of one connection; the server shares no code with engines",
+    "SocketConnection": "the two ends of one connection; the server shares no code with engines"
 }
 
 NOUN_MODULES = {
@@ -52,7 +52,7 @@ ODD_FUNCTIONS: dict[str, str] = {
 }
 
 ODD_CONSTANTS: dict[str, str] = {
-    "kedge.practice.schema_sample.SHORTEST_BRANCH_DEPTH": "not a bound: from here the shortest branch is used",
+    "kedge.practice.schema_sample.SHORTEST_BRANCH_DEPTH": "not a bound: from here the shortest branch is used"
 }
 
 BANNED_VERBS = {
@@ -62,9 +62,7 @@ BANNED_VERBS = {
 }
 NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "seed", "speed", "bring", "ping", "string"}
 
-SMALL_MODULES = {
-    "kedge.testing.plugin": "the entry point of the pytest plugin",
-}
+SMALL_MODULES = {"kedge.testing.plugin": "the entry point of the pytest plugin"}
 MIN_LINES = 40
 
 BANNED_PHRASES = (

@@ -110,13 +110,7 @@ async def run_pydantic_ai(script: Sequence[Step], base_url: str, chained: bool) 
 
 async def run_openai_agents(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """Run openai-agents with `to_input_list`."""
-    from agents import (
-        Agent,
-        OpenAIResponsesModel,
-        Runner,
-        function_tool,
-        set_tracing_disabled,
-    )
+    from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
     set_tracing_disabled(True)
     async with make_client(base_url, chained) as client:

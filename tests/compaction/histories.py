@@ -11,16 +11,7 @@ from kedge.events import Outcome, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
 from kedge.planning import RequestPlan, plan_request, record_response
 from kedge.planning.digests import ToolPairing
-from kedge.turns import (
-    Block,
-    Turn,
-    assistant,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import Block, Turn, assistant, reasoning, system, tool_call, tool_result, user
 
 T = TypeVar("T")
 

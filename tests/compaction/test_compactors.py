@@ -40,13 +40,7 @@ from kedge.compaction import (
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.middleware import compact
-from kedge.planning import (
-    ConversationState,
-    get_state,
-    plan_request,
-    record_response,
-    set_state,
-)
+from kedge.planning import ConversationState, get_state, plan_request, record_response, set_state
 from kedge.turns import Block, Turn, UserBlock, assistant, system, tool_call, tool_result, user
 
 

@@ -93,9 +93,7 @@ class ConcurrentRun:
 
     def _connect(self, stack: AsyncExitStack, transport: Any) -> Engine:
         engine = connect(
-            f"responses:{self.server.base_url}#practice",
-            transport=transport,
-            max_retries=0,
+            f"responses:{self.server.base_url}#practice", transport=transport, max_retries=0
         )
         stack.push_async_callback(engine.aclose)
         return engine

@@ -366,10 +366,7 @@ class EngineFuzzer:
         response_id = turn.blocks[-1].response_id
         if response_id and response_id not in self.known_responses:
             self.known_responses[response_id] = KnownResponse(
-                self.server_index,
-                context,
-                stored,
-                self.clock + MONTH - HOUR,
+                self.server_index, context, stored, self.clock + MONTH - HOUR
             )
 
     def _record_healing(self, healed: Healed) -> None:

@@ -60,10 +60,7 @@ def format_report(counts: Counter[str]) -> str:
 def main(count: int, seed: int, workers: int) -> int:
     """Send at least ``count`` requests, and return the exit code: 0 if no problem was found."""
     counts: Counter[str] = Counter()
-    with (
-        Progress(disable=not sys.stderr.isatty()) as progress,
-        open_pool(workers) as pool,
-    ):
+    with Progress(disable=not sys.stderr.isatty()) as progress, open_pool(workers) as pool:
         task = progress.add_task("requests", total=count)
         while counts["requests"] < count:
             seeds = range(seed, seed + workers)

@@ -141,9 +141,7 @@ class MemoryNetwork(Network):
             raise ConnectionRefusedError(f"no server in memory has the port {port}")
         accept = cast("Any", server.config.http_protocol_class)
         accepted = accept(
-            config=server.config,
-            server_state=server.server_state,
-            app_state=server.lifespan.state,
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
         )
         protocol = factory()
         client, remote = _PipeEnd(protocol), _PipeEnd(accepted)

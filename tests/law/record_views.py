@@ -240,11 +240,7 @@ class RequestViews:
         usage = Usage()
         for row in rows:
             usage += _read_usage(row)
-        facts = {
-            "response_id": reply.response_id,
-            "model": reply.model,
-            "status": reply.status,
-        }
+        facts = {"response_id": reply.response_id, "model": reply.model, "status": reply.status}
         self._compare("reply", facts, record)
         found = structs.asdict(reply.usage)
         self._compare_values("reply usage", {n: found[n] for n in TOKENS}, structs.asdict(usage))

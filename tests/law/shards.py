@@ -83,10 +83,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     shards, failed = read_shards(options.file), list[int]()
     end = time.monotonic() + options.seconds
-    with (
-        Progress(disable=not sys.stderr.isatty()) as progress,
-        open_pool(options.workers) as pool,
-    ):
+    with Progress(disable=not sys.stderr.isatty()) as progress, open_pool(options.workers) as pool:
         task = progress.add_task("requests", total=options.count)
         while (sums := sum_shards(shards))["requests"] < options.count and time.monotonic() < end:
             progress.update(task, completed=sums["requests"])

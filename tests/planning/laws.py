@@ -7,13 +7,7 @@ responses, and a snapshot of every response from when it was created.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kedge.planning import (
-    AnchorRecord,
-    RequestPlan,
-    build_input_from_blocks,
-    get_state,
-    render,
-)
+from kedge.planning import AnchorRecord, RequestPlan, build_input_from_blocks, get_state, render
 from kedge.turns import ReasoningBlock, Turn, dump_block
 from planning import normal_form
 from planning.reference_digests import naive_digests

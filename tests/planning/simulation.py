@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kedge.errors import Unsendable
-from kedge.planning import (
-    Mode,
-    RequestPlan,
-    get_state,
-    plan_request,
-    record_response,
-    set_state,
-)
+from kedge.planning import Mode, RequestPlan, get_state, plan_request, record_response, set_state
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -49,13 +42,7 @@ from kedge.turns import (
 )
 from planning import normal_form
 from planning.laws import LAWS, LawViolation, PlanCase, ResponseSnapshot, response_output
-from planning.reference_server import (
-    DAY,
-    ReferenceServer,
-    RequestRejected,
-    ResponseNotFound,
-    StoredResponse,
-)
+from planning.reference_server import DAY, ReferenceServer, RequestRejected, ResponseNotFound
 
 Step = tuple[str, int, int, int]
 Script = list[Step]
@@ -63,7 +50,8 @@ Planner = Callable[..., RequestPlan]
 
 MODES: tuple[Mode | None, ...] = (*(None,) * 5, "chained", "stateless", "conversation")
 OUTCOMES = ("completed",) * 4 + ("unstored", "incomplete", "failed")
-OUTPUT_SHAPES: tuple[tuple[str, ...], ...] = (
+Shape = tuple[str, ...]
+OUTPUT_SHAPES: tuple[Shape, ...] = (
     ("message",),
     ("reasoning", "message"),
     ("function_call",),
@@ -134,10 +122,8 @@ class Simulation:
     def send(self, turn: Turn, b: int, c: int) -> Turn:
         """Send the Turn to a server, and return it with the answer."""
         memory, mode = self.servers[b % 2], MODES[b // 2 % len(MODES)] or self.mode
-        outcome, shape = (
-            OUTCOMES[c % len(OUTCOMES)],
-            OUTPUT_SHAPES[c // len(OUTCOMES) % len(OUTPUT_SHAPES)],
-        )
+        outcome = OUTCOMES[c % len(OUTCOMES)]
+        shape = OUTPUT_SHAPES[c // len(OUTCOMES) % len(OUTPUT_SHAPES)]
         if c < len(OUTCOMES) * len(OUTPUT_SHAPES) or c % 2:
             turn = self._answer_open_calls(turn)
         if mode == "conversation":
@@ -154,12 +140,7 @@ class Simulation:
         return self._send_plan(turn, plan, memory, outcome, shape)
 
     def _send_plan(
-        self,
-        turn: Turn,
-        plan: RequestPlan,
-        server: ReferenceServer,
-        outcome: str,
-        shape: tuple[str, ...],
+        self, turn: Turn, plan: RequestPlan, server: ReferenceServer, outcome: str, shape: Shape
     ) -> Turn:
         conversation = ""
         if plan.mode == "conversation":
@@ -179,16 +160,6 @@ class Simulation:
         except RequestRejected as refusal:
             raise LawViolation("sendable", refusal, turn, plan.explain()) from None
         self.now += 1.0
-        return self._record(turn, plan, server, response, conversation)
-
-    def _record(
-        self,
-        turn: Turn,
-        plan: RequestPlan,
-        server: ReferenceServer,
-        response: StoredResponse,
-        conversation: str,
-    ) -> Turn:
         if response.status == "failed":
             return turn
         turn = record_response(
@@ -205,9 +176,8 @@ class Simulation:
         if self.on_record:
             self.on_record(turn, response.id)
         visible = normal_form.normalize_visible(turn)
-        self.snapshots[response.id] = ResponseSnapshot(
-            visible, response_output(turn, response.id, len(visible))
-        )
+        output = response_output(turn, response.id, len(visible))
+        self.snapshots[response.id] = ResponseSnapshot(visible, output)
         return turn
 
     def _check_conversation(self, turn: Turn, server: ReferenceServer) -> Turn:
@@ -238,18 +208,14 @@ class Simulation:
         return turn.append(*(self._make_result(block) for block in turn if block.id in waiting))
 
     def _make_result(self, call: Block) -> Block:
-        match call:
-            case ToolCallBlock():
-                return tool_result(call.call_id, f"found {self.new_word()}", custom=call.custom)
-            case OpaqueBlock() if call.type == "shell_call":
-                output = [{"stdout": self.new_word()}]
-                call_id = call.item["call_id"]
-                return opaque({"type": "shell_call_output", "call_id": call_id, "output": output})
-            case OpaqueBlock():
-                name = call.item["id"]
-                return opaque({"type": "mcp_approval_response", "approval_request_id": name})
-            case _:
-                raise AssertionError(call)
+        if isinstance(call, ToolCallBlock):
+            return tool_result(call.call_id, f"found {self.new_word()}", custom=call.custom)
+        assert isinstance(call, OpaqueBlock)
+        if call.type == "shell_call":
+            output = [{"stdout": self.new_word()}]
+            call_id = call.item["call_id"]
+            return opaque({"type": "shell_call_output", "call_id": call_id, "output": output})
+        return opaque({"type": "mcp_approval_response", "approval_request_id": call.item["id"]})
 
     def _make_block(self, kind: int) -> Block:
         word = self.new_word()
@@ -280,16 +246,12 @@ class Simulation:
     def _edit_block(self, block: Block, choice: int) -> Block:
         word = self.new_word()
         match block:
-            case UserBlock():
-                return replace(block, parts=(TextPart(f"edited {word}"),))
-            case AssistantBlock():
+            case UserBlock() | AssistantBlock() | ToolResultBlock():
                 return replace(block, parts=(TextPart(f"edited {word}"),))
             case SystemBlock():
                 return replace(block, text=f"edited {word}")
             case ToolCallBlock():
                 return replace(block, arguments=word)
-            case ToolResultBlock():
-                return replace(block, parts=(TextPart(f"edited {word}"),))
             case ReasoningBlock() if choice % 3:
                 return replace(block, summary=(f"redacted {word}",))
             case ReasoningBlock():
@@ -306,9 +268,8 @@ class Simulation:
                 item = {"type": "compaction", "encrypted_content": f"by hand {self.new_word()}"}
                 block: Block = opaque(item)
             case 1:
-                block = reasoning(
-                    f"idea {self.new_word()}", encrypted_content=f"forged {self.new_word()}"
-                )
+                idea = f"idea {self.new_word()}"
+                block = reasoning(idea, encrypted_content=f"forged {self.new_word()}")
             case 2:
                 block = opaque({"type": "web_search_call", "action": {"query": self.new_word()}})
             case _:
@@ -415,53 +376,40 @@ REBUILDS: tuple[Callable[[Turn], Turn], ...] = (
     _map_blocks(_reverse_members),
 )
 
+STEP_NAMES = (
+    *("say", "send", "edit", "insert", "remove", "move", "copy", "truncate", "instruct", "fork"),
+    *("back", "rebuild", "wait", "switch", "forget", "intrude"),
+)
 STEPS: dict[str, Callable[[Simulation, Turn, int, int], Turn | None]] = {
-    "say": Simulation.say,
-    "send": Simulation.send,
-    "edit": Simulation.edit,
-    "insert": Simulation.insert,
-    "remove": Simulation.remove,
-    "move": Simulation.move,
-    "copy": Simulation.copy,
-    "truncate": Simulation.truncate,
-    "instruct": Simulation.instruct,
-    "fork": Simulation.fork,
-    "back": Simulation.back,
-    "rebuild": Simulation.rebuild,
-    "wait": Simulation.wait,
-    "switch": Simulation.switch,
-    "forget": Simulation.forget,
-    "intrude": Simulation.intrude,
+    name: getattr(Simulation, name) for name in STEP_NAMES
 }
+
+
+_branches, _numbers = st.integers(0, 3), st.integers(0, 97)
+FIRST_STEP: Step = ("say", 0, 4, 0)
 
 
 def scripts(episodes: int = 9) -> st.SearchStrategy[Script]:
     """Return a strategy for scripts of up to this many episodes of adding, sending and changing blocks."""
+    append = st.builds(lambda which, b: ("say", which, b, 0), _branches, st.integers(0, 7))
     episode = st.tuples(
-        st.lists(append_steps(), max_size=1), send_steps(), st.lists(change_steps(), max_size=2)
+        st.lists(append, max_size=1), send_steps(), st.lists(change_steps(), max_size=2)
     )
     return st.lists(episode, min_size=1, max_size=episodes).map(
         lambda played: [FIRST_STEP, *(step for s, send, m in played for step in (*s, send, *m))]
     )
 
 
-def append_steps() -> st.SearchStrategy[Step]:
-    """Return a strategy for steps that append a block."""
-    return st.builds(lambda which, b: ("say", which, b, 0), _branches, st.integers(0, 7))
-
-
 def send_steps() -> st.SearchStrategy[Step]:
     """Return a strategy for sends, most of them to one server and most of them successful."""
     return st.builds(
-        lambda which, scope, mode, outcome, shape: (
-            "send",
-            which,
-            scope + 2 * mode,
-            outcome + 7 * shape,
-        ),
+        lambda which, b, outcome, shape: ("send", which, b, outcome + 7 * shape),
         _branches,
-        st.sampled_from([0, 0, 0, 1, 1]),
-        st.integers(0, len(MODES) - 1),
+        st.builds(
+            lambda scope, mode: scope + 2 * mode,
+            st.sampled_from([0, 0, 0, 1, 1]),
+            st.integers(0, len(MODES) - 1),
+        ),
         st.integers(0, len(OUTCOMES) - 1),
         st.integers(0, 2 * len(OUTPUT_SHAPES) - 1),
     )
@@ -469,12 +417,8 @@ def send_steps() -> st.SearchStrategy[Step]:
 
 def change_steps() -> st.SearchStrategy[Step]:
     """Return a strategy for steps that change a Turn, a server or the clock."""
-    names = st.sampled_from([name for name in STEPS if name not in ("say", "send")])
+    names = st.sampled_from(STEP_NAMES[2:])
     return st.tuples(names, _branches, _numbers, _numbers)
-
-
-_branches, _numbers = st.integers(0, 3), st.integers(0, 97)
-FIRST_STEP: Step = ("say", 0, 4, 0)
 
 
 def find_broken_law(planner: Planner, script: Script) -> str:

@@ -4,7 +4,6 @@ import json
 import pickle
 from typing import Any, get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -23,14 +22,11 @@ from kedge.planning import (
     prefix_digest,
     set_state,
 )
+from kedge.planning import anchors as anchor_records
 from kedge.planning.anchors import (
     STATE_KEY,
     anchor_sort_key,
-    decode_token_counts,
     dump_record,
-    has_hidden_context,
-    is_expired,
-    limit_expiry,
     load_record,
     matches_prefix,
     unavailable_reason,
@@ -68,10 +64,8 @@ def make_record(**facts: object) -> AnchorRecord:
 )
 def test_record_matches_only_its_own_prefix(facts: dict[str, object], expected: bool) -> None:
     """A record matches if its digest is that of the prefix of its length."""
-    assert (
-        matches_prefix(make_record(**facts), get_prefix_index(TURN), covered_count(TURN))
-        is expected
-    )
+    record, index = make_record(**facts), get_prefix_index(TURN)
+    assert matches_prefix(record, index, covered_count(TURN)) is expected
 
 
 def test_record_of_a_longer_turn_does_not_match_the_shorter_one() -> None:
@@ -107,13 +101,15 @@ def test_response_expires_with_a_margin_and_with_its_root(
     facts: dict[str, object], now: float, expired: bool
 ) -> None:
     """A response that the server may have dropped is expired before its time, and when its root expires."""
-    assert is_expired(make_record(**facts), now) is expired
+    assert anchor_records.is_expired(make_record(**facts), now) is expired
 
 
 @for_each(
     ("facts", "reason"),
     [
         ({}, None),
+        ({"depth": 3}, None),
+        ({"depth": 4}, "too_deep"),
         ({"response_id": ""}, "unproven"),
         ({"scope": "there"}, "scope"),
         ({"status": "lost"}, "lost"),
@@ -122,8 +118,6 @@ def test_response_expires_with_a_margin_and_with_its_root(
         ({"status": "cancelled"}, "incomplete"),
         ({"stored": False}, "unstored"),
         ({"created_at": 0.0, "expires_at": 10.0}, "expired"),
-        ({"depth": 3}, None),
-        ({"depth": 4}, "too_deep"),
     ],
 )
 def test_unavailable_response_has_a_reason(facts: dict[str, object], reason: Reason | None) -> None:
@@ -131,14 +125,14 @@ def test_unavailable_response_has_a_reason(facts: dict[str, object], reason: Rea
     assert unavailable_reason(make_record(**facts), scope="here", now=20.0, max_depth=3) == reason
 
 
-@pytest.mark.parametrize(("created_at", "reason"), [(9.0, "lost"), (10.0, None)])
+@for_each(("created_at", "reason"), [(9.0, "lost"), (10.0, None)])
 def test_response_of_an_earlier_time_is_lost(created_at: float, reason: Reason | None) -> None:
     """A response that was created before the server lost its data is not used."""
     record = make_record(created_at=created_at)
     assert unavailable_reason(record, scope="here", now=20.0, not_before=10.0) == reason
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("expires_at", "retention", "limited"),
     [
         (None, None, None),
@@ -152,15 +146,15 @@ def test_retention_limits_the_expiry(
     expires_at: float | None, retention: float | None, limited: float | None
 ) -> None:
     """A response expires with its retention, unless the server drops it before."""
-    assert limit_expiry(10.0, expires_at, retention) == limited
+    assert anchor_records.limit_expiry(10.0, expires_at, retention) == limited
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "hidden"), [({}, False), ({"prompt": None}, False), ({"prompt": {"id": "p"}}, True)]
 )
 def test_a_stored_prompt_hides_context(body: dict[str, object], hidden: bool) -> None:
     """The messages of a stored prompt are known to the server only."""
-    assert has_hidden_context(body) is hidden
+    assert anchor_records.has_hidden_context(body) is hidden
 
 
 def test_depth_is_unlimited_by_default() -> None:
@@ -189,7 +183,8 @@ def test_every_reason_has_a_message() -> None:
 )
 def test_token_counts_have_one_form(text: str, is_valid: bool) -> None:
     """Malformed counts are missing."""
-    assert decode_token_counts(text) == (TokenCounts(*json.loads(text)) if is_valid else None)
+    counts = anchor_records.decode_token_counts(text)
+    assert counts == (TokenCounts(*json.loads(text)) if is_valid else None)
 
 
 def states() -> st.SearchStrategy[ConversationState]:
@@ -231,24 +226,18 @@ def test_record_json_round_trip(record: AnchorRecord) -> None:
 def test_records_are_sorted_by_length_then_age(
     state: ConversationState, record: AnchorRecord
 ) -> None:
-    """Records stay sorted when one is added, and it replaces an earlier record of the same response."""
+    """Records stay sorted when one is added, which replaces an earlier one of its response and is found."""
     more = state.with_anchor(record)
     for each in (state, more, more.mark_lost(["R1"]), structs.replace(more, mode=None)):
         assert list(each.anchors) == sorted(each.anchors, key=anchor_sort_key)
-    others = [
-        e for e in state.anchors if (e.response_id, e.scope) != (record.response_id, record.scope)
-    ]
+    key = (record.response_id, record.scope)
+    others = [each for each in state.anchors if (each.response_id, each.scope) != key]
     assert sorted(more.anchors, key=repr) == sorted([*others, record], key=repr)
     equals = [e for e in more.anchors if anchor_sort_key(e) == anchor_sort_key(record)]
     assert equals[-1] == record  # the last record added counts as the newest
-
-
-@given(states(), records())
-def test_record_of_a_response_in_a_scope(state: ConversationState, record: AnchorRecord) -> None:
-    """``anchor`` returns the record with the same response id and scope, if there is one."""
-    more = state.with_anchor(record)
-    assert more.anchor(record.response_id, record.scope) == record
+    assert more.anchor(*key) == record
     assert more.anchor(record.response_id, "c") is None
+    assert more.anchor("R9") is None
     for each in state.anchors:
         matching = state.anchor(each.response_id, each.scope)
         assert matching is not None
@@ -257,24 +246,13 @@ def test_record_of_a_response_in_a_scope(state: ConversationState, record: Ancho
 
 def test_lost_responses_are_marked() -> None:
     """A lost response is marked and no longer the previous response; an incomplete one stays incomplete."""
-    anchors = (
-        AnchorRecord("R1", "s", "d", 1),
-        AnchorRecord("R2", "s", "d", 2, status="incomplete"),
-        AnchorRecord("R3", "s", "d", 3),
-    )
+    statuses = ["completed", "incomplete", "completed"]
+    anchors = tuple(AnchorRecord(f"R{n}", "s", "d", n, status=statuses[n - 1]) for n in (1, 2, 3))  # pyright: ignore[reportArgumentType]
     state = ConversationState(None, "R3", "", anchors).mark_lost(["R2", "R3"])
     assert [record.status for record in state.anchors] == ["completed", "incomplete", "lost"]
     assert state.previous_response_id == ""
     retained = ConversationState(None, "R1", "", anchors).mark_lost(["R3"])
     assert retained.previous_response_id == "R1"
-
-
-def test_find_record_by_response_id() -> None:
-    """``anchor`` returns the record of a response, or ``None``."""
-    record = AnchorRecord("R1", "s", "d", 1)
-    state = ConversationState(anchors=(record,))
-    assert state.anchor("R1") is record
-    assert state.anchor("R2") is None
 
 
 @given(json_values())
@@ -324,7 +302,7 @@ def test_record_with_an_invalid_member_is_rejected(wrong: dict[str, Any]) -> Non
     assert load_record({"response_id": "R"}) is None
 
 
-@pytest.mark.parametrize("counts", [[1], [1, 2, 3, 4, 5, "6"], [1, 2, 3, 4, 5, True], "123456", {}])
+@for_each("counts", [[1], [1, 2, 3, 4, 5, "6"], [1, 2, 3, 4, 5, True], "123456", {}])
 def test_malformed_token_counts_are_missing(counts: object) -> None:
     """A record with malformed token counts is loaded without them, because they prove nothing alone."""
     form = {"response_id": "R", "scope": "s", "digest": "d", "block_count": 2}

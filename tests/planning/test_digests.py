@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge.errors import UnsupportedBlock
-from kedge.planning import (
-    build_input_from_blocks,
-    covered_count,
-    find_problems,
-    prefix_digest,
-)
+from kedge.planning import build_input_from_blocks, covered_count, find_problems, prefix_digest
 from kedge.planning import digests as ledgers
 from kedge.planning.digests import (
     FALLBACK_CALL_ID,
@@ -77,10 +72,8 @@ def operations() -> st.SearchStrategy[list[Operation]]:
 def apply_operation(turn: Turn, operation: Operation) -> Turn:
     """Return the Turn after one operation."""
     name, _, position, value = operation
-    block, here = (
-        BLOCK_FACTORIES[value % len(BLOCK_FACTORIES)](),
-        turn[position % len(turn)].id if turn.blocks else "",
-    )
+    block = BLOCK_FACTORIES[value % len(BLOCK_FACTORIES)]()
+    here = turn[position % len(turn)].id if turn.blocks else ""
     match name:
         case "append":
             return turn.append(block)
@@ -121,10 +114,8 @@ def check_digests(turn: Turn) -> None:
     assert [prefix_index.end_position(count) for count in range(len(covered) + 1)] == ends
     total = sum(measure_encoded(block) for block in covered)
     assert prefix_index.byte_size(0, len(covered)) == total
-    reasoning_positions = [
-        index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)
-    ]
-    assert prefix_index.uncovered_positions(0, len(body)) == reasoning_positions
+    uncovered = [index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)]
+    assert prefix_index.uncovered_positions(0, len(body)) == uncovered
     positions = [index for index, block in enumerate(body) if is_compaction(block)]
     assert [position for position in prefix_index.barriers if position < len(body)] == positions
     for first in (0, *positions):
@@ -158,15 +149,13 @@ def test_digest_definition() -> None:
     assert covered_count(turn) == 2
 
 
+CITED = TextPart("Hi", extra=FrozenMap(annotations=[{"type": "url_citation", "n": 0.1}]))
+SEARCH: dict[str, Any] = {"type": "web_search_call", "id": "ws", "status": "completed"}
+SEARCH |= {"big": 1e16, "small": 1e-05, "none": None, "list": [None, True, 2**70]}
 GOLDEN_BLOCKS: list[tuple[Block, str]] = [
     (user("Hello é"), "5792e141614dd7653550b0bf289d052d3af9a817c726267273d0a3f4026706ad"),
     (
-        assistant(
-            [
-                TextPart("Hi", extra=FrozenMap(annotations=[{"type": "url_citation", "n": 0.1}])),
-                RefusalPart("no"),
-            ]
-        ),
+        assistant([CITED, RefusalPart("no")]),
         "7b630a366784fe22019eb6095a4064de48e02494db9986ce232c9a988026e346",
     ),
     (
@@ -177,24 +166,8 @@ GOLDEN_BLOCKS: list[tuple[Block, str]] = [
         tool_result("c1", ["x", image("https://a.example/b.png")], custom=True),
         "b07a25890ffd1c7ed3fc5e5b9635d7cd0d3b0bcfe27ff9a69e4f80e9dd37a217",
     ),
-    (
-        reasoning("not covered"),
-        "b07a25890ffd1c7ed3fc5e5b9635d7cd0d3b0bcfe27ff9a69e4f80e9dd37a217",
-    ),
-    (
-        opaque(
-            {
-                "type": "web_search_call",
-                "id": "ws",
-                "status": "completed",
-                "big": 1e16,
-                "small": 1e-05,
-                "none": None,
-                "list": [None, True, 2**70],
-            }
-        ),
-        "3e1d6e34cc3be15c2ae6b85b5555a3a6e7d45586871900a0ec2db9217263066e",
-    ),
+    (reasoning("hidden"), "b07a25890ffd1c7ed3fc5e5b9635d7cd0d3b0bcfe27ff9a69e4f80e9dd37a217"),
+    (opaque(SEARCH), "3e1d6e34cc3be15c2ae6b85b5555a3a6e7d45586871900a0ec2db9217263066e"),
     (
         system("later", "developer"),
         "ec9697bf9055e3764ddda887465457c9c2e49dcd99a9ff699441b7e37be8e7f8",
@@ -317,12 +290,8 @@ def test_index_can_be_extended_in_any_steps(makers: list[Callable[[], Block]], c
     for block in blocks:
         single.extend([block])
     for other in (parts, single, complete.fork(blocks)):
-        assert (other.digests, other.sums, other.skipped) == (
-            complete.digests,
-            complete.sums,
-            complete.skipped,
-        )
-        assert (other.barriers, other.length) == (complete.barriers, complete.length)
+        for name in ("digests", "sums", "skipped", "barriers", "length"):
+            assert getattr(other, name) == getattr(complete, name)
         assert other.problems(blocks, 0, 0) == complete.problems(blocks, 0, 0)
 
 
@@ -331,31 +300,48 @@ def make_call(call_id: str = "c", **more: Any) -> Block:
     return tool_call("look", "{}", call_id=call_id, **more)
 
 
+ASYNC_CALL = block_from_item(
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "async": True}
+)
+LOCAL_CALL = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
+
+
+def local_answer(call_id: str) -> Block:
+    return opaque({"type": "local_shell_call_output", "id": call_id})
+
+
 def problem_kinds(*blocks: Block) -> list[tuple[str, str]]:
     """Return the kind and call id of each problem of a Turn with these blocks."""
     return [(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))]
+
+
+def answer() -> Block:
+    return tool_result("c", "1")
 
 
 @for_each(
     ("blocks", "expected"),
     [
         ([user("a")], []),
-        ([make_call(), tool_result("c", "1")], []),
+        ([make_call(), answer()], []),
         ([make_call("a"), make_call("b"), tool_result("b", "1"), tool_result("a", "2")], []),
         ([make_call()], [("unanswered", "c")]),
-        ([tool_result("c", "1")], [("orphan", "c")]),
-        ([tool_result("c", "1"), make_call()], [("orphan", "c"), ("unanswered", "c")]),
-        (
-            [make_call(), tool_result("c", "1"), tool_result("c", "2")],
-            [("answered_twice", "c")],
-        ),
-        ([make_call(), make_call(), tool_result("c", "1")], [("called_twice", "c")]),
-        ([make_call(), tool_result("c", "1"), make_call(), tool_result("c", "2")], []),
-        (
-            [make_call(), tool_result("c", "1", custom=True)],
-            [("unanswered", "c"), ("orphan", "c")],
-        ),
+        ([answer()], [("orphan", "c")]),
+        ([answer(), make_call()], [("orphan", "c"), ("unanswered", "c")]),
+        ([make_call(), answer(), answer()], [("answered_twice", "c")]),
+        ([make_call(), make_call(), answer()], [("called_twice", "c")]),
+        ([make_call(), answer(), make_call(), answer()], []),
+        ([make_call(custom=True), answer()], [("unanswered", "c"), ("orphan", "c")]),
         ([make_call(custom=True), tool_result("c", "1", custom=True)], []),
+        # An asynchronous call can be answered later, and is still paired with its result.
+        ([ASYNC_CALL], []),
+        ([ASYNC_CALL, answer()], []),
+        ([ASYNC_CALL, answer(), answer()], [("answered_twice", "c")]),
+        ([opaque({"type": "shell_call", "call_id": "s", "async": True})], []),
+        # A local shell call can be answered by its id or its call_id, but only once.
+        ([LOCAL_CALL, local_answer("i")], []),
+        ([LOCAL_CALL, local_answer("c")], []),
+        ([LOCAL_CALL, local_answer("i"), local_answer("c")], [("answered_twice", "c")]),
     ],
 )
 def test_calls_and_results_are_paired(blocks: list[Block], expected: list[tuple[str, str]]) -> None:
@@ -383,27 +369,6 @@ def test_opaque_calls_are_paired(calls: str, key: str, answers: str, join: str) 
     assert problem_kinds(answer) == [("orphan", "k")]
 
 
-def test_local_shell_call_accepts_either_of_its_ids() -> None:
-    """A local shell call can be answered by its id or its call_id, but only once."""
-    call = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
-    for key in ("i", "c"):
-        assert problem_kinds(call, opaque({"type": "local_shell_call_output", "id": key})) == []
-    both = [opaque({"type": "local_shell_call_output", "id": key}) for key in ("i", "c")]
-    assert problem_kinds(call, *both) == [("answered_twice", "c")]
-
-
-def test_async_call_needs_no_result() -> None:
-    """An asynchronous call can be answered later, and is still paired with its result."""
-    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "async": True}
-    waiting = block_from_item(item)
-    assert problem_kinds(waiting) == []
-    assert problem_kinds(waiting, tool_result("c", "1")) == []
-    assert problem_kinds(waiting, tool_result("c", "1"), tool_result("c", "2")) == [
-        ("answered_twice", "c")
-    ]
-    assert problem_kinds(opaque({"type": "shell_call", "call_id": "s", "async": True})) == []
-
-
 def test_item_without_an_id_is_not_paired() -> None:
     """An item without an id is not paired, and the server decides whether to accept it."""
     assert call_effect(opaque({"type": "shell_call"})) is None
@@ -413,13 +378,8 @@ def test_item_without_an_id_is_not_paired() -> None:
 
 def test_problems_explain_what_to_do() -> None:
     """The message of each kind of problem says what to do, and names the tool if it is known."""
-    blocks = [
-        make_call("a"),
-        make_call("b"),
-        make_call("b"),
-        tool_result("b", "1"),
-        tool_result("b", "1"),
-    ]
+    twice = [tool_result("b", "1"), tool_result("b", "1")]
+    blocks = [make_call("a"), make_call("b"), make_call("b"), *twice]
     reported = [str(problem) for problem in find_problems(Turn([*blocks, tool_result("z", "1")]))]
     assert reported == [
         "call a (look) has no result; add one or remove the call",
@@ -440,19 +400,12 @@ def test_many_open_calls() -> None:
 @for_each(
     ("blocks", "expected"),
     [
-        ([make_call(), tool_result("c", "1")], {"id": 1}),
-        ([make_call(metadata={FALLBACK_CALL_ID: True}), tool_result("c", "1")], {"fallback": 1}),
-        ([make_call(), tool_result("c", "1"), tool_result("c", "2")], {"id": 1, "unmatched": 1}),
-        ([tool_result("c", "1")], {"unmatched": 1}),
-        (
-            [
-                opaque({"type": "local_shell_call", "call_id": "a", "id": "lsh_1"}),
-                opaque({"type": "local_shell_call_output", "id": "lsh_1"}),
-            ],
-            {"fallback": 1},
-        ),
-        ([make_call(), tool_result("c", "1"), user("a", origin="engine")], {}),
-        ([user("a")], {}),
+        ([make_call(), answer()], {"id": 1}),
+        ([make_call(metadata={FALLBACK_CALL_ID: True}), answer()], {"fallback": 1}),
+        ([make_call(), answer(), answer()], {"id": 1, "unmatched": 1}),
+        ([answer()], {"unmatched": 1}),
+        ([LOCAL_CALL, local_answer("i")], {"fallback": 1}),
+        ([make_call(), answer(), user("a", origin="engine")], {}),
     ],
 )
 def test_results_are_counted_by_their_match(blocks: list[Block], expected: dict[str, int]) -> None:
@@ -462,7 +415,7 @@ def test_results_are_counted_by_their_match(blocks: list[Block], expected: dict[
 
 def test_results_of_a_longer_turn_are_not_counted() -> None:
     """A Turn shares its index with its continuations, and counts only its results."""
-    turn = Turn([make_call(), tool_result("c", "1")])
+    turn = Turn([make_call(), answer()])
     longer = turn.append(make_call("d"), tool_result("d", "2"))
     assert make_plan(longer).count_results() == {"id": 2}
     assert make_plan(turn).count_results() == {"id": 1}

@@ -21,10 +21,7 @@ from planning.simulation import Planner, Script, Simulation, find_broken_law, sc
 from strategies import scale_examples
 
 
-@settings(
-    max_examples=scale_examples(150),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=scale_examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(scripts())
 def test_laws_hold_in_random_conversations(script: Script) -> None:
     """All laws hold for random sequences of sends, edits, forks, expiry and losses."""

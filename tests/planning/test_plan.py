@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,34 +57,27 @@ def test_first_request_sends_everything() -> None:
     """Without any recorded response the plan is a full send."""
     turn = Turn([system("s"), user("a"), assistant("b"), user("c")])
     planned = make_plan(turn)
-    assert planned.is_full
-    assert planned.previous_response_id == ""
-    assert planned.delta == turn.body
-    assert planned.instructions == "s"
+    assert (planned.is_full, planned.previous_response_id) == (True, "")
+    assert (planned.delta, planned.instructions) == (turn.body, "s")
     assert (planned.full_blocks, planned.delta_blocks) == (3, 3)
     assert planned.full_bytes == planned.delta_bytes > 0
-    assert planned.rejected == ()
-    assert planned.fallback is None
-    assert planned.planned_at == NOW
+    assert (planned.rejected, planned.fallback, planned.planned_at) == ((), None, NOW)
 
 
 def test_next_request_sends_only_new_blocks() -> None:
-    """The next request chains on the newest response and sends only the new blocks."""
-    turn = make_exchanges(3).append(user("next"))
+    """The next request chains on the newest response; without new blocks an empty input is sent."""
+    turn = make_exchanges(3)
+    planned = make_plan(turn)
+    assert (planned.previous_response_id, planned.input()) == ("R3", [])
+    assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
+    turn = turn.append(user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R3"
     assert [item["content"] for item in planned.input()] == ["next"]
     assert (planned.full_blocks, planned.delta_blocks) == (7, 1)
     assert 0 < planned.delta_bytes < planned.full_bytes
     assert planned.digest == prefix_digest(turn)
-
-
-def test_empty_delta_is_sent_with_the_anchor() -> None:
-    """Without new blocks an empty input is sent, so that the model continues from the anchor."""
-    planned = make_plan(make_exchanges(1))
-    assert planned.previous_response_id == "R1"
-    assert planned.input() == []
-    assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
+    assert (planned.reason, is_fallback_reason("")) == ("", False)
 
 
 def test_edit_falls_back_to_an_older_anchor() -> None:
@@ -94,62 +86,58 @@ def test_edit_falls_back_to_an_older_anchor() -> None:
     edited = turn.edit(turn[5].id, assistant("edited"))  # the answer of R3
     planned = make_plan(edited.append(user("next")))
     assert planned.previous_response_id == "R2"
-    assert [(each.response_id, each.reason) for each in planned.rejected] == [
-        ("R4", "changed"),
-        ("R3", "changed"),
-    ]
+    rejected = [(each.response_id, each.reason) for each in planned.rejected]
+    assert rejected == [("R4", "changed"), ("R3", "changed")]
     assert planned.fallback is None
     assert planned.delta_blocks == 5
 
 
-REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, Any]]] = {
-    "scope": (lambda record: structs.replace(record, scope="there"), {}),
-    "incomplete": (lambda record: structs.replace(record, status="incomplete"), {}),
-    "unstored": (lambda record: structs.replace(record, stored=False), {}),
-    "expired": (lambda record: structs.replace(record, expires_at=NOW), {}),
-    "changed": (lambda record: structs.replace(record, digest="sha256:00"), {}),
-    "unproven": (lambda record: structs.replace(record, response_id=""), {}),
-    "lost": (lambda record: structs.replace(record, status="lost"), {}),
-}
-
-
-@for_each("reason", REJECTIONS)
-def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -> None:
-    """A candidate rejected for any reason but ``split`` and ``too_deep`` is replaced by an older one."""
-    invalidate, options = REJECTIONS[reason]
+@for_each(
+    ("reason", "changed", "options"),
+    [
+        ("scope", {"scope": "there"}, {}),
+        ("incomplete", {"status": "incomplete"}, {}),
+        ("unstored", {"stored": False}, {}),
+        ("expired", {"expires_at": NOW}, {}),
+        ("changed", {"digest": "sha256:00"}, {}),
+        ("unproven", {"response_id": ""}, {}),
+        ("lost", {"status": "lost"}, {}),
+        ("too_deep", {"digest": "sha256:00", "depth": 5}, {"max_depth": 4}),  # it was also edited
+    ],
+)
+def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(
+    reason: str, changed: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """A candidate rejected for any reason but the depth alone is replaced by an older one."""
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
-    invalidated = set_state(turn, ConversationState(anchors=(first, invalidate(last))))
-    planned = make_plan(invalidated, **options)
+    invalid = structs.replace(last, **changed)
+    planned = make_plan(with_anchors(turn, first, invalid), **options)
     assert planned.previous_response_id == "R1"
     assert [each.reason for each in planned.rejected] == [reason]
-    alone = make_plan(set_state(turn, ConversationState(anchors=(invalidate(last),))), **options)
+    alone = make_plan(with_anchors(turn, invalid), **options)
     assert alone.is_full
     assert [each.reason for each in alone.rejected] == [reason]
+
+
+def with_anchors(turn: Turn, *anchors: AnchorRecord) -> Turn:
+    return set_state(turn, ConversationState(anchors=anchors))
 
 
 def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
     """A chain that is too deep is not continued from an ancestor, whose delta would only grow."""
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
-    deep = set_state(turn, ConversationState(anchors=(first, structs.replace(last, depth=5))))
-    planned = make_plan(deep, max_depth=4)
-    assert planned.is_full
-    assert planned.fallback == "too_deep"
-    edited = set_state(
-        turn, ConversationState(anchors=(first, structs.replace(last, depth=5, digest="sha256:00")))
-    )
-    assert make_plan(edited, max_depth=4).previous_response_id == "R1"
+    planned = make_plan(with_anchors(turn, first, structs.replace(last, depth=5)), max_depth=4)
+    assert (planned.is_full, planned.fallback) == (True, "too_deep")
 
 
-def test_record_without_blocks_is_unproven() -> None:
+@for_each("count", [0, -1, -99])
+def test_record_without_blocks_is_unproven(count: int) -> None:
     """A record with a block count below one does not prove a prefix."""
     turn = Turn([user("a")])
-    for count in (0, -1, -99):
-        record = AnchorRecord("R", SCOPE, prefix_digest(turn, 0), count)
-        planned = make_plan(set_state(turn, ConversationState(anchors=(record,))))
-        assert planned.is_full
-        assert planned.fallback == "unproven"
+    planned = make_plan(with_anchors(turn, AnchorRecord("R", SCOPE, prefix_digest(turn, 0), count)))
+    assert (planned.is_full, planned.fallback) == (True, "unproven")
 
 
 def test_longest_prefix_wins_then_newest() -> None:
@@ -167,9 +155,8 @@ def test_longest_prefix_wins_then_newest() -> None:
 
 def test_trailing_reasoning_of_the_anchor_is_not_resent() -> None:
     """Reasoning at the end of the anchor is in the delta, because no digest covers it, but is not sent."""
-    turn = add_response(Turn([user("u")]), "R1", message_block("a"), reasoning_block("b")).append(
-        user("next")
-    )
+    turn = add_response(Turn([user("u")]), "R1", message_block("a"), reasoning_block("b"))
+    turn = turn.append(user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R1"
     assert planned.left_out == (turn[2],)
@@ -219,53 +206,38 @@ def test_forks_have_separate_chains() -> None:
     base = make_exchanges(1)
     one = add_response(base.append(user("left")), "L").append(user("x"))
     other = add_response(base.append(user("right")), "R").append(user("x"))
-    assert (make_plan(one).previous_response_id, make_plan(other).previous_response_id) == (
-        "L",
-        "R",
-    )
+    planned = [make_plan(turn).previous_response_id for turn in (one, other)]
+    assert planned == ["L", "R"]
     mixed = set_state(other, structs.replace(get_state(other), anchors=get_state(one).anchors))
     assert make_plan(mixed).previous_response_id == "R1"
 
 
 def test_stateless_mode_sends_everything() -> None:
     """Stateless mode sends all blocks, and uses records only to decide about reasoning."""
-    turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), message_block("a")).append(
-        user("next")
-    )
-    planned = make_plan(turn, mode="stateless")
+    turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), message_block("a"))
+    planned = make_plan(turn.append(user("next")), mode="stateless")
     assert planned.is_full
     assert planned.rejected == ()
-    assert [item["type"] for item in planned.input()] == [
-        "message",
-        "reasoning",
-        "message",
-        "message",
-    ]
+    types = [item["type"] for item in planned.input()]
+    assert types == ["message", "reasoning", "message", "message"]
 
 
 def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
-    """A conversation object holds everything ever added to it, so an edit anywhere starts a new one."""
-    turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1")
-    turn = add_response(turn.append(user("b")), "R2", mode="conversation", conversation_id="c1")
-    turn = turn.append(user("c"))
+    """An object holds everything stored in it, so an edit anywhere starts a new one, as ``store=false`` does."""
+    options = {"mode": "conversation", "conversation_id": "c1"}
+    turn = add_response(Turn([user("a")]), "R1", **options)
+    turn = add_response(turn.append(user("b")), "R2", **options).append(user("c"))
     planned = make_plan(turn, mode="conversation", now=NOW + 400 * DAY, max_depth=1)
     assert (planned.conversation_id, planned.delta_blocks) == ("c1", 1)
     assert planned.anchor is not None
     edited = make_plan(turn.edit(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
     assert make_plan(turn, mode="conversation", scope="there").fallback is None
-    moved = set_state(turn, structs.replace(get_state(turn), conversation_id="c2"))
-    assert make_plan(moved, mode="conversation").fallback == "scope"
-    cleared = set_state(turn, structs.replace(get_state(turn), conversation_id=""))
-    assert make_plan(cleared, mode="conversation").fallback == "scope"
-
-
-def test_unstored_response_is_not_in_its_conversation_object() -> None:
-    """A response with ``store=false`` is not added to its conversation object and is not an anchor."""
-    turn = add_response(
-        Turn([user("a")]), "R1", mode="conversation", conversation_id="c1", stored=False
-    )
-    assert make_plan(turn.append(user("b")), mode="conversation").fallback == "unstored"
+    for other in ("c2", ""):
+        moved = set_state(turn, structs.replace(get_state(turn), conversation_id=other))
+        assert make_plan(moved, mode="conversation").fallback == "scope"
+    unstored = add_response(Turn([user("a")]), "R1", **options, stored=False).append(user("b"))
+    assert make_plan(unstored, mode="conversation").fallback == "unstored"
 
 
 def test_extra_candidates_are_checked_in_the_same_way() -> None:
@@ -297,9 +269,8 @@ def test_extra_record_can_mark_a_response_as_stored() -> None:
     turn = make_exchanges(1, stored=False).append(user("next"))
     assert make_plan(turn).fallback == "unstored"
     (record,) = get_state(turn).anchors
-    assert (
-        make_plan(turn, extra=[structs.replace(record, stored=True)]).previous_response_id == "R1"
-    )
+    stored = structs.replace(record, stored=True)
+    assert make_plan(turn, extra=[stored]).previous_response_id == "R1"
 
 
 @given(st.lists(records(), max_size=8), st.lists(records(), max_size=4))
@@ -307,7 +278,7 @@ def test_candidates_are_tried_by_length_then_age(
     known: list[AnchorRecord], extra: list[AnchorRecord]
 ) -> None:
     """Candidates from the state and from ``extra`` are merged and tried longest first, then newest first."""
-    turn = set_state(Turn([user("a")]), ConversationState(anchors=tuple(known)))
+    turn = with_anchors(Turn([user("a")]), *known)
     planned = make_plan(turn, extra=extra)
     order = [anchor_sort_key(each.record) for each in planned.rejected]
     assert order == sorted(order, reverse=True)
@@ -318,9 +289,8 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
     """A plan with problems can be inspected, but its ``input`` raises ``Unsendable``."""
     turn = add_response(Turn([user("u")]), "R1", call_block("a"))
     planned = make_plan(turn.append(user("never mind")))
-    assert [str(problem) for problem in planned.problems] == [
-        "call call_a (f) has no result; add one or remove the call"
-    ]
+    problem = "call call_a (f) has no result; add one or remove the call"
+    assert [str(problem) for problem in planned.problems] == [problem]
     assert planned.previous_response_id == "R1"
     with pytest.raises(Unsendable, match="call_a") as exc_info:
         planned.input()
@@ -331,54 +301,40 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
 
 def test_byte_count_approximates_the_request_size() -> None:
     """The byte count of a plan is close enough to the request size to show what chaining saves."""
-    turn = Turn(
-        [user("x" * 500), tool_call("f", {"a": 1}, call_id="c"), tool_result("c", "y" * 80)]
-    )
+    call = tool_call("f", {"a": 1}, call_id="c")
+    turn = Turn([user("x" * 500), call, tool_result("c", "y" * 80)])
     planned = make_plan(turn)
     size = len(json.dumps(planned.input()))
     assert 0.8 * size < planned.full_bytes < 1.3 * size
 
 
-invalid_states = st.one_of(
-    json_values(),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "mode": json_values(),
-            "previous_response_id": json_values(),
-            "conversation_id": json_values(),
-            "anchors": json_values()
-            | st.lists(
-                json_objects()
-                | st.fixed_dictionaries(
-                    {
-                        "response_id": st.sampled_from(["", "R1", "resp_1"]),
-                        "scope": st.just(SCOPE),
-                        "digest": st.sampled_from(["", prefix_digest(Turn())]),
-                        "block_count": st.sampled_from([-1, 0, 1, 2, 10**30]),
-                    },
-                    optional={
-                        "expires_at": st.sampled_from([0, -5, 10**400, None, 1e308]),
-                        "created_at": st.sampled_from([0, -1e308, 1e308]),
-                        "barrier": st.sampled_from([None, 0, -1, 7]),
-                        "derived": st.sampled_from([[], ["x"], "x"]),
-                        "depth": st.integers(),
-                        "status": st.sampled_from(["completed", "lost", "?"]),
-                    },
-                ),
-                max_size=4,
-            ),
-        },
-    ),
+record_forms = st.fixed_dictionaries(
+    {
+        "response_id": st.sampled_from(["", "R1", "resp_1"]),
+        "scope": st.just(SCOPE),
+        "digest": st.sampled_from(["", prefix_digest(Turn())]),
+        "block_count": st.sampled_from([-1, 0, 1, 2, 10**30]),
+    },
+    optional={
+        "expires_at": st.sampled_from([0, -5, 10**400, None, 1e308]),
+        "created_at": st.sampled_from([0, -1e308, 1e308]),
+        "barrier": st.sampled_from([None, 0, -1, 7]),
+        "derived": st.sampled_from([[], ["x"], "x"]),
+        "depth": st.integers(),
+        "status": st.sampled_from(["completed", "lost", "?"]),
+    },
 )
+state_forms = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("mode", "previous_response_id", "conversation_id"), json_values()),
+        "anchors": json_values() | st.lists(json_objects() | record_forms, max_size=4),
+    },
+)
+modes = st.sampled_from(["chained", "stateless", "conversation", "?"])
 
 
-@given(
-    turns(),
-    invalid_states,
-    st.sampled_from(["chained", "stateless", "conversation", "?"]),
-    st.data(),
-)
+@given(turns(), json_values() | state_forms, modes, st.data())
 def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataObject) -> None:
     """Planning does not raise for any Turn, state or mode; only building the input may."""
     if state is not None:
@@ -401,16 +357,13 @@ def test_valid_record_among_invalid_ones_is_found(turn: Turn, noise: list[Anchor
     if not covered:
         return
     true = AnchorRecord("R", SCOPE, prefix_digest(turn), covered, created_at=1e11)
-    turn = set_state(turn, ConversationState(anchors=(*noise, true, true)))
+    turn = with_anchors(turn, *noise, true, true)
     barrier = make_plan(turn).barrier
-    turn = set_state(
-        turn, ConversationState(anchors=(*noise, structs.replace(true, barrier=barrier)))
-    )
-    assert (
-        make_plan(turn).previous_response_id == make_plan(loads(dumps(turn))).previous_response_id
-    )
-    if make_plan(turn).barrier == barrier:
-        assert make_plan(turn).previous_response_id == "R"
+    turn = with_anchors(turn, *noise, structs.replace(true, barrier=barrier))
+    planned = make_plan(turn)
+    assert planned.previous_response_id == make_plan(loads(dumps(turn))).previous_response_id
+    if planned.barrier == barrier:
+        assert planned.previous_response_id == "R"
 
 
 def test_reasoning_added_by_the_caller_has_no_effect() -> None:
@@ -429,8 +382,8 @@ def answer_without_anchor(response_id: str = "") -> Turn:
     return Turn([user("a"), *tag_blocks([assistant("A")], response_id), user("b")])
 
 
-@pytest.mark.parametrize(("response_id", "reason"), [("", "no_id"), ("R1", "unproven")])
-@pytest.mark.parametrize("mode", ["chained", "conversation"])
+@for_each(("response_id", "reason"), [("", "no_id"), ("R1", "unproven")])
+@for_each("mode", ["chained", "conversation"])
 def test_answer_without_a_record_is_sent_again(response_id: str, reason: str, mode: str) -> None:
     """An answer without an id, or one that could not be recorded, is sent in full with the reason."""
     plan = make_plan(answer_without_anchor(response_id), mode=mode)
@@ -438,53 +391,46 @@ def test_answer_without_a_record_is_sent_again(response_id: str, reason: str, mo
     assert "the last answer cannot be continued, because" in plan.explain()
 
 
-def test_written_answer_is_not_one_of_the_server() -> None:
-    """A Turn with answers that the program wrote is new to the server."""
-    plan = make_plan(Turn([user("a"), assistant("A"), user("b")]))
-    assert (plan.reason, plan.fallback) == ("new", None)
+EMPTY = set_state(Turn([user("a")]), ConversationState(mode="conversation"))
 
 
-def test_request_that_is_meant_to_be_stateless_is_no_fallback() -> None:
-    """A stateless request has no fallback, whatever the server has."""
-    for turn in (ANSWERED, answer_without_anchor()):
-        plan = make_plan(turn, mode="stateless")
-        assert (plan.reason, plan.fallback) == ("stateless", None)
+@for_each(
+    ("turn", "options", "reason"),
+    [
+        # Answers that the program wrote, or those of another server, are new to the server.
+        (Turn([user("a"), assistant("A"), user("b")]), {}, "new"),
+        (ANSWERED, {"scope": "there"}, "new"),
+        # A stateless request has no fallback, whatever the server has.
+        (ANSWERED, {"mode": "stateless"}, "stateless"),
+        (answer_without_anchor(), {"mode": "stateless"}, "stateless"),
+        # A conversation object does not have the responses of a chain.
+        (EMPTY, {"mode": "conversation"}, "conversation"),
+        (ANSWERED, {"mode": "conversation"}, "scope"),
+    ],
+)
+def test_full_send_has_a_reason(turn: Turn, options: dict[str, Any], reason: str) -> None:
+    """A full send has a reason; it is a fallback only if the server could not do what was requested."""
+    plan = make_plan(turn, **options)
+    assert (plan.reason, plan.fallback) == (reason, reason if reason == "scope" else None)
 
 
-@pytest.mark.parametrize("chosen", ["switched_off", "never"])
-def test_mode_that_a_setting_forces_is_no_fallback(chosen: str) -> None:
-    """A setting that turns chaining off makes requests stateless on purpose."""
-    plan = structs.replace(make_plan(ANSWERED, mode="stateless"), mode_reason=chosen)
-    assert (plan.reason, plan.fallback) == ("stateless", None)
+def reason_of_mode(turn: Turn, mode_reason: str) -> tuple[str, str | None]:
+    plan = structs.replace(make_plan(turn, mode="stateless"), mode_reason=mode_reason)
+    return (plan.reason, plan.fallback)
 
 
-@pytest.mark.parametrize("forced", ["never_stores", "unsupported", "prompt", "stateless_api"])
-def test_mode_that_the_server_forces_is_a_fallback(forced: str) -> None:
-    """A request that is stateless although another mode was requested falls back once there is an answer."""
-    plan = structs.replace(make_plan(ANSWERED, mode="stateless"), mode_reason=forced)
-    assert (plan.reason, plan.fallback) == (forced, forced)
-    first = structs.replace(make_plan(Turn([user("a")]), mode="stateless"), mode_reason=forced)
-    assert (first.reason, first.fallback) == ("stateless", None)
+def test_mode_that_the_server_forces_is_a_fallback() -> None:
+    """A request that is stateless against its setting falls back once there is an answer."""
+    for chosen in ("switched_off", "never"):
+        assert reason_of_mode(ANSWERED, chosen) == ("stateless", None)
+    for forced in ("never_stores", "unsupported", "prompt", "stateless_api"):
+        assert reason_of_mode(ANSWERED, forced) == (forced, forced)
+        assert reason_of_mode(Turn([user("a")]), forced) == ("stateless", None)
 
 
 def test_answers_of_another_server_are_not_sent_again() -> None:
-    """The first request to another server is new there; then the newest rejected answer of it decides."""
-    assert make_plan(ANSWERED, scope="there").reason == "new"
+    """The newest rejected answer of the server decides about the reason."""
     both = add_response(ANSWERED, "R2", scope="there").append(user("c"))
     edited = both.edit(both[0].id, user("edited"))
     assert [each.reason for each in make_plan(edited).rejected] == ["scope", "changed"]
     assert make_plan(edited).fallback == "changed"
-
-
-def test_change_to_conversation_mode_is_a_fallback() -> None:
-    """A conversation object does not have the responses of a chain."""
-    assert make_plan(ANSWERED, mode="conversation").fallback == "scope"
-    empty = set_state(Turn([user("a")]), ConversationState(mode="conversation"))
-    plan = make_plan(empty, mode="conversation")
-    assert (plan.reason, plan.fallback) == ("conversation", None)
-
-
-def test_chained_request_has_no_reason() -> None:
-    """A request with an anchor is no full send."""
-    assert make_plan(ANSWERED).reason == ""
-    assert not is_fallback_reason("")

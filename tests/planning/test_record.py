@@ -57,9 +57,8 @@ def test_blocks_are_tagged_with_response_and_index() -> None:
 
 def test_a_response_becomes_an_anchor() -> None:
     """The anchor record of a response contains everything the next plan needs."""
-    turn = add_response(
-        Turn([system("s"), user("u")]), "R1", reasoning_block("a"), message_block("a")
-    )
+    blocks = reasoning_block("a"), message_block("a")
+    turn = add_response(Turn([system("s"), user("u")]), "R1", *blocks)
     state = get_state(turn)
     (record,) = state.anchors
     assert state.previous_response_id == "R1"
@@ -105,32 +104,28 @@ def test_plan_of_another_turn_creates_no_anchor() -> None:
     turn = make_exchanges(1).append(user("u"))
     planned = make_plan(turn)
     other = turn.edit(turn[0].id, user("edited meanwhile"))
-    answered = record_response(
-        other, [assistant("a")], response_id="R2", plan=planned, created_at=NOW
-    )
+    facts = {"response_id": "R2", "plan": planned, "created_at": NOW}
+    answered = record_response(other, [assistant("a")], **facts)
     assert answered[-1].response_id == "R2"
     assert get_state(answered).anchor("R2") is None
     assert make_plan(answered).anchor is None
 
 
-@pytest.mark.parametrize("status", ["incomplete", "failed", "cancelled", "lost"])
+@for_each("status", ["incomplete", "failed", "cancelled", "lost"])
 def test_unfinished_response_is_not_the_previous_response(status: str) -> None:
     """An unfinished response is recorded with its status and rejected as an anchor."""
     turn = add_response(make_exchanges(1).append(user("u")), "R2", status=status)
     assert get_state(turn).previous_response_id == "R1"
     rejected = make_plan(turn.append(user("v"))).rejected[0]
-    assert (rejected.response_id, rejected.reason) == (
-        "R2",
-        "lost" if status == "lost" else "incomplete",
-    )
+    reason = "lost" if status == "lost" else "incomplete"
+    assert (rejected.response_id, rejected.reason) == ("R2", reason)
 
 
 def test_running_response_is_found_by_the_turn_that_it_answers() -> None:
     """A response in the background answers the Turn as it was sent, and no longer one, or one of another provider."""
     sent = Turn([user("u")])
-    turn = record_response(
-        sent, [], response_id="R1", plan=make_plan(sent), created_at=NOW, status="running"
-    )
+    facts = {"response_id": "R1", "plan": make_plan(sent), "created_at": NOW}
+    turn = record_response(sent, [], **facts, status="running")
     found = find_running(turn)
     assert found is not None
     assert found.response_id == "R1"
@@ -147,16 +142,13 @@ def test_responses_without_retention_do_not_expire() -> None:
 
 def test_barrier_is_recorded() -> None:
     """A record contains the index of the compaction in its output or input among the covered blocks."""
-    turn = add_response(
-        Turn([user("u")]), "R1", reasoning_block("a"), compaction_block("c"), call_block("b")
-    )
-    assert get_state(turn).anchors[-1].barrier == 1
-    assert len(get_state(turn).anchors[-1].derived) == 2
+    blocks = reasoning_block("a"), compaction_block("c"), call_block("b")
+    turn = add_response(Turn([user("u")]), "R1", *blocks)
+    added = add_response(Turn([user("u"), compaction_block("d"), user("v")]), "R3")
     later = add_response(turn.append(user("v")), "R2")
-    assert get_state(later).anchors[-1].barrier == 1
-    put = add_response(Turn([user("u"), compaction_block("d"), user("v")]), "R3")
-    assert get_state(put).anchors[-1].barrier == 1
-    assert get_state(put).anchors[-1].derived == ()
+    assert [get_state(each).anchors[-1].barrier for each in (turn, later, added)] == [1, 1, 1]
+    assert len(get_state(turn).anchors[-1].derived) == 2
+    assert get_state(added).anchors[-1].derived == ()
 
 
 def test_conversation_object_has_its_own_scope() -> None:
@@ -198,123 +190,83 @@ def test_undone_edit_restores_the_anchor() -> None:
     assert make_plan(restored.append(user("v"))).previous_response_id == "R2"
 
 
-def tagged_answer(response_id: str) -> Block:
-    """Return an assistant block tagged with a response id."""
-    return assistant("said", source=Source(response_id))
-
-
-def tagged_call(response_id: str) -> Block:
-    """Return a tool call tagged with a response id."""
-    return tool_call("f", "{}", call_id="c", source=Source(response_id))
-
-
-def untagged_result() -> Block:
-    """Return a tool result without a response id."""
-    return tool_result("c", "1")
+def tagged(*names: str) -> list[Block]:
+    """Return blocks of these kinds; an answer or a call may have the letter of a response."""
+    make: dict[str, Callable[[str], Block]] = {
+        "user": lambda source: user("u"),
+        "system": lambda source: system("s"),
+        "answer": lambda source: assistant("said", source=Source(source)),
+        "call": lambda source: tool_call("f", "{}", call_id="c", source=Source(source)),
+        "result": lambda source: tool_result("c", "1"),
+    }
+    return [make[kind](source) for kind, _, source in (name.partition(" ") for name in names)]
 
 
 # The fourteen reference scenarios of the lookup by tags, and their names, come from the original specification. It
 # considered three changes harmless that are not; each of them has a test here.
-BEST_ANCHOR_CASES = {
-    "Empty Turn": ([], ""),
-    "Single Response, No Middleware": (
-        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A")],
-        "resp_A",
-    ),
-    "Single Response, Middleware Appended": (
-        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A"), untagged_result()],
-        "resp_A",
-    ),
-    "Multiple Responses": (
-        [user("u"), tagged_answer("resp_A"), untagged_result(), tagged_answer("resp_B")],
-        "resp_B",
-    ),
-    "Middleware Inserted in Middle": (
-        [user("u"), tagged_answer("resp_A"), user("INJECTED"), tagged_call("resp_A")],
-        "",
-    ),
-    "All Middleware Blocks": ([user("u"), system("s"), untagged_result()], ""),
-}
-
-VALID_ANCHOR_CASES = {
-    "Valid Contiguous Sequence": (
-        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A")],
-        "resp_A",
-        True,
-    ),
-    "Non-contiguous (Gap)": (
-        [tagged_answer("resp_A"), user("OTHER"), tagged_answer("resp_A")],
-        "resp_A",
-        False,
-    ),
-    "Non-existent Response ID": ([tagged_answer("resp_A")], "resp_B", False),
-    "Single Block": ([tagged_answer("resp_A")], "resp_A", True),
-}
-
-BLOCKS_AFTER_CASES = {
-    "Blocks After Anchor": (
-        [user("u"), tagged_answer("resp_A"), untagged_result(), user("user2")],
-        "resp_A",
-        2,
-    ),
-    "No Blocks After": ([user("u"), tagged_answer("resp_A")], "resp_A", 0),
-    "Anchor Not Found": ([user("u"), tagged_answer("resp_A")], "resp_B", 0),
-    "Multiple Blocks with Same Anchor": (
-        [tagged_answer("resp_A"), tagged_call("resp_A"), untagged_result()],
-        "resp_A",
-        1,
-    ),
-}
-
-
-@for_each("name", BEST_ANCHOR_CASES)
-def test_find_best_anchor(name: str) -> None:
+@for_each(
+    ("name", "blocks", "expected"),
+    [
+        ("Empty Turn", [], ""),
+        ("Single Response, No Middleware", ["user", "answer A", "call A"], "A"),
+        ("Single Response, Middleware Appended", ["user", "answer A", "call A", "result"], "A"),
+        ("Multiple Responses", ["user", "answer A", "result", "answer B"], "B"),
+        ("Middleware Inserted in Middle", ["user", "answer A", "user", "call A"], ""),
+        ("All Middleware Blocks", ["user", "system", "result"], ""),
+    ],
+)
+def test_find_best_anchor(name: str, blocks: list[str], expected: str) -> None:
     """``find_best_anchor`` returns the newest contiguous response in the six reference scenarios."""
-    blocks, expected = BEST_ANCHOR_CASES[name]
-    assert find_best_anchor(Turn(blocks)) == expected
+    assert find_best_anchor(Turn(tagged(*blocks))) == expected
 
 
-@pytest.mark.parametrize("name", VALID_ANCHOR_CASES)
-def test_is_valid_anchor(name: str) -> None:
+@for_each(
+    ("name", "blocks", "response_id", "expected"),
+    [
+        ("Valid Contiguous Sequence", ["user", "answer A", "call A"], "A", True),
+        ("Non-contiguous (Gap)", ["answer A", "user", "answer A"], "A", False),
+        ("Non-existent Response ID", ["answer A"], "B", False),
+        ("Single Block", ["answer A"], "A", True),
+    ],
+)
+def test_is_valid_anchor(name: str, blocks: list[str], response_id: str, expected: bool) -> None:
     """``is_valid_anchor`` accepts only contiguous responses in the four reference scenarios."""
-    blocks, response_id, expected = VALID_ANCHOR_CASES[name]
-    assert is_valid_anchor(Turn(blocks), response_id) is expected
+    assert is_valid_anchor(Turn(tagged(*blocks)), response_id) is expected
 
 
-@pytest.mark.parametrize("name", BLOCKS_AFTER_CASES)
-def test_blocks_after_response(name: str) -> None:
+@for_each(
+    ("name", "blocks", "response_id", "count"),
+    [
+        ("Blocks After Anchor", ["user", "answer A", "result", "user"], "A", 2),
+        ("No Blocks After", ["user", "answer A"], "A", 0),
+        ("Anchor Not Found", ["user", "answer A"], "B", 0),
+        ("Multiple Blocks with Same Anchor", ["answer A", "call A", "result"], "A", 1),
+    ],
+)
+def test_blocks_after_response(name: str, blocks: list[str], response_id: str, count: int) -> None:
     """``blocks_after_response`` returns the blocks after a response's last block."""
-    blocks, response_id, count = BLOCKS_AFTER_CASES[name]
-    after = blocks_after_response(Turn(blocks), response_id)
-    assert after == blocks[len(blocks) - count :]
+    turn = Turn(tagged(*blocks))
+    assert blocks_after_response(turn, response_id) == list(turn)[len(blocks) - count :]
 
 
-def remove_last_call(turn: Turn) -> Turn:
-    """Remove the call of a response; its remaining blocks are still contiguous."""
-    return turn.remove(turn[3].id)
+CHANGES: dict[str, Callable[[Turn], Turn]] = {
+    "remove a call": lambda turn: turn.remove(turn[3].id),  # the remaining blocks are contiguous
+    "edit the answer": lambda turn: turn.edit(
+        turn[2].id, assistant("edited", id=turn[2].id, metadata=turn[2].metadata)
+    ),
+    "edit the message before": lambda turn: turn.edit(turn[1].id, user("redacted")),
+}
 
 
-def edit_in_place(turn: Turn) -> Turn:
-    """Change the model's text and leave the block's id and tags unchanged."""
-    block = turn[2]
-    return turn.edit(block.id, assistant("edited", id=block.id, metadata=block.metadata))
-
-
-def edit_before(turn: Turn) -> Turn:
-    """Change the user's message before the response."""
-    return turn.edit(turn[1].id, user("redacted"))
-
-
-@pytest.mark.parametrize("change", [remove_last_call, edit_in_place, edit_before])
-def test_digests_detect_changes_that_tags_do_not(change: Callable[[Turn], Turn]) -> None:
+@for_each("change", CHANGES)
+def test_digests_detect_changes_that_tags_do_not(change: str) -> None:
     """A removed call or an edit in or before a response invalidates the anchor, but not its tags."""
-    turn = add_response(
-        Turn([system("s"), user("u")]), "resp_A", message_block("a"), call_block("a")
-    )
+    turn = Turn([system("s"), user("u")])
+    turn = add_response(turn, "resp_A", message_block("a"), call_block("a"))
     turn = turn.append(tool_result("call_a", "1"), user("next"))
     assert is_valid_anchor(turn, "resp_A")
     assert make_plan(turn).previous_response_id == "resp_A"
-    changed = change(turn)
+    changed = CHANGES[change](turn)
     assert is_valid_anchor(set_state(changed, type(get_state(turn))()), "resp_A")  # tags alone
     assert anchor_problem(changed, "resp_A") == "changed"
     assert find_best_anchor(changed) == ""
@@ -326,7 +278,8 @@ def test_anchor_problem_names_the_reason() -> None:
     turn = make_exchanges(3)
     assert anchor_problem(turn, "R3") is None
     assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
-    assert anchor_problem(turn.insert(0, tagged_answer("R3")), "R3") == "split"
+    split = turn.insert(0, assistant("said", source=Source("R3")))
+    assert anchor_problem(split, "R3") == "split"
     lost = set_state(turn, get_state(turn).mark_lost(["R3"]))
     assert anchor_problem(lost, "R3") == "lost"
     assert find_best_anchor(lost) == "R2"
@@ -350,9 +303,9 @@ def test_a_turn_without_its_newest_response_is_detached_from_its_object() -> Non
 def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
     """The end of a response is defined by its record, even if later blocks have its tag."""
     turn = make_exchanges(2)
-    tagged = turn.append(tagged_answer("R2"))
-    assert anchor_problem(tagged, "R2") == "changed"
-    assert find_best_anchor(tagged) == "R1"
+    longer = turn.append(assistant("said", source=Source("R2")))
+    assert anchor_problem(longer, "R2") == "changed"
+    assert find_best_anchor(longer) == "R1"
 
 
 def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:

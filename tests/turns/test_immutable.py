@@ -130,10 +130,7 @@ def test_classes_cannot_be_subclassed(value: Any) -> None:
         type("Mine", (BlockBase,), {})
 
 
-@for_each(
-    "value",
-    [each for each in VALUES if type(each).__name__ != "UnknownBlock"],
-)
+@for_each("value", [each for each in VALUES if type(each).__name__ != "UnknownBlock"])
 def test_extra_cannot_contain_a_member_name(value: Any) -> None:
     """``extra`` cannot contain a member's name, because both are written to the same JSON object."""
     tag = "kind" if isinstance(value, Block) else "type"

@@ -8,16 +8,7 @@ import pytest
 from for_each import for_each
 from kedge import turns
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.turns import (
-    FilePart,
-    FrozenMap,
-    ImagePart,
-    OpaquePart,
-    TextPart,
-    audio,
-    file,
-    image,
-)
+from kedge.turns import FilePart, FrozenMap, ImagePart, OpaquePart, TextPart, audio, file, image
 from kedge.turns.attachments import data_url, split_data_url
 
 

@@ -473,11 +473,7 @@ def test_items_match_the_api() -> None:
         },
         {"type": "message", "role": "system", "content": ""},
         {"type": "message", "role": "user", "content": "a"},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "b"}],
-        },
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
     ]
 
 
