@@ -8,23 +8,7 @@ answer, which ``expected_context`` returns.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaqueBlock,
-    OpaquePart,
-    Part,
-    ReasoningBlock,
-    RefusalPart,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-)
+from kedge import turns
 
 NormalForm = tuple[Any, ...]
 
@@ -32,15 +16,15 @@ MEMBERS = ("phase", "namespace", "caller", "async")
 """Further members of messages, calls and results that a model may read."""
 
 
-def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
+def normalize_blocks(blocks: Iterable[turns.Block]) -> list[NormalForm]:
     """Return the normal form of each block, without leading system blocks and reasoning."""
     remaining = list(blocks)
-    while remaining and isinstance(remaining[0], SystemBlock):
+    while remaining and isinstance(remaining[0], turns.SystemBlock):
         remaining.pop(0)
     return [
         (*_normalize_block(block), *_normalize_members(block.extra.get("item", {})))
         for block in remaining
-        if not isinstance(block, ReasoningBlock)
+        if not isinstance(block, turns.ReasoningBlock)
     ]
 
 
@@ -54,7 +38,7 @@ def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalFor
     ]
 
 
-def expected_context(turn: Turn) -> list[NormalForm]:
+def expected_context(turn: turns.Turn) -> list[NormalForm]:
     """Return the context of the request for this finished Turn: all blocks before its last answer."""
     blocks = list(turn.blocks)
     last = blocks[-1].response_id
@@ -67,37 +51,37 @@ def _normalize_members(item: Mapping[str, Any]) -> list[NormalForm]:
     return [(name, str(item[name])) for name in MEMBERS if item.get(name) is not None]
 
 
-def _normalize_block(block: Block) -> NormalForm:
+def _normalize_block(block: turns.Block) -> NormalForm:
     match block:
-        case UserBlock():
+        case turns.UserBlock():
             return ("user", *map(_normalize_part, block.parts))
-        case AssistantBlock():
+        case turns.AssistantBlock():
             return ("assistant", *map(_normalize_part, block.parts))
-        case SystemBlock():
+        case turns.SystemBlock():
             return (block.role, ("text", block.text))
-        case ToolCallBlock():
+        case turns.ToolCallBlock():
             kind = "custom" if block.custom else "function"
             return (f"{kind} call", block.call_id, block.name, block.arguments)
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             kind = "custom" if block.custom else "function"
             return (f"{kind} output", block.call_id, *map(_normalize_part, block.parts))
-        case OpaqueBlock():
+        case turns.OpaqueBlock():
             return ("opaque", block.type)
         case _:
             raise AssertionError(block)
 
 
-def _normalize_part(part: Part) -> NormalForm:
+def _normalize_part(part: turns.Part) -> NormalForm:
     match part:
-        case TextPart():
+        case turns.TextPart():
             return ("text", part.text)
-        case RefusalPart():
+        case turns.RefusalPart():
             return ("refusal", part.text)
-        case ImagePart():
+        case turns.ImagePart():
             return ("image", part.url or part.file_id, part.detail)
-        case FilePart():
+        case turns.FilePart():
             return ("file", part.url or part.data or part.file_id, part.filename)
-        case OpaquePart() if part.content["type"] == "input_audio":
+        case turns.OpaquePart() if part.content["type"] == "input_audio":
             return ("audio", part.content["input_audio"]["data"])
         case _:
             raise AssertionError(part)

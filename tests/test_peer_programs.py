@@ -6,16 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.peers.programs import (
-    EXPECTED,
-    LIBRARIES,
-    PAGE,
-    TITLES,
-    check_program,
-    count_lines,
-    format_table,
-    get_path,
-)
+from benchmarks.peers import programs
+from benchmarks.peers.programs import EXPECTED, LIBRARIES, PAGE, TITLES, check_program, get_path
 
 from forked import run_forked
 from kedge.testing import serve
@@ -55,7 +47,7 @@ def test_another_output_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_with_kedge_are_the_shortest() -> None:
     """All libraries have the eight programs, and those with Kedge have the fewest lines in sum."""
-    counts = {library: count_lines(library) for library in LIBRARIES}
+    counts = {library: programs.count_lines(library) for library in LIBRARIES}
     assert all(each.keys() == TITLES.keys() for each in counts.values())
     sums = {library: sum(each.values()) for library, each in counts.items()}
     assert min(sums, key=sums.__getitem__) == "kedge"
@@ -64,4 +56,4 @@ def test_programs_with_kedge_are_the_shortest() -> None:
 
 def test_page_has_the_counted_lines() -> None:
     """The table of the documentation has the lines of the programs as they are."""
-    assert format_table() in PAGE.read_text(encoding="utf-8")
+    assert programs.format_table() in PAGE.read_text(encoding="utf-8")

@@ -18,16 +18,10 @@ from click.testing import CliRunner
 
 from engines.conftest import open_engine
 from engines.runs import send_lines
-from kedge import Conversation, connect
+from kedge import Conversation, connect, errors
 from kedge.cli import group
 from kedge.engines import Engine
-from kedge.errors import (
-    AnswerIncomplete,
-    CannotOpenStore,
-    HeadConflict,
-    Unsendable,
-    UnsupportedBlock,
-)
+from kedge.errors import AnswerIncomplete, CannotOpenStore, HeadConflict, UnsupportedBlock
 from kedge.events import TextDelta
 from kedge.events.run import Healed, ModeChanged
 from kedge.middleware import repair, with_middleware
@@ -252,7 +246,7 @@ async def send_a_hosted_call_elsewhere(server: TestServer) -> None:
 async def leave_a_call_without_result(server: TestServer) -> None:
     turn = Turn([user("Add"), tool_call("add", "{}", call_id="c"), user("?")])
     async with open_engine(server) as engine:
-        with pytest.raises(Unsendable, match="has no result"):
+        with pytest.raises(errors.Unsendable, match="has no result"):
             await engine.run(turn)
         assert (await with_middleware(engine, repair()).run(turn)).blocks[-1].text
 

@@ -7,19 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.histories import make_exchanges
+from kedge import turns
 from kedge.compaction import BlockCounter, base
 from kedge.planning import prefix_digest
 from kedge.tokens import DEFAULT_COUNTER, count_items
-from kedge.turns import (
-    Block,
-    FrozenMap,
-    RefusalPart,
-    Turn,
-    UnknownBlock,
-    UserBlock,
-    item_from_block,
-    reasoning,
-)
+from kedge.turns import Block, FrozenMap, RefusalPart, Turn, UserBlock, item_from_block, reasoning
 from strategies import blocks
 
 
@@ -74,7 +66,7 @@ def test_any_block_has_a_count(block_list: list[Block]) -> None:
 
 def test_unsupported_blocks_are_counted() -> None:
     """An unknown block and a refusal in a user message are counted by their content."""
-    odd = [UnknownBlock(FrozenMap(kind="hologram", a="b")), UserBlock((RefusalPart("no"),))]
+    odd = [turns.UnknownBlock(FrozenMap(kind="hologram", a="b")), UserBlock((RefusalPart("no"),))]
     assert BlockCounter().count_blocks(odd) > 10
 
 

@@ -8,34 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.histories import run_immediately
+from kedge import turns
 from kedge.compaction import CompactionRequest, ToolExchangeCompactor, run_compactor
 from kedge.compaction.tool_exchange import truncate_json, truncate_text
-from kedge.turns import (
-    Block,
-    FilePart,
-    ToolCallBlock,
-    ToolResultBlock,
-    assistant,
-    image,
-    opaque,
-    tool_call,
-    tool_result,
-    user,
-)
 
 
-def make_exchange(number: int, output: Any, arguments: Any = None) -> tuple[Block, ...]:
+def make_exchange(number: int, output: Any, arguments: Any = None) -> tuple[turns.Block, ...]:
     """Return a question, a tool call, its result and an answer."""
     call_id = f"call_{number}"
     return (
-        user(f"question {number}"),
-        tool_call("look", arguments or {"n": number}, call_id=call_id),
-        tool_result(call_id, output),
-        assistant(f"answer {number}"),
+        turns.user(f"question {number}"),
+        turns.tool_call("look", arguments or {"n": number}, call_id=call_id),
+        turns.tool_result(call_id, output),
+        turns.assistant(f"answer {number}"),
     )
 
 
-def shorten(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
+def shorten(blocks: tuple[turns.Block, ...], **settings: Any) -> tuple[turns.Block, ...]:
     """Return the blocks after compaction with these settings."""
     compactor = ToolExchangeCompactor(
         **{"max_characters": 100, "keep_exchanges": 1, "min_saving": 1, **settings}
@@ -43,10 +32,10 @@ def shorten(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
     return run_immediately(run_compactor(compactor, CompactionRequest(blocks))).blocks
 
 
-def output_text(blocks: tuple[Block, ...], index: int = 2) -> str:
+def output_text(blocks: tuple[turns.Block, ...], index: int = 2) -> str:
     """Return the text of the tool result at this index."""
     block = blocks[index]
-    assert isinstance(block, ToolResultBlock)
+    assert isinstance(block, turns.ToolResultBlock)
     return block.text
 
 
@@ -80,33 +69,33 @@ def test_shortened_arguments_are_json() -> None:
     """Shortened arguments are valid JSON, even if the original ones were not, except for custom tools."""
     long = (*make_exchange(0, "x", {"text": "lorem " * 300, "n": 7}), *make_exchange(1, "x"))
     call = shorten(long)[1]
-    assert isinstance(call, ToolCallBlock)
+    assert isinstance(call, turns.ToolCallBlock)
     assert json.loads(call.arguments)["n"] == 7
     broken = (*make_exchange(0, "x", "not json " * 100), *make_exchange(1, "x"))
     call = shorten(broken)[1]
-    assert isinstance(call, ToolCallBlock)
+    assert isinstance(call, turns.ToolCallBlock)
     assert list(json.loads(call.arguments)) == ["shortened"]
     free = (
-        user("a"),
-        tool_call("note", "words " * 100, call_id="c", custom=True),
-        tool_result("c", "x", custom=True),
+        turns.user("a"),
+        turns.tool_call("note", "words " * 100, call_id="c", custom=True),
+        turns.tool_result("c", "x", custom=True),
         *make_exchange(1, "x"),
     )
     call = shorten(free)[1]
-    assert isinstance(call, ToolCallBlock)
+    assert isinstance(call, turns.ToolCallBlock)
     assert call.arguments.startswith("words")
 
 
 def test_images_and_files_are_described() -> None:
     """Images and files are replaced by a short description."""
-    content = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
+    content = [turns.image(b"\x89PNG" * 100), turns.FilePart(file_id="file_1", filename="plan.pdf")]
     shortened = shorten((*make_exchange(0, content), *make_exchange(1, "x")))
     assert output_text(shortened) == "[an image was left out]\n[a file was left out: plan.pdf]"
 
 
 def test_newest_exchanges_are_unchanged() -> None:
     """The newest ``keep_exchanges`` exchanges and blocks of hosted tools are unchanged."""
-    hosted = opaque({"type": "web_search_call", "action": {"query": "x" * 500}})
+    hosted = turns.opaque({"type": "web_search_call", "action": {"query": "x" * 500}})
     blocks = (hosted, *(b for n in range(4) for b in make_exchange(n, "long " * 100)))
     shortened = shorten(blocks, keep_exchanges=2)
     assert [block is old for block, old in zip(shortened, blocks, strict=True)].count(False) == 2

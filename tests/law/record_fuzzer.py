@@ -22,15 +22,9 @@ from kedge.events import Event, ResponseStarted, TextDelta
 from kedge.events.run import ToolStarted
 from kedge.planning import RequestPlan
 from kedge.testing import TestServer
+from law import stored_conversations
 from law.record_views import RecordStats, RequestViews, RunResult
-from law.stored_conversations import (
-    MAX_MESSAGES,
-    PROMPTS,
-    StoredConversations,
-    alpha,
-    beta,
-    list_actions,
-)
+from law.stored_conversations import MAX_MESSAGES, PROMPTS, StoredConversations, alpha, beta
 
 LONG_PROMPTS = (*PROMPTS, "Line {n} " + "with a longer tail of words " * 20)
 DISTURBANCES = (
@@ -256,7 +250,7 @@ class RecordFuzzer(StoredConversations):
             server.purge()
 
 
-ACTIONS = list_actions(RecordFuzzer)
+ACTIONS = stored_conversations.list_actions(RecordFuzzer)
 WEIGHTS = [
     10
     if name == "send"

@@ -12,31 +12,16 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from engines import runs
 from engines.conftest import open_engine
-from engines.runs import (
-    check_law,
-    collect_events,
-    last_text,
-    list_reasons,
-    read_until,
-    request_bodies,
-    send_lines,
-)
+from engines.runs import check_law, collect_events, last_text, request_bodies, send_lines
+from kedge import turns
 from kedge.engines import ResponsesEngine
 from kedge.errors import StreamCut, Unsendable
 from kedge.middleware import guard, redact, repair, system_prompt, tools, two_phase, with_middleware
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer, serve
-from kedge.turns import (
-    ReasoningBlock,
-    ToolCallBlock,
-    Turn,
-    assistant,
-    dumps,
-    loads,
-    tool_result,
-    user,
-)
+from kedge.turns import ReasoningBlock, ToolCallBlock, Turn, assistant, dumps, tool_result, user
 from normalization import normalize_blocks, normalize_items
 
 
@@ -90,7 +75,7 @@ async def test_04_equal_rebuild_uses_the_chain(engine: ResponsesEngine, server: 
     """A Turn rebuilt with new ids and metadata and a JSON round trip is still chained."""
     turn = await send_lines(engine, "One", "Two")
     rebuilt = [replace(b, id="", metadata={"rebuilt": True}, source=None) for b in turn.blocks]
-    turn = loads(dumps(set_state(Turn(rebuilt), get_state(turn))))
+    turn = turns.loads(dumps(set_state(Turn(rebuilt), get_state(turn))))
     turn = await engine.run(turn.append(user("Three")))
     assert len(request_bodies(server)[-1]["input"]) == 1
     check_law(server, turn)
@@ -166,7 +151,7 @@ async def test_10_cancelled_stream_is_not_an_anchor(
     turn = await send_lines(engine, "One")
     next_turn = turn.append(user("Write 300 words."))
     async with engine.stream(next_turn) as stream:
-        await read_until(stream)
+        await runs.read_until(stream)
     turn = await engine.run(next_turn.append(user("Never mind.")))
     assert request_bodies(server)[-1]["previous_response_id"] == next_turn.blocks[1].response_id
     check_law(server, turn)
@@ -250,7 +235,7 @@ async def test_17_recovery_does_not_depend_on_wording(
     server.forget()
     server.faults.set("not_found=code")
     turn, events = await collect_events(engine, turn.append(user("Two")))
-    assert list_reasons(events)
+    assert runs.list_reasons(events)
     check_law(server, turn)
 
 

@@ -5,23 +5,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from kedge import turns
 from kedge.middleware import find_open_calls
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    ImagePart,
-    SystemBlock,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-    assistant,
-    dumps,
-    loads,
-    system,
-    tool_result,
-    user,
-)
+from kedge.turns import Block, ImagePart, ToolCallBlock, Turn, assistant, system, tool_result, user
 from kedge.turns.attachments import data_url
 
 Edit = Callable[[Turn, random.Random], Turn]
@@ -53,12 +39,12 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
     """Change the text of a block, with the same id and metadata."""
     block = _pick_block(turn, rng)
     match block:
-        case UserBlock():
+        case turns.UserBlock():
             return turn.edit(block.id, replace(block, parts=user(f"Edited {rng.random()}").parts))
-        case AssistantBlock():
+        case turns.AssistantBlock():
             new_parts = assistant(f"Edited {rng.random()}").parts
             return turn.edit(block.id, replace(block, parts=new_parts))
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             parts = user(f"Other result {rng.random()}").parts
             return turn.edit(block.id, replace(block, parts=parts))
         case ToolCallBlock():
@@ -74,9 +60,9 @@ def edit_member(turn: Turn, rng: random.Random) -> Turn:
         return turn
     members = MEMBERS.get(block.kind, {})
     match block:
-        case SystemBlock():
+        case turns.SystemBlock():
             block = replace(block, role=rng.choice(("system", "developer")))
-        case UserBlock():
+        case turns.UserBlock():
             picture = ImagePart(PICTURE, rng.choice(("auto", "low", "high")))
             parts = [part for part in block.parts if not isinstance(part, ImagePart)]
             block = replace(block, parts=(*parts, picture))
@@ -141,7 +127,7 @@ def add_metadata(turn: Turn, rng: random.Random) -> Turn:
 
 def json_round_trip(turn: Turn, rng: random.Random) -> Turn:
     """Serialize and load the Turn, as between two processes."""
-    return loads(dumps(turn))
+    return turns.loads(turns.dumps(turn))
 
 
 def replace_system_prompt(turn: Turn, rng: random.Random) -> Turn:

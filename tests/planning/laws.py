@@ -9,19 +9,9 @@ from dataclasses import dataclass
 
 from kedge.planning import AnchorRecord, RequestPlan, build_input_from_blocks, get_state, render
 from kedge.turns import ReasoningBlock, Turn, dump_block
-from planning import normal_form
+from planning import normal_form, reference_server
 from planning.reference_digests import naive_digests
-from planning.reference_server import (
-    ID_IS_CONTENT,
-    Item,
-    ReferenceServer,
-    RequestRejected,
-    ResponseNotFound,
-    StoredResponse,
-    check_pairs,
-    effective_items,
-    marked_words,
-)
+from planning.reference_server import Item, ReferenceServer, effective_items, marked_words
 
 
 class LawViolation(AssertionError):
@@ -72,12 +62,12 @@ class PlanCase:
             return []
         try:
             return self.server.context(self.plan.previous_response_id, self.now)
-        except ResponseNotFound as error:
+        except reference_server.ResponseNotFound as error:
             known = self.server.responses.get(str(error))
             if known and known.forgotten:
                 raise  # lost by the server: a client cannot know
             raise LawViolation("coherence", "anchored on what is gone", self.plan) from None
-        except RequestRejected as refusal:
+        except reference_server.RequestRejected as refusal:
             raise LawViolation("coherence", refusal, self.plan) from None
 
 
@@ -135,7 +125,7 @@ def check_no_leak(case: PlanCase) -> None:
         if not case.server.source_words.get(content, frozenset()) <= present:
             raise LawViolation("no leak", "made from words that are not in the Turn", item)
         name = item.get("id")
-        if name and item["type"] not in ID_IS_CONTENT:
+        if name and item["type"] not in reference_server.ID_IS_CONTENT:
             if name not in case.server.issued_items:
                 raise LawViolation("no leak", "an id that is not this server's", item)
             if not _is_intact(case.server.issued_items[name][1], case):
@@ -147,9 +137,9 @@ def check_no_leak(case: PlanCase) -> None:
 def check_problems(case: PlanCase) -> None:
     """Check that a plan has problems exactly if a server would reject its calls and results."""
     try:
-        check_pairs(effective_items(case.full_items))
+        reference_server.check_pairs(effective_items(case.full_items))
         refused = None
-    except RequestRejected as refusal:
+    except reference_server.RequestRejected as refusal:
         refused = refusal
     if bool(case.plan.problems) != bool(refused):
         raise LawViolation("problems", refused, case.plan.problems)
@@ -186,7 +176,7 @@ def _is_too_deep(record: AnchorRecord, server: ReferenceServer) -> bool:
     return server.max_depth is not None and len(chain) > server.max_depth
 
 
-def _get_chain(response: StoredResponse) -> list[StoredResponse]:
+def _get_chain(response: reference_server.StoredResponse) -> list[reference_server.StoredResponse]:
     """Return a response and its ancestors, newest first."""
     chain = [response]
     while (parent := chain[-1].parent) is not None:

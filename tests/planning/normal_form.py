@@ -9,28 +9,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaqueBlock,
-    ReasoningBlock,
-    RefusalPart,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-)
-from planning.reference_server import (
-    ID_IS_CONTENT,
-    STATUS_IS_CONTENT,
-    Item,
-    ReferenceServer,
-    effective_items,
-)
+from kedge import turns
+from kedge.turns import AssistantBlock, Block, FilePart, OpaqueBlock, ReasoningBlock, TextPart, Turn
+from planning import reference_server
+from planning.reference_server import ID_IS_CONTENT, STATUS_IS_CONTENT, Item, ReferenceServer
 
 NormalForm = tuple[Any, ...]
 
@@ -38,7 +20,7 @@ NormalForm = tuple[Any, ...]
 def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalForm]:
     """Return the normal forms of the items a server uses, with compactions expanded."""
     forms: list[NormalForm] = []
-    for item in effective_items(items):
+    for item in reference_server.effective_items(items):
         replaced = server.compacted.get(item.get("encrypted_content", ""))
         if item["type"] == "compaction" and replaced is not None:
             forms += normalize_items(replaced, server)
@@ -88,14 +70,14 @@ def normalize_item(item: Item) -> NormalForm:
 
 def normalize_block(block: Block) -> NormalForm:
     match block:
-        case UserBlock() | AssistantBlock():
+        case turns.UserBlock() | AssistantBlock():
             return ("message", block.kind, tuple(map(_normalize_part, block.parts)))
-        case SystemBlock():
+        case turns.SystemBlock():
             return ("message", block.role, (("text", block.text),))
-        case ToolCallBlock():
+        case turns.ToolCallBlock():
             name = "custom call" if block.custom else "call"
             return (name, block.call_id, block.name, block.arguments)
-        case ToolResultBlock():
+        case turns.ToolResultBlock():
             name = "custom result" if block.custom else "result"
             return (name, block.call_id, tuple(map(_normalize_part, block.parts)))
         case OpaqueBlock():
@@ -128,9 +110,9 @@ def _normalize_part(part: object) -> NormalForm:
     match part:
         case TextPart():
             return ("text", part.text)
-        case RefusalPart():
+        case turns.RefusalPart():
             return ("refusal", part.text)
-        case ImagePart():
+        case turns.ImagePart():
             return ("image", part.url, part.detail)
         case FilePart():
             return ("file", part.data, part.filename)

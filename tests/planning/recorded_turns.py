@@ -5,14 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kedge.planning import (
-    AnchorRecord,
-    RequestPlan,
-    TokenCounts,
-    plan_request,
-    record_response,
-    render,
-)
+from kedge import planning
 from kedge.turns import Block, Turn, assistant, block_from_item, tool_result, user
 from strategies import texts
 
@@ -20,9 +13,9 @@ SCOPE = "here"
 NOW = 1_000.0
 
 
-def make_plan(turn: Turn, **options: Any) -> RequestPlan:
+def make_plan(turn: Turn, **options: Any) -> planning.RequestPlan:
     """Plan a request to the default server at the default time."""
-    return plan_request(turn, **{"scope": SCOPE, "now": NOW, **options})
+    return planning.plan_request(turn, **{"scope": SCOPE, "now": NOW, **options})
 
 
 def add_response(
@@ -32,7 +25,7 @@ def add_response(
     planned = make_plan(turn, scope=scope, mode=facts.pop("mode", "chained"))
     facts.setdefault("created_at", NOW)
     blocks = blocks or (assistant(f"answer of {response_id}"),)
-    return record_response(turn, blocks, response_id=response_id, plan=planned, **facts)
+    return planning.record_response(turn, blocks, response_id=response_id, plan=planned, **facts)
 
 
 def make_exchanges(count: int, **facts: Any) -> Turn:
@@ -86,7 +79,7 @@ def item_types(items: list[dict[str, Any]]) -> list[str]:
 
 def render_full(turn: Turn, scope: str = SCOPE) -> list[dict[str, Any]]:
     """Return the items of a full send to the default server."""
-    return render(turn, scope=scope)
+    return planning.render(turn, scope=scope)
 
 
 def make_reasoning_turn() -> Turn:
@@ -99,10 +92,10 @@ def make_reasoning_turn() -> Turn:
 times = st.floats(0, 1e10)
 
 
-def records() -> st.SearchStrategy[AnchorRecord]:
+def records() -> st.SearchStrategy[planning.AnchorRecord]:
     """Return a strategy for anchor records with arbitrary values."""
     return st.builds(
-        AnchorRecord,
+        planning.AnchorRecord,
         response_id=st.sampled_from(["R1", "R2", "R3"]),
         scope=st.sampled_from(["a", "b"]),
         digest=texts(),
@@ -115,5 +108,5 @@ def records() -> st.SearchStrategy[AnchorRecord]:
         expires_at=st.none() | times,
         barrier=st.none() | st.integers(0, 4),
         derived=st.lists(texts(), max_size=2).map(tuple),
-        counted=st.none() | st.builds(TokenCounts, *[st.integers(0, 9)] * 6),
+        counted=st.none() | st.builds(planning.TokenCounts, *[st.integers(0, 9)] * 6),
     )

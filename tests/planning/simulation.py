@@ -13,33 +13,10 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kedge import turns
 from kedge.errors import Unsendable
 from kedge.planning import Mode, RequestPlan, get_state, plan_request, record_response, set_state
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    ImagePart,
-    OpaqueBlock,
-    ReasoningBlock,
-    Source,
-    SystemBlock,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
-    Turn,
-    UserBlock,
-    assistant,
-    block_from_item,
-    dumps,
-    item_from_block,
-    loads,
-    opaque,
-    reasoning,
-    system,
-    tool_result,
-    user,
-)
+from kedge.turns import Block, OpaqueBlock, ReasoningBlock, Turn, opaque, reasoning, system, user
 from planning import normal_form
 from planning.laws import LAWS, LawViolation, PlanCase, ResponseSnapshot, response_output
 from planning.reference_server import DAY, ReferenceServer, RequestRejected, ResponseNotFound
@@ -164,7 +141,7 @@ class Simulation:
             return turn
         turn = record_response(
             turn,
-            [block_from_item(item) for item in response.output],
+            [turns.block_from_item(item) for item in response.output],
             response_id=response.id,
             plan=plan,
             created_at=response.created_at,
@@ -208,8 +185,8 @@ class Simulation:
         return turn.append(*(self._make_result(block) for block in turn if block.id in waiting))
 
     def _make_result(self, call: Block) -> Block:
-        if isinstance(call, ToolCallBlock):
-            return tool_result(call.call_id, f"found {self.new_word()}", custom=call.custom)
+        if isinstance(call, turns.ToolCallBlock):
+            return turns.tool_result(call.call_id, f"found {self.new_word()}", custom=call.custom)
         assert isinstance(call, OpaqueBlock)
         if call.type == "shell_call":
             output = [{"stdout": self.new_word()}]
@@ -221,13 +198,13 @@ class Simulation:
         word = self.new_word()
         match kind % 8:
             case 0:
-                return user([TextPart(word), ImagePart(f"https://pictures/{word}")])
+                return user([turns.TextPart(word), turns.ImagePart(f"https://pictures/{word}")])
             case 1:
-                return user([FilePart(data=f"data:{word}", filename="a.pdf")])
+                return user([turns.FilePart(data=f"data:{word}", filename="a.pdf")])
             case 2:
                 return system(f"from now on {word}", role="developer")
             case 3:
-                return assistant(f"by hand {word}")
+                return turns.assistant(f"by hand {word}")
             case _:
                 return user(f"said {word}")
 
@@ -246,11 +223,11 @@ class Simulation:
     def _edit_block(self, block: Block, choice: int) -> Block:
         word = self.new_word()
         match block:
-            case UserBlock() | AssistantBlock() | ToolResultBlock():
-                return replace(block, parts=(TextPart(f"edited {word}"),))
-            case SystemBlock():
+            case turns.UserBlock() | turns.AssistantBlock() | turns.ToolResultBlock():
+                return replace(block, parts=(turns.TextPart(f"edited {word}"),))
+            case turns.SystemBlock():
                 return replace(block, text=f"edited {word}")
-            case ToolCallBlock():
+            case turns.ToolCallBlock():
                 return replace(block, arguments=word)
             case ReasoningBlock() if choice % 3:
                 return replace(block, summary=(f"redacted {word}",))
@@ -361,13 +338,13 @@ def _reverse_members(block: Block) -> Block:
 
 
 REBUILDS: tuple[Callable[[Turn], Turn], ...] = (
-    lambda turn: loads(dumps(turn)),
+    lambda turn: turns.loads(turns.dumps(turn)),
     _map_blocks(lambda block: replace(block, id="")),
-    _map_blocks(lambda block: block_from_item(item_from_block(block))),
+    _map_blocks(lambda block: turns.block_from_item(turns.item_from_block(block))),
     _map_blocks(lambda block: replace(block, metadata={}, source=None)),
     _map_blocks(
         lambda block: block.with_metadata(seen_at=3).with_source(
-            Source("other", block.item_id, block.output_index)
+            turns.Source("other", block.item_id, block.output_index)
             if block.response_id
             else block.source
         )

@@ -9,19 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from for_each import for_each
-from kedge.planning import (
-    REASONS,
-    AnchorRecord,
-    ConversationState,
-    Reason,
-    RejectedAnchor,
-    TokenCounts,
-    covered_count,
-    drop_anchors,
-    get_state,
-    prefix_digest,
-    set_state,
-)
+from kedge import planning
+from kedge.planning import AnchorRecord, ConversationState, Reason, get_state, prefix_digest
 from kedge.planning import anchors as anchor_records
 from kedge.planning.anchors import (
     STATE_KEY,
@@ -65,7 +54,7 @@ def make_record(**facts: object) -> AnchorRecord:
 def test_record_matches_only_its_own_prefix(facts: dict[str, object], expected: bool) -> None:
     """A record matches if its digest is that of the prefix of its length."""
     record, index = make_record(**facts), get_prefix_index(TURN)
-    assert matches_prefix(record, index, covered_count(TURN)) is expected
+    assert matches_prefix(record, index, planning.covered_count(TURN)) is expected
 
 
 def test_record_of_a_longer_turn_does_not_match_the_shorter_one() -> None:
@@ -73,8 +62,8 @@ def test_record_of_a_longer_turn_does_not_match_the_shorter_one() -> None:
     longer = TURN.append(user("d"))
     later = make_record(digest=prefix_digest(longer), block_count=4)
     assert get_prefix_index(longer) is get_prefix_index(TURN)
-    assert matches_prefix(later, get_prefix_index(longer), covered_count(longer))
-    assert not matches_prefix(later, get_prefix_index(TURN), covered_count(TURN))
+    assert matches_prefix(later, get_prefix_index(longer), planning.covered_count(longer))
+    assert not matches_prefix(later, get_prefix_index(TURN), planning.covered_count(TURN))
 
 
 @for_each(
@@ -164,9 +153,9 @@ def test_depth_is_unlimited_by_default() -> None:
 
 def test_every_reason_has_a_message() -> None:
     """Every reason for rejecting a candidate has a message."""
-    assert set(REASONS) == set(get_args(Reason))
-    for reason, text in REASONS.items():
-        assert str(RejectedAnchor("R", reason, make_record())) == f"R: {text}"
+    assert set(planning.REASONS) == set(get_args(Reason))
+    for reason, text in planning.REASONS.items():
+        assert str(planning.RejectedAnchor("R", reason, make_record())) == f"R: {text}"
 
 
 @for_each(
@@ -184,7 +173,7 @@ def test_every_reason_has_a_message() -> None:
 def test_token_counts_have_one_form(text: str, is_valid: bool) -> None:
     """Malformed counts are missing."""
     counts = anchor_records.decode_token_counts(text)
-    assert counts == (TokenCounts(*json.loads(text)) if is_valid else None)
+    assert counts == (planning.TokenCounts(*json.loads(text)) if is_valid else None)
 
 
 def states() -> st.SearchStrategy[ConversationState]:
@@ -201,7 +190,7 @@ def states() -> st.SearchStrategy[ConversationState]:
 @given(states())
 def test_state_json_round_trip(state: ConversationState) -> None:
     """A state is unchanged after a JSON round trip of its Turn and after pickling."""
-    turn = set_state(Turn([user("a")]), state)
+    turn = planning.set_state(Turn([user("a")]), state)
     assert get_state(turn) is state
     restored = loads(dumps(turn))
     assert get_state(restored) == state
@@ -313,8 +302,8 @@ def test_drop_anchors() -> None:
     """``drop_anchors`` removes everything that refers to a server, but not the blocks, data and mode."""
     record = AnchorRecord("R", "s", "d", 1)
     state = ConversationState("stateless", "R", "conv_1", (record,))
-    turn = set_state(Turn([user("Hi")], data={"mine": 1}), state)
-    dropped = drop_anchors(loads(dumps(turn)))
+    turn = planning.set_state(Turn([user("Hi")], data={"mine": 1}), state)
+    dropped = planning.drop_anchors(loads(dumps(turn)))
     assert get_state(dropped) == ConversationState("stateless")
     assert dropped.blocks == turn.blocks
     assert dropped.data["mine"] == 1

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 from kedge.planning import plan_request
-from planning.faulty_planners import (
-    RawDigests,
-    contiguity_only,
-    latest_only,
-    resend_encrypted,
-    trust_latest,
-)
+from planning import faulty_planners
 from planning.simulation import Planner, Script, Simulation, find_broken_law, scripts
 from strategies import scale_examples
 
@@ -29,11 +23,11 @@ def test_laws_hold_in_random_conversations(script: Script) -> None:
 
 
 FAULTY_PLANNERS: dict[str, tuple[Callable[[], Planner], str]] = {
-    "contiguity only": (lambda: contiguity_only, "coherence"),
-    "latest only": (lambda: latest_only, "minimality"),
-    "trust without record": (lambda: trust_latest, "coherence"),
-    "sealed content without proof": (lambda: resend_encrypted, "no leak"),
-    "digests over raw JSON": (RawDigests, "stability"),
+    "contiguity only": (lambda: faulty_planners.contiguity_only, "coherence"),
+    "latest only": (lambda: faulty_planners.latest_only, "minimality"),
+    "trust without record": (lambda: faulty_planners.trust_latest, "coherence"),
+    "sealed content without proof": (lambda: faulty_planners.resend_encrypted, "no leak"),
+    "digests over raw JSON": (faulty_planners.RawDigests, "stability"),
 }
 
 

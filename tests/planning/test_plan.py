@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from for_each import for_each
+from kedge import planning
 from kedge.errors import Unsendable, UnsupportedBlock
-from kedge.planning import (
-    AnchorRecord,
-    ConversationState,
-    RequestPlan,
-    covered_count,
-    find_best_anchor,
-    get_state,
-    plan_request,
-    prefix_digest,
-    render,
-    set_state,
-    tag_blocks,
-)
+from kedge.planning import AnchorRecord, ConversationState, get_state, prefix_digest, set_state
 from kedge.planning.anchors import STATE_KEY, anchor_sort_key
 from kedge.planning.plan import is_fallback_reason
 from kedge.turns import (
@@ -143,7 +132,7 @@ def test_record_without_blocks_is_unproven(count: int) -> None:
 def test_longest_prefix_wins_then_newest() -> None:
     """The longest prefix is used, then the newest record, regardless of the order of the records."""
     turn = make_exchanges(2)
-    digest, count = prefix_digest(turn), covered_count(turn)
+    digest, count = prefix_digest(turn), planning.covered_count(turn)
     anchor_records = [
         AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)
     ]
@@ -340,12 +329,12 @@ def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataO
     if state is not None:
         turn = turn.with_data({STATE_KEY: state})
     extra = data.draw(st.lists(records(), max_size=3))
-    planned = plan_request(turn, scope=SCOPE, mode=mode, now=NOW, extra=extra, max_depth=2)
-    assert isinstance(planned, RequestPlan)
+    planned = planning.plan_request(turn, scope=SCOPE, mode=mode, now=NOW, extra=extra, max_depth=2)
+    assert isinstance(planned, planning.RequestPlan)
     assert planned.explain()
     assert len(planned.left_out) + planned.delta_blocks == len(planned.delta) <= len(turn)
-    find_best_anchor(turn)
-    for attempt in (planned.input, lambda: render(turn, scope=SCOPE)):
+    planning.find_best_anchor(turn)
+    for attempt in (planned.input, lambda: planning.render(turn, scope=SCOPE)):
         with contextlib.suppress(Unsendable, UnsupportedBlock):
             attempt()
 
@@ -353,7 +342,7 @@ def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataO
 @given(turns(), st.lists(records(), max_size=4))
 def test_valid_record_among_invalid_ones_is_found(turn: Turn, noise: list[AnchorRecord]) -> None:
     """Duplicate and invalid records do not hide a valid anchor, before and after a JSON round trip."""
-    covered = covered_count(turn)
+    covered = planning.covered_count(turn)
     if not covered:
         return
     true = AnchorRecord("R", SCOPE, prefix_digest(turn), covered, created_at=1e11)
@@ -379,7 +368,7 @@ ANSWERED = add_response(Turn([user("a")]), "R1").append(user("b"))
 
 def answer_without_anchor(response_id: str = "") -> Turn:
     """Return a Turn with an answer that has no record, and a new message."""
-    return Turn([user("a"), *tag_blocks([assistant("A")], response_id), user("b")])
+    return Turn([user("a"), *planning.tag_blocks([assistant("A")], response_id), user("b")])
 
 
 @for_each(("response_id", "reason"), [("", "no_id"), ("R1", "unproven")])

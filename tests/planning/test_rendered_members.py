@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kedge import turns
 from kedge.engines import chat_completions as chat_render
 from kedge.engines.anthropic import render as anthropic_render
 from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
@@ -12,43 +13,26 @@ from kedge.planning import plan_request, prefix_digest
 from kedge.planning.digests import is_copy
 from kedge.planning.render import build_input_from_blocks
 from kedge.server.schema.items import ASSISTANT_MESSAGE, ITEM_TYPES
-from kedge.turns import (
-    Block,
-    FilePart,
-    ImagePart,
-    TextPart,
-    Turn,
-    assistant,
-    block_from_item,
-    diff,
-    dump_block,
-    item_from_block,
-    load_block,
-    opaque,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import Turn, assistant, block_from_item, diff, dump_block, load_block, opaque, user
 
-CITED = TextPart("Cited.", extra={"citations": [{"type": "page", "cited_text": "x"}]})  # pyright: ignore[reportArgumentType]
+CITED = turns.TextPart("Cited.", extra={"citations": [{"type": "page", "cited_text": "x"}]})  # pyright: ignore[reportArgumentType]
 COMMON = (
-    user(["Hi", ImagePart("https://example.com/a.png")]),
+    user(["Hi", turns.ImagePart("https://example.com/a.png")]),
     assistant("Hello."),
     user("Call f."),
-    tool_call("f", "{}", call_id="call_1"),
-    tool_result("call_1", "42"),
+    turns.tool_call("f", "{}", call_id="call_1"),
+    turns.tool_result("call_1", "42"),
     user("Go on."),
-    system("Be brief."),
+    turns.system("Be brief."),
     user("And?"),
 )
 TURNS: dict[str, Turn] = {
     "responses": Turn(
         [
             *COMMON,
-            user([FilePart(data="data:application/pdf;base64,AA==", filename="a.pdf")]),
-            tool_call("g", "free", call_id="call_2", custom=True),
-            tool_result("call_2", ["1", "2"], custom=True),
+            user([turns.FilePart(data="data:application/pdf;base64,AA==", filename="a.pdf")]),
+            turns.tool_call("g", "free", call_id="call_2", custom=True),
+            turns.tool_result("call_2", ["1", "2"], custom=True),
             opaque({"type": "web_search_call", "action": {"type": "search", "query": "x"}}),
             opaque({"type": "mcp_approval_request", "id": "mcpr_1", "name": "f"}),
             opaque({"type": "apply_patch_call_output", "call_id": "c", "status": "completed"}),
@@ -62,8 +46,8 @@ TURNS: dict[str, Turn] = {
             opaque({"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}),
             assistant([CITED]),
             user("Call f."),
-            tool_call("f", "{}", call_id="call_1"),
-            tool_result("call_1", "42"),
+            turns.tool_call("f", "{}", call_id="call_1"),
+            turns.tool_result("call_1", "42"),
         ]
     ),
 }
@@ -107,7 +91,7 @@ def change_leaves(value: Any) -> Iterator[Any]:
             yield f"{value}x"
 
 
-def vary(block: Block) -> Iterator[Block]:
+def vary(block: turns.Block) -> Iterator[turns.Block]:
     """Yield variants of a block: every field changed, and every member of an item with two values."""
     identity = {"kind", "id", "metadata", "origin"}
     form = dump_block(block)
@@ -163,7 +147,7 @@ def test_edit_of_a_resent_member_is_a_difference(name: str) -> None:
 def test_unknown_members_of_input_are_sent(item: dict[str, Any]) -> None:
     """An unknown member of the program's own item is sent, and is part of the digest."""
     block = block_from_item(item)
-    assert item_from_block(block) == item
+    assert turns.item_from_block(block) == item
     plain = block_from_item({k: v for k, v in item.items() if k not in ("name", "namespace")})
     assert prefix_digest(Turn([user("a"), block])) != prefix_digest(Turn([user("a"), plain]))
 

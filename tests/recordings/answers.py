@@ -8,16 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kedge import turns
 from kedge.events import Outcome, Usage
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    RefusalPart,
-    TextPart,
-    ToolCallBlock,
-)
 from kedge.turns.frozen_json import FrozenMap, thaw
 from recordings.exchanges import Exchange, JsonObject
 
@@ -88,29 +80,29 @@ def parse_arguments(arguments: Any) -> Any:
 # What Kedge has.
 
 
-def read_blocks(blocks: Iterable[Block], outcome: Outcome) -> Answer:
+def read_blocks(blocks: Iterable[turns.Block], outcome: Outcome) -> Answer:
     """Return the content of an answer from its blocks."""
     answer = Answer(outcome.status, outcome.reason, outcome.response_id)
     if outcome.usage is not None:
         answer.usage = _usage_numbers(outcome.usage)
     for block in blocks:
         match block:
-            case AssistantBlock():
+            case turns.AssistantBlock():
                 for part in block.parts:
-                    if isinstance(part, RefusalPart):
+                    if isinstance(part, turns.RefusalPart):
                         answer.refusals.append(part.text)
-                    elif isinstance(part, TextPart):
+                    elif isinstance(part, turns.TextPart):
                         answer.texts += [part.text] if part.text else []
                         for name in ("annotations", "citations"):
                             answer.citations += thaw(part.extra.get(name, ()))
                     else:
                         answer.hosted.append(thaw(part.content))
-            case ToolCallBlock():
+            case turns.ToolCallBlock():
                 answer.calls.append((block.call_id, block.name, parse_arguments(block.arguments)))
-            case ReasoningBlock():
+            case turns.ReasoningBlock():
                 answer.reasoning += [text for text in (*block.summary, *block.texts) if text]
                 answer.encrypted += [block.encrypted_content] if block.encrypted_content else []
-            case OpaqueBlock():
+            case turns.OpaqueBlock():
                 answer.hosted.append(thaw(block.item))
             case _:
                 pass
@@ -118,7 +110,7 @@ def read_blocks(blocks: Iterable[Block], outcome: Outcome) -> Answer:
     return answer
 
 
-def _read_members(block: Block) -> JsonObject:
+def _read_members(block: turns.Block) -> JsonObject:
     """Return the members of a chat message or call that are stored with a block."""
     item = block.extra.get("item")
     members = item if isinstance(item, FrozenMap) else FrozenMap()

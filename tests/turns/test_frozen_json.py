@@ -14,22 +14,11 @@ from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge.errors import InvalidJSON
-from kedge.turns import FrozenMap
-from kedge.turns.frozen_json import (
-    MAX_DEPTH,
-    MAX_INTEGER_BITS,
-    compute_once,
-    freeze,
-    freeze_map,
-    get_wrapped,
-    json_equal,
-    thaw,
-    wrap,
-    wrap_copy,
-)
+from kedge.turns import FrozenMap, frozen_json
+from kedge.turns.frozen_json import MAX_DEPTH, compute_once, freeze, json_equal, thaw, wrap
 from strategies import json_objects, json_values
 
-LARGEST = (1 << MAX_INTEGER_BITS) - 1
+LARGEST = (1 << frozen_json.MAX_INTEGER_BITS) - 1
 
 
 def sorted_json(value: object) -> str:
@@ -315,12 +304,12 @@ def test_wrapped_members_are_checked_when_they_are_frozen() -> None:
     wrapped = wrap({"a": [{"b": (1, value)}], "c": {"d": 2}})
     assert wrapped["a"][0]["b"] == (1, value)
     assert type(wrapped["c"]) is FrozenMap
-    assert get_wrapped(wrapped)["c"] == {"d": 2} == thaw(wrapped["c"])
+    assert frozen_json.get_wrapped(wrapped)["c"] == {"d": 2} == thaw(wrapped["c"])
     with pytest.raises(InvalidJSON, match="object is not a JSON value") as caught:
         freeze({"x": wrapped})
     assert caught.value.path == "$.x.a[0].b[1]"
     with pytest.raises(InvalidJSON, match="nested"):
-        freeze_map(wrap({"a": make_nested(200)}), "$")
+        frozen_json.freeze_map(wrap({"a": make_nested(200)}), "$")
 
 
 @pytest.mark.parametrize("combine", [lambda m: m | {"x": 1}, lambda m: m.with_members({"x": 1})])
@@ -335,7 +324,7 @@ def test_maps_derived_from_wrapped_ones_are_checked(combine: Any) -> None:
 def test_wrapped_members_are_those_of_a_frozen_map(members: dict[str, Any]) -> None:
     """A wrapped object equals the frozen one, also when it is frozen, copied, pickled or thawed."""
     wrapped, frozen = wrap(members), freeze(members)
-    for same in (wrapped, freeze(wrapped), copy.deepcopy(wrapped), wrap_copy(members)):
+    for same in (wrapped, freeze(wrapped), copy.deepcopy(wrapped), frozen_json.wrap_copy(members)):
         assert same == frozen == pickle.loads(pickle.dumps(same))  # noqa: S301
         assert hash(same) == hash(frozen)
         assert json.dumps(thaw(same)) == json.dumps(members)
@@ -345,10 +334,10 @@ def test_wrapped_members_are_those_of_a_frozen_map(members: dict[str, Any]) -> N
 def test_a_copy_does_not_follow_its_original() -> None:
     """Changes of the original members after ``wrap_copy`` have no effect."""
     members = {"a": [{"b": 1}]}
-    wrapped = wrap_copy(members)
+    wrapped = frozen_json.wrap_copy(members)
     members["a"][0]["b"] = 2
     assert wrapped == {"a": [{"b": 1}]}
-    assert wrap_copy(wrapped) is wrapped
+    assert frozen_json.wrap_copy(wrapped) is wrapped
 
 
 def test_a_form_of_a_map_is_computed_once() -> None:

@@ -13,18 +13,9 @@ from hypothesis import given
 from msgspec import structs
 
 from for_each import for_each
+from kedge import turns
 from kedge.errors import InvalidTurn
-from kedge.turns import (
-    Block,
-    FrozenMap,
-    ImagePart,
-    OpaquePart,
-    SystemBlock,
-    TextPart,
-    UserBlock,
-    load_block,
-    user,
-)
+from kedge.turns import Block, FrozenMap, ImagePart, OpaquePart, TextPart, UserBlock, user
 from kedge.turns.blocks import BlockBase, cache_digest, get_cached_digest
 from kedge.turns.json_codec import encode_block, parse_block
 from strategies import blocks, sample_blocks
@@ -165,7 +156,7 @@ def rebuilt_copies(block: Block) -> list[Block]:
     return [
         pickle.loads(pickle.dumps(block)),  # noqa: S301 - our own bytes
         parse_block(text),
-        load_block(json.loads(text)),
+        turns.load_block(json.loads(text)),
         structs.replace(block, id=block.id),
         type(block)(**members, origin=origin),
     ]
@@ -184,7 +175,7 @@ def test_texts_at_their_default_are_omitted() -> None:
     user_text, system_text, auto = ("".join(list(text)) for text in ("user", "system", "auto"))
     blocks_made = [
         UserBlock((ImagePart("https://a.example/b.png", auto),), id="a", origin=user_text),
-        SystemBlock("s", cast("Any", system_text), id="b", metadata=FrozenMap({})),
+        turns.SystemBlock("s", cast("Any", system_text), id="b", metadata=FrozenMap({})),
     ]
     for block in blocks_made:
         for copied in (block, *rebuilt_copies(block)):

@@ -10,34 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from for_each import for_each
+from kedge import turns
 from kedge.errors import InvalidTurn, KedgeError, UnsupportedBlock
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    FrozenMap,
-    ImagePart,
-    OpaqueBlock,
-    OpaquePart,
-    ReasoningBlock,
-    RefusalPart,
-    Source,
-    SystemBlock,
-    TextPart,
-    ToolResultBlock,
-    UserBlock,
-    assistant,
-    block_from_item,
-    dump_block,
-    item_from_block,
-    load_block,
-    opaque,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import assistant, block_from_item, item_from_block, opaque, reasoning, system, user
 from kedge.turns.frozen_json import freeze, thaw
 from kedge.turns.responses_items import REQUIRED_ID_PREFIXES, STATUS_REQUIRED
 from kedge.turns.server_fields import (
@@ -55,15 +30,16 @@ def has_nulls(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_nulls, value))
 
 
-def block_has_nulls(block: Block) -> bool:
+def block_has_nulls(block: turns.Block) -> bool:
     parts = getattr(block, "parts", ())
     return any(
-        has_nulls(each) for each in (dump_block(UserBlock((part,)))["parts"] for part in parts)
+        has_nulls(each)
+        for each in (turns.dump_block(turns.UserBlock((part,)))["parts"] for part in parts)
     )
 
 
 @given(known_blocks())
-def test_block_item_round_trip(block: Block) -> None:
+def test_block_item_round_trip(block: turns.Block) -> None:
     """Every kind of block that can be sent is equal after conversion to an item and back."""
     assume(not block_has_nulls(block))
     restored = block_from_item(item_from_block(block))
@@ -72,7 +48,7 @@ def test_block_item_round_trip(block: Block) -> None:
 
 
 @given(known_blocks())
-def test_item_block_round_trip(block: Block) -> None:
+def test_item_block_round_trip(block: turns.Block) -> None:
     """An item that is read and sent again is unchanged, with or without nulls."""
     item = item_from_block(block)
     restored = item_from_block(block_from_item(item))
@@ -85,24 +61,24 @@ def test_item_block_round_trip(block: Block) -> None:
 
 
 @given(known_blocks())
-def test_items_have_no_nulls_status_or_ids(block: Block) -> None:
+def test_items_have_no_nulls_status_or_ids(block: turns.Block) -> None:
     """Items contain no nulls, statuses, ids or local fields, apart from the listed exceptions."""
     item = item_from_block(block)
     assert not has_nulls(item)
     assert "status" not in item or item["type"] in STATUS_IS_CONTENT | STATUS_REQUIRED
     assert "id" not in item or item["type"] in ID_IS_CONTENT | REQUIRED_ID_PREFIXES.keys()
     local = replace(
-        block, id="local-marker", origin="origin-marker", metadata=FrozenMap(m="marker")
+        block, id="local-marker", origin="origin-marker", metadata=turns.FrozenMap(m="marker")
     )
     assert "marker" not in json.dumps(item_from_block(local))
 
 
 @given(blocks(), st.sampled_from(["completed", "in_progress", None]))
-def test_fields_added_by_a_server_are_ignored(block: Block, status: Any) -> None:
+def test_fields_added_by_a_server_are_ignored(block: turns.Block, status: Any) -> None:
     """A server's id, status and nulls do not change the block; the id is stored in its metadata."""
     assume(block.kind not in {"unknown", "opaque"} and not block_has_nulls(block))
     item = {**item_from_block(block), "id": "item_1", "status": status, "new": None}
-    received = block_from_item(item, origin="engine", source=Source("resp_1"))
+    received = block_from_item(item, origin="engine", source=turns.Source("resp_1"))
     assert received == block
     assert (received.item_id, received.response_id, received.origin) == (
         "item_1",
@@ -112,7 +88,7 @@ def test_fields_added_by_a_server_are_ignored(block: Block, status: Any) -> None
     assert item_from_block(received).keys() & {"id", "status", "new"} == set()
 
 
-ITEMS: list[tuple[dict[str, Any], Block]] = [
+ITEMS: list[tuple[dict[str, Any], turns.Block]] = [
     ({"role": "user", "content": "hi"}, user("hi")),
     ({"type": None, "role": "assistant", "content": "hi"}, assistant("hi")),
     ({"role": "system", "content": "s"}, system("s")),
@@ -132,41 +108,44 @@ ITEMS: list[tuple[dict[str, Any], Block]] = [
     ),
     (
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
-        assistant(RefusalPart("no")),
+        assistant(turns.RefusalPart("no")),
     ),
-    ({"role": "assistant", "content": []}, AssistantBlock(())),
+    ({"role": "assistant", "content": []}, turns.AssistantBlock(())),
     (
         {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "auto"}]},
-        user(ImagePart("u")),
+        user(turns.ImagePart("u")),
     ),
     (
         {"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": None}]},
-        user(ImagePart(file_id="f")),
+        user(turns.ImagePart(file_id="f")),
     ),
     (
         {"role": "user", "content": [{"type": "input_file", "file_data": "d", "filename": "n"}]},
-        user(FilePart(data="d", filename="n")),
+        user(turns.FilePart(data="d", filename="n")),
     ),
     (
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        tool_call("f", "{}", call_id="c"),
+        turns.tool_call("f", "{}", call_id="c"),
     ),
     (
         {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
-        tool_call("f", "x", call_id="c", custom=True),
+        turns.tool_call("f", "x", call_id="c", custom=True),
     ),
-    ({"type": "function_call_output", "call_id": "c", "output": "42"}, tool_result("c", "42")),
+    (
+        {"type": "function_call_output", "call_id": "c", "output": "42"},
+        turns.tool_result("c", "42"),
+    ),
     (
         {
             "type": "function_call_output",
             "call_id": "c",
             "output": [{"type": "input_text", "text": "42"}],
         },
-        tool_result("c", "42"),
+        turns.tool_result("c", "42"),
     ),
     (
         {"type": "custom_tool_call_output", "call_id": "c", "output": []},
-        ToolResultBlock("c", (), custom=True),
+        turns.ToolResultBlock("c", (), custom=True),
     ),
     (
         {
@@ -182,14 +161,14 @@ ITEMS: list[tuple[dict[str, Any], Block]] = [
     ),
     (
         {"type": "reasoning", "summary": None, "content": None, "encrypted_content": None},
-        ReasoningBlock(),
+        turns.ReasoningBlock(),
     ),
     ({"id": "msg_1"}, opaque({"type": "item_reference", "id": "msg_1"})),
 ]
 
 
 @for_each(("item", "block"), ITEMS)
-def test_every_form_of_an_item_is_accepted(item: Any, block: Block) -> None:
+def test_every_form_of_an_item_is_accepted(item: Any, block: turns.Block) -> None:
     """Short messages, both names of text parts, and references without a type are accepted."""
     assert block_from_item(item) == block
     assert block_from_item(freeze(item)) == block
@@ -232,11 +211,11 @@ ODD_ITEMS: list[dict[str, Any]] = [
 def test_a_known_item_of_unknown_shape_is_preserved(item: Any) -> None:
     """An item of a known type but unknown shape becomes an opaque block with all its members."""
     block = block_from_item({**item, "id": "i_1", "status": "completed"})
-    assert isinstance(block, OpaqueBlock)
+    assert isinstance(block, turns.OpaqueBlock)
     assert block.item == {**item, "id": "i_1", "status": "completed"}
     assert block.item_id == "i_1"
     assert block == opaque(item)
-    assert load_block(dump_block(block)) == block
+    assert turns.load_block(turns.dump_block(block)) == block
 
 
 ODD_PARTS: list[dict[str, Any]] = [
@@ -269,10 +248,10 @@ def test_a_part_of_unknown_shape_is_preserved(part: Any) -> None:
         {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]},
     ):
         block = block_from_item(item)
-        assert isinstance(block, UserBlock | ToolResultBlock)
-        assert block.parts == (TextPart("a"), OpaquePart(FrozenMap(part)))
+        assert isinstance(block, turns.UserBlock | turns.ToolResultBlock)
+        assert block.parts == (turns.TextPart("a"), turns.OpaquePart(turns.FrozenMap(part)))
         assert item_from_block(block) == item
-        assert load_block(dump_block(block)) == block
+        assert turns.load_block(turns.dump_block(block)) == block
 
 
 def test_nulls_in_a_part_are_dropped() -> None:
@@ -290,7 +269,7 @@ def test_assistant_message_with_an_image() -> None:
     reported = {"type": "output_text", "text": "look"}
     item = {"type": "message", "role": "assistant", "content": [reported, image_part]}
     block = block_from_item(item)
-    assert isinstance(block, AssistantBlock)
+    assert isinstance(block, turns.AssistantBlock)
     assert block.text == "look"
     assert item_from_block(block) == item
 
@@ -313,10 +292,10 @@ ODD_REASONING: list[dict[str, Any]] = [
 def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
     """Reasoning of unknown shape is a reasoning block with the unknown members in ``extra``."""
     block = block_from_item({"type": "reasoning", **members, "encrypted_content": "e", **members})
-    assert isinstance(block, ReasoningBlock)
+    assert isinstance(block, turns.ReasoningBlock)
     assert block.summary == block.texts == ()
     assert block.extra == {"item": members}
-    assert load_block(dump_block(block)).extra == {"item": members}
+    assert turns.load_block(turns.dump_block(block)).extra == {"item": members}
 
 
 def test_unknown_members_of_a_known_item_are_stored() -> None:
@@ -333,7 +312,7 @@ def test_unknown_members_of_a_known_item_are_stored() -> None:
     )
     assert block.extra["item"]["input"] == 1
     assert item_from_block(block) == {**call, **carried}
-    assert item_from_block(load_block(dump_block(block))) == {**call, **carried}
+    assert item_from_block(turns.load_block(turns.dump_block(block))) == {**call, **carried}
     recorded = block_from_item({**call, "mood": 1}, extra={"mine": 2})
     assert recorded.extra == {"mine": 2, "item": {"mood": 1}}
 
@@ -360,7 +339,7 @@ def test_annotations_are_stored_and_sent_again() -> None:
     annotations = [own, chat, {"type": "file", "file": {"hash": "a"}}]
     content = [{"type": "output_text", "text": "a", "annotations": annotations, "logprobs": []}]
     block = block_from_item({"type": "message", "role": "assistant", "content": content})
-    assert isinstance(block, AssistantBlock)
+    assert isinstance(block, turns.AssistantBlock)
     assert block == assistant("a")
     assert block.parts[0].extra == {"annotations": annotations}
     sent = {"type": "url_citation", "url": "https://example.com"}
@@ -372,8 +351,8 @@ def test_annotations_are_stored_and_sent_again() -> None:
 def test_unknown_items_are_preserved(item: Any) -> None:
     """A block of an unknown item has all its members, and equals the block of the item it sends."""
     block = block_from_item(item)
-    assert isinstance(block, OpaqueBlock)
-    assert block.item == FrozenMap(item)
+    assert isinstance(block, turns.OpaqueBlock)
+    assert block.item == turns.FrozenMap(item)
     assert block_from_item(item_from_block(block)) == block
 
 
@@ -397,7 +376,7 @@ def test_any_item_gives_a_block_or_invalid_turn(item: Any) -> None:
     except InvalidTurn:
         assert not isinstance(item.get("type"), str)
         return
-    assert load_block(dump_block(block)) == block
+    assert turns.load_block(turns.dump_block(block)) == block
     assert not has_nulls(item_from_block(block))
 
 
@@ -428,20 +407,20 @@ def test_invalid_item_is_rejected(item: Any) -> None:
 def test_unsupported_block_raises() -> None:
     """An unknown block and a refusal in a user message raise ``UnsupportedBlock``."""
     with pytest.raises(UnsupportedBlock, match=r"block b_1 is of a kind .*'dream'.* upgrade Kedge"):
-        item_from_block(load_block({"kind": "dream", "id": "b_1"}))
+        item_from_block(turns.load_block({"kind": "dream", "id": "b_1"}))
     with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
-        item_from_block(user(RefusalPart("no")))
+        item_from_block(user(turns.RefusalPart("no")))
 
 
 def test_items_match_the_api() -> None:
     """The item of each kind of block has exactly the form of the Responses API."""
     parsed = [
-        user(["a", ImagePart("u", "low"), FilePart(url="f", filename="n")]),
+        user(["a", turns.ImagePart("u", "low"), turns.FilePart(url="f", filename="n")]),
         system("s", "developer"),
-        tool_result("c", [TextPart("a"), ImagePart(file_id="i")]),
-        tool_call("f", "x", call_id="c", custom=True),
+        turns.tool_result("c", [turns.TextPart("a"), turns.ImagePart(file_id="i")]),
+        turns.tool_call("f", "x", call_id="c", custom=True),
         reasoning("s", text="t", encrypted_content="e"),
-        SystemBlock(""),
+        turns.SystemBlock(""),
         user("a"),
         assistant("b"),
     ]
@@ -486,17 +465,17 @@ def has_null_member(value: Any) -> bool:
 @given(json_values())
 def test_null_members_are_dropped(value: Any) -> None:
     """Null members are removed at any depth, and nulls in lists remain."""
-    cleaned = thaw(drop_nulls(FrozenMap(a=value)))
+    cleaned = thaw(drop_nulls(turns.FrozenMap(a=value)))
     assert not has_null_member(cleaned)
     if not has_null_member({"a": value}):
-        assert FrozenMap(cleaned) == FrozenMap(a=value)
-    assert thaw(drop_nulls(FrozenMap(a=[None, 1, None]))) == {"a": [None, 1, None]}
+        assert turns.FrozenMap(cleaned) == turns.FrozenMap(a=value)
+    assert thaw(drop_nulls(turns.FrozenMap(a=[None, 1, None]))) == {"a": [None, 1, None]}
 
 
 @given(opaque_items())
 def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
     """The id and status are removed except for the listed types, and all other members remain."""
-    retained = strip_server_fields(FrozenMap(item))
+    retained = strip_server_fields(turns.FrozenMap(item))
     visible = {"type", *(k for k, v in item.items() if v is not None)}
     hidden = {
         *([] if item["type"] in ID_IS_CONTENT else ["id"]),
@@ -509,12 +488,12 @@ def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
 def test_image_id_is_content_without_a_result() -> None:
     """The id of a generated image without a result is content, because a client edits the image by id."""
     first, second = (
-        FrozenMap({"type": "image_generation_call", "id": name, "status": "completed"})
+        turns.FrozenMap({"type": "image_generation_call", "id": name, "status": "completed"})
         for name in ("ig_1", "ig_2")
     )
     assert strip_server_fields(first) != strip_server_fields(second)
-    assert item_from_block(OpaqueBlock(first))["id"] == "ig_1"
-    complete = FrozenMap({**first, "result": "aGk="})
+    assert item_from_block(turns.OpaqueBlock(first))["id"] == "ig_1"
+    complete = turns.FrozenMap({**first, "result": "aGk="})
     assert "id" not in strip_server_fields(complete)
 
 
@@ -525,4 +504,4 @@ class JsonValue(msgspec.Struct, frozen=True):
 
 def test_null_members_of_a_to_json_value_are_dropped() -> None:
     """A value with ``to_json`` is converted to JSON before null members are removed."""
-    assert drop_nulls(FrozenMap(told=JsonValue())) == {"told": {"b": [1]}}
+    assert drop_nulls(turns.FrozenMap(told=JsonValue())) == {"told": {"b": [1]}}
