@@ -8,32 +8,10 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from for_each import for_each
+from kedge import turns
 from kedge.planning import canonical
 from kedge.planning.digests import canonical_json
-from kedge.turns import (
-    Block,
-    FrozenMap,
-    ImagePart,
-    OpaquePart,
-    ReasoningBlock,
-    RefusalPart,
-    Turn,
-    UnknownBlock,
-    assistant,
-    block_from_item,
-    dump_block,
-    dumps,
-    image,
-    item_from_block,
-    load_block,
-    loads,
-    opaque,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
 from kedge.turns.server_fields import ID_IS_CONTENT, STATUS_IS_CONTENT
 from planning.reference_digests import canonical_bytes
 from strategies import blocks, json_objects, known_blocks, sample_blocks
@@ -47,35 +25,35 @@ def reverse_members(value: Any) -> Any:
 
 
 @given(blocks())
-def test_canonical_json_equals_json_dumps(block: Block) -> None:
+def test_canonical_json_equals_json_dumps(block: turns.Block) -> None:
     """The optimized encoding of common block types gives the same bytes as ``json.dumps``."""
     form = canonical(block)
     assert canonical_json(block) == (None if form is None else canonical_bytes(form))
 
 
 @given(known_blocks())
-def test_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
+def test_wire_item_has_the_canonical_form_of_its_block(block: turns.Block) -> None:
     """A block that is sent and read back from a server has the same canonical form."""
-    item = item_from_block(block)
+    item = turns.item_from_block(block)
     received = dict(item)
     if item["type"] not in ID_IS_CONTENT:
         received["id"] = "it_1"
     if item["type"] not in STATUS_IS_CONTENT:
         received["status"] = "completed"
     for form in (item, received, json.loads(json.dumps(received)), reverse_members(received)):
-        assert canonical_json(block_from_item(form)) == canonical_json(block)
+        assert canonical_json(turns.block_from_item(form)) == canonical_json(block)
 
 
 @given(blocks())
-def test_json_round_trip_preserves_the_canonical_form(block: Block) -> None:
+def test_json_round_trip_preserves_the_canonical_form(block: turns.Block) -> None:
     """A block loaded from its JSON form has the same canonical form."""
-    (restored,) = loads(dumps(Turn([block]))).blocks
+    (restored,) = turns.loads(turns.dumps(turns.Turn([block]))).blocks
     assert canonical_json(restored) == canonical_json(block)
 
 
 @given(blocks(), json_objects())
 def test_canonical_form_ignores_id_metadata_and_origin(
-    block: Block, metadata: dict[str, Any]
+    block: turns.Block, metadata: dict[str, Any]
 ) -> None:
     """Local ids, metadata and origin do not change the canonical form."""
     other = replace(block, id="", metadata=metadata, origin="a middleware")
@@ -83,25 +61,25 @@ def test_canonical_form_ignores_id_metadata_and_origin(
 
 
 @given(blocks(), blocks())
-def test_equal_blocks_have_equal_forms(one: Block, other: Block) -> None:
+def test_equal_blocks_have_equal_forms(one: turns.Block, other: turns.Block) -> None:
     """Equal blocks have equal canonical forms, and others too if they differ only in nulls; only reasoning has none."""
     if one == other:
         assert canonical_json(one) == canonical_json(other)
     elif canonical_json(one) == canonical_json(other) is not None:
         assert one.kind in {"user", "assistant", "tool_result", "unknown"}
-    assert (canonical_json(one) is None) == isinstance(one, ReasoningBlock)
+    assert (canonical_json(one) is None) == isinstance(one, turns.ReasoningBlock)
 
 
 @given(known_blocks(), known_blocks())
-def test_different_wire_items_have_different_forms(one: Block, other: Block) -> None:
+def test_different_wire_items_have_different_forms(one: turns.Block, other: turns.Block) -> None:
     """Blocks with different wire items have different canonical forms, so a digest detects every edit."""
-    if not isinstance(one, ReasoningBlock) and canonical_json(one) == canonical_json(other):
+    if not isinstance(one, turns.ReasoningBlock) and canonical_json(one) == canonical_json(other):
         assert _comparable_item(one) == _comparable_item(other)
 
 
-def _comparable_item(block: Block) -> Any:
+def _comparable_item(block: turns.Block) -> Any:
     """Return a block's item with a fixed local id, because some types derive a name from it."""
-    item = item_from_block(replace(block, id="blk_same"))
+    item = turns.item_from_block(replace(block, id="blk_same"))
     return {name: value for name, value in item.items() if name != "status"}
 
 
@@ -116,11 +94,11 @@ def text(value: str) -> dict[str, str]:
     ("block", "form"),
     [
         (
-            user(["look", ImagePart("https://example.com/a.png")]),
+            user(["look", turns.ImagePart("https://example.com/a.png")]),
             {"kind": "user", "parts": [text("look"), IMAGE]},
         ),
         (
-            assistant(["no", RefusalPart("never")]),
+            assistant(["no", turns.RefusalPart("never")]),
             {"kind": "assistant", "parts": [text("no"), {"type": "refusal", "text": "never"}]},
         ),
         (
@@ -143,7 +121,7 @@ def text(value: str) -> dict[str, str]:
         ),
     ],
 )
-def test_canonical_form_of_every_kind(block: Block, form: Any) -> None:
+def test_canonical_form_of_every_kind(block: turns.Block, form: Any) -> None:
     """The canonical form of each kind of block has the expected members."""
     assert canonical(block) == form
 
@@ -158,28 +136,32 @@ RESULT = {"type": "function_call_output", "call_id": "c"}
     ("one", "other"),
     [
         (user("a"), user(["a"])),
-        (user("a"), block_from_item({"role": "user", "content": "a"})),
+        (user("a"), turns.block_from_item({"role": "user", "content": "a"})),
         (
             user("a"),
-            block_from_item({"role": "user", "content": [{"type": "input_text", "text": "a"}]}),
+            turns.block_from_item(
+                {"role": "user", "content": [{"type": "input_text", "text": "a"}]}
+            ),
         ),
-        (assistant("a"), block_from_item({**MESSAGE, "content": [OUTPUT]})),
+        (assistant("a"), turns.block_from_item({**MESSAGE, "content": [OUTPUT]})),
         (
             tool_result("c", "x"),
-            block_from_item({**RESULT, "output": [{"type": "input_text", "text": "x"}]}),
+            turns.block_from_item({**RESULT, "output": [{"type": "input_text", "text": "x"}]}),
         ),
-        (user([image(b"abc")]), user([ImagePart("data:image/png;base64,YWJj")])),
+        (user([image(b"abc")]), user([turns.ImagePart("data:image/png;base64,YWJj")])),
         (
             opaque({"type": "x", "a": {"b": None, "c": [None]}}),
             opaque({"type": "x", "id": "1", "status": "y", "a": {"c": [None]}}),
         ),
         (
-            UnknownBlock({"kind": "dream", "a": None}),  # pyright: ignore[reportArgumentType]
-            UnknownBlock({"kind": "dream"}),  # pyright: ignore[reportArgumentType]
+            turns.UnknownBlock({"kind": "dream", "a": None}),  # pyright: ignore[reportArgumentType]
+            turns.UnknownBlock({"kind": "dream"}),  # pyright: ignore[reportArgumentType]
         ),
     ],
 )
-def test_canonical_form_is_independent_of_construction(one: Block, other: Block) -> None:
+def test_canonical_form_is_independent_of_construction(
+    one: turns.Block, other: turns.Block
+) -> None:
     """Constructors, strings, parts, and items with or without nulls, ids and statuses give the same form."""
     assert canonical_json(one) == canonical_json(other)
 
@@ -191,7 +173,7 @@ def test_canonical_form_is_independent_of_construction(one: Block, other: Block)
         (user("ab"), user(["a", "b"])),
         (user("a"), system("a")),
         (system("a"), system("a", role="developer")),
-        (assistant("a"), assistant([RefusalPart("a")])),
+        (assistant("a"), assistant([turns.RefusalPart("a")])),
         (tool_call("f", "{}", call_id="c"), tool_call("f", "{ }", call_id="c")),
         (tool_call("f", "{}", call_id="c"), tool_call("f", "{}", call_id="c", custom=True)),
         (tool_result("c", "1"), tool_result("d", "1")),
@@ -209,7 +191,9 @@ def test_canonical_form_is_independent_of_construction(one: Block, other: Block)
         (user("é"), user("e\u0301")),
     ],
 )
-def test_visible_differences_change_the_canonical_form(one: Block, other: Block) -> None:
+def test_visible_differences_change_the_canonical_form(
+    one: turns.Block, other: turns.Block
+) -> None:
     """Roles, parts, exact arguments, referenced ids, and the types of numbers change the canonical form."""
     assert canonical_json(one) != canonical_json(other)
 
@@ -228,5 +212,7 @@ def test_value_with_to_json_is_encoded_by_it() -> None:
     """A value with ``to_json`` in an item or a part is encoded by it, so planning does not raise."""
     block = opaque({"type": "x", "told": JsonValue()})
     assert canonical_json(block) == canonical_json(opaque({"type": "x", "told": {"b": 1}}))
-    part = OpaquePart(FrozenMap(type="x", told=[JsonValue()]))
-    assert canonical_json(user(part)) == canonical_json(load_block(dump_block(user(part))))
+    part = turns.OpaquePart(turns.FrozenMap(type="x", told=[JsonValue()]))
+    assert canonical_json(user(part)) == canonical_json(
+        turns.load_block(turns.dump_block(user(part)))
+    )

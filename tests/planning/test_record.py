@@ -8,36 +8,14 @@ import pytest
 from msgspec import structs
 
 from for_each import for_each
+from kedge import planning
 from kedge.observe import TRACE
 from kedge.observe.logs import get_fields
-from kedge.planning import (
-    DEFAULT_RETENTION,
-    anchor_problem,
-    blocks_after_response,
-    covered_count,
-    find_best_anchor,
-    find_running,
-    get_state,
-    is_valid_anchor,
-    prefix_digest,
-    record_response,
-    set_state,
-    tag_blocks,
-    tags,
-)
+from kedge.planning import anchor_problem, find_best_anchor, find_running, get_state, tags
 from kedge.planning.anchors import MAX_STALE_ANCHORS, drop_changed_anchors
 from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
-from planning.recorded_turns import (
-    NOW,
-    SCOPE,
-    add_response,
-    call_block,
-    compaction_block,
-    make_exchanges,
-    make_plan,
-    message_block,
-    reasoning_block,
-)
+from planning import recorded_turns
+from planning.recorded_turns import NOW, SCOPE, add_response, call_block, make_exchanges, make_plan
 
 
 def test_blocks_are_tagged_with_response_and_index() -> None:
@@ -46,7 +24,7 @@ def test_blocks_are_tagged_with_response_and_index() -> None:
         assistant("a", id="b1"),
         assistant("b", metadata={"mine": 1}, source=Source(output_index=7)),
     ]
-    tagged = tag_blocks(blocks, "R1")
+    tagged = planning.tag_blocks(blocks, "R1")
     assert tagged == blocks
     assert [block.response_id for block in tagged] == ["R1", "R1"]
     assert [block.origin for block in tagged] == ["engine", "engine"]
@@ -57,15 +35,15 @@ def test_blocks_are_tagged_with_response_and_index() -> None:
 
 def test_a_response_becomes_an_anchor() -> None:
     """The anchor record of a response contains everything the next plan needs."""
-    blocks = reasoning_block("a"), message_block("a")
+    blocks = recorded_turns.reasoning_block("a"), recorded_turns.message_block("a")
     turn = add_response(Turn([system("s"), user("u")]), "R1", *blocks)
     state = get_state(turn)
     (record,) = state.anchors
     assert state.previous_response_id == "R1"
     assert (record.response_id, record.scope, record.status) == ("R1", SCOPE, "completed")
-    assert (record.digest, record.block_count) == (prefix_digest(turn), 2)
+    assert (record.digest, record.block_count) == (planning.prefix_digest(turn), 2)
     assert (record.depth, record.root_created_at, record.created_at) == (1, NOW, NOW)
-    assert (record.expires_at, record.stored) == (NOW + DEFAULT_RETENTION, True)
+    assert (record.expires_at, record.stored) == (NOW + planning.DEFAULT_RETENTION, True)
     assert (record.barrier, len(record.derived)) == (None, 1)
     assert [block.kind for block in turn] == ["system", "user", "reasoning", "assistant"]
 
@@ -85,7 +63,9 @@ def test_parent_without_a_root_counts_as_root() -> None:
     planned = make_plan(turn)
     assert planned.anchor is not None
     planned = structs.replace(planned, anchor=structs.replace(planned.anchor, root_created_at=0.0))
-    turn = record_response(turn, [assistant("a")], response_id="R2", plan=planned, created_at=20.0)
+    turn = planning.record_response(
+        turn, [assistant("a")], response_id="R2", plan=planned, created_at=20.0
+    )
     assert get_state(turn).anchors[-1].root_created_at == 10.0
 
 
@@ -105,7 +85,7 @@ def test_plan_of_another_turn_creates_no_anchor() -> None:
     planned = make_plan(turn)
     other = turn.edit(turn[0].id, user("edited meanwhile"))
     facts = {"response_id": "R2", "plan": planned, "created_at": NOW}
-    answered = record_response(other, [assistant("a")], **facts)
+    answered = planning.record_response(other, [assistant("a")], **facts)
     assert answered[-1].response_id == "R2"
     assert get_state(answered).anchor("R2") is None
     assert make_plan(answered).anchor is None
@@ -125,7 +105,7 @@ def test_running_response_is_found_by_the_turn_that_it_answers() -> None:
     """A response in the background answers the Turn as it was sent, and no longer one, or one of another provider."""
     sent = Turn([user("u")])
     facts = {"response_id": "R1", "plan": make_plan(sent), "created_at": NOW}
-    turn = record_response(sent, [], **facts, status="running")
+    turn = planning.record_response(sent, [], **facts, status="running")
     found = find_running(turn)
     assert found is not None
     assert found.response_id == "R1"
@@ -142,9 +122,13 @@ def test_responses_without_retention_do_not_expire() -> None:
 
 def test_barrier_is_recorded() -> None:
     """A record contains the index of the compaction in its output or input among the covered blocks."""
-    blocks = reasoning_block("a"), compaction_block("c"), call_block("b")
+    blocks = (
+        recorded_turns.reasoning_block("a"),
+        recorded_turns.compaction_block("c"),
+        call_block("b"),
+    )
     turn = add_response(Turn([user("u")]), "R1", *blocks)
-    added = add_response(Turn([user("u"), compaction_block("d"), user("v")]), "R3")
+    added = add_response(Turn([user("u"), recorded_turns.compaction_block("d"), user("v")]), "R3")
     later = add_response(turn.append(user("v")), "R2")
     assert [get_state(each).anchors[-1].barrier for each in (turn, later, added)] == [1, 1, 1]
     assert len(get_state(turn).anchors[-1].derived) == 2
@@ -175,7 +159,7 @@ def test_number_of_stale_records_is_limited() -> None:
         turn = add_response(turn, f"S{number}", created_at=NOW + number)
         assert make_plan(turn.append(user("next"))).previous_response_id == f"S{number}"
     anchors = get_state(turn).anchors
-    assert len(anchors) <= 2 * (covered_count(turn) + MAX_STALE_ANCHORS)
+    assert len(anchors) <= 2 * (planning.covered_count(turn) + MAX_STALE_ANCHORS)
     ids = {record.response_id for record in anchors}
     assert ids >= {"R1", "R2", "R3", "S398", "S399"}
     assert ids.isdisjoint(f"S{number}" for number in range(200))
@@ -231,7 +215,7 @@ def test_find_best_anchor(name: str, blocks: list[str], expected: str) -> None:
 )
 def test_is_valid_anchor(name: str, blocks: list[str], response_id: str, expected: bool) -> None:
     """``is_valid_anchor`` accepts only contiguous responses in the four reference scenarios."""
-    assert is_valid_anchor(Turn(tagged(*blocks)), response_id) is expected
+    assert planning.is_valid_anchor(Turn(tagged(*blocks)), response_id) is expected
 
 
 @for_each(
@@ -246,7 +230,7 @@ def test_is_valid_anchor(name: str, blocks: list[str], response_id: str, expecte
 def test_blocks_after_response(name: str, blocks: list[str], response_id: str, count: int) -> None:
     """``blocks_after_response`` returns the blocks after a response's last block."""
     turn = Turn(tagged(*blocks))
-    assert blocks_after_response(turn, response_id) == list(turn)[len(blocks) - count :]
+    assert planning.blocks_after_response(turn, response_id) == list(turn)[len(blocks) - count :]
 
 
 CHANGES: dict[str, Callable[[Turn], Turn]] = {
@@ -262,12 +246,14 @@ CHANGES: dict[str, Callable[[Turn], Turn]] = {
 def test_digests_detect_changes_that_tags_do_not(change: str) -> None:
     """A removed call or an edit in or before a response invalidates the anchor, but not its tags."""
     turn = Turn([system("s"), user("u")])
-    turn = add_response(turn, "resp_A", message_block("a"), call_block("a"))
+    turn = add_response(turn, "resp_A", recorded_turns.message_block("a"), call_block("a"))
     turn = turn.append(tool_result("call_a", "1"), user("next"))
-    assert is_valid_anchor(turn, "resp_A")
+    assert planning.is_valid_anchor(turn, "resp_A")
     assert make_plan(turn).previous_response_id == "resp_A"
     changed = CHANGES[change](turn)
-    assert is_valid_anchor(set_state(changed, type(get_state(turn))()), "resp_A")  # tags alone
+    assert planning.is_valid_anchor(
+        planning.set_state(changed, type(get_state(turn))()), "resp_A"
+    )  # tags alone
     assert anchor_problem(changed, "resp_A") == "changed"
     assert find_best_anchor(changed) == ""
     assert make_plan(changed).anchor is None
@@ -280,7 +266,7 @@ def test_anchor_problem_names_the_reason() -> None:
     assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
     split = turn.insert(0, assistant("said", source=Source("R3")))
     assert anchor_problem(split, "R3") == "split"
-    lost = set_state(turn, get_state(turn).mark_lost(["R3"]))
+    lost = planning.set_state(turn, get_state(turn).mark_lost(["R3"]))
     assert anchor_problem(lost, "R3") == "lost"
     assert find_best_anchor(lost) == "R2"
     incomplete = add_response(turn.append(user("u")), "R4", status="incomplete")
@@ -327,8 +313,8 @@ def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(TRACE, "kedge.planning"):
         find_best_anchor(edited)
         find_best_anchor(Turn())
-        blocks_after_response(turn, "R1")
-        is_valid_anchor(turn, "R2")
+        planning.blocks_after_response(turn, "R1")
+        planning.is_valid_anchor(turn, "R2")
     logged = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert logged == [
         ("TRACE", "responses in the Turn, newest first: ['R2', 'R1']"),

@@ -6,21 +6,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from for_each import for_each
+from kedge import turns
 from kedge.planning import build_input_from_blocks, get_instructions, get_state, render, set_state
 from kedge.planning.anchors import base_scope, conversation_scope
-from kedge.turns import (
-    Block,
-    Source,
-    Turn,
-    assistant,
-    loads,
-    opaque,
-    reasoning,
-    system,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import Block, Source, Turn, assistant, loads, opaque, reasoning, system, user
 from kedge.turns.json_codec import dumps
 from planning.recorded_turns import (
     add_response,
@@ -285,8 +274,8 @@ def test_received_compaction_without_a_record_is_not_used() -> None:
 
 def test_calls_before_a_barrier_are_no_problem() -> None:
     """A call before a compaction needs no result, and a result for it after the compaction is an orphan."""
-    turn = Turn([tool_call("f", "{}", call_id="c"), compaction_block("c"), user("u")])
+    turn = Turn([turns.tool_call("f", "{}", call_id="c"), compaction_block("c"), user("u")])
     assert make_plan(turn).problems == ()
-    late = turn.append(tool_result("c", "1"))
+    late = turn.append(turns.tool_result("c", "1"))
     assert [problem.kind for problem in make_plan(late).problems] == ["orphan"]
     assert [problem.kind for problem in make_plan(turn.append(assistant("a"))).problems] == []

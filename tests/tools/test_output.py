@@ -14,20 +14,10 @@ from hypothesis import given
 from pydantic import BaseModel
 
 from for_each import for_each
+from kedge import turns
 from kedge.tools.errors import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
 from kedge.tools.invoke import MAX_ATTACHMENT, to_parts, truncate_parts
-from kedge.turns import (
-    FilePart,
-    ImagePart,
-    Part,
-    RefusalPart,
-    TextPart,
-    ToolResultBlock,
-    file,
-    image,
-    item_from_block,
-    tool_result,
-)
+from kedge.turns import FilePart, ImagePart, Part, RefusalPart, TextPart, file, image, tool_result
 from strategies import json_values
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
@@ -126,7 +116,7 @@ def test_lists_with_images_become_parts() -> None:
     assert to_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
     assert to_parts((part, "there")) == (part, TextPart("there"))
     assert to_parts(tool_result("other", [part])) == (part,)
-    assert to_parts(ToolResultBlock("other", ())) == (TextPart(""),)
+    assert to_parts(turns.ToolResultBlock("other", ())) == (TextPart(""),)
     assert to_parts(["a", "b"]) == (TextPart('["a","b"]'),)
 
 
@@ -149,7 +139,7 @@ def test_text_is_truncated_at_the_limit_with_a_note() -> None:
 def test_json_is_sent_unchanged(value: Any) -> None:
     """A JSON value can be sent as a result and parsed back to an equal value."""
     parts = to_parts(value)
-    item = item_from_block(tool_result("c1", list(parts)))
+    item = turns.item_from_block(tool_result("c1", list(parts)))
     text = item["output"]
     assert text == value if isinstance(value, str) else json.loads(text) == value
 
