@@ -10,21 +10,12 @@ from kedge.events.fields import SurrogateJoiner, has_surrogates, join_surrogates
 HIGH, LOW = "\ud83d", "\ude00"
 
 
-def test_surrogate_pair_is_joined() -> None:
-    """A high surrogate followed by a low one becomes one character."""
+def test_surrogates_are_joined_or_replaced() -> None:
+    """A pair becomes one character and a lone surrogate U+FFFD, also in the keys and strings of a nested value."""
     assert join_surrogates(f"a{HIGH}{LOW}b") == "a\U0001f600b"
-
-
-def test_lone_surrogates_are_replaced() -> None:
-    """Each lone surrogate is replaced, and the other characters remain."""
     assert join_surrogates(f"a{HIGH}b{LOW}{HIGH}") == "a\ufffdb\ufffd\ufffd"
-
-
-def test_a_nested_value_is_repaired() -> None:
-    """Strings and keys in nested objects and arrays are repaired, and other values remain."""
-    assert repair_surrogates({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]}) == {
-        "k\ufffd": ["\U0001f600", 1, None, {"x": "\ufffd"}]
-    }
+    nested = repair_surrogates({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]})
+    assert nested == {"k\ufffd": ["\U0001f600", 1, None, {"x": "\ufffd"}]}
 
 
 def test_has_surrogates() -> None:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.streams import Message, assemble, decode, encode_sse, replay
+from events.streams import Message, assemble, decode, encode_sse, replay, response_event, text_delta
+from for_each import for_each
 from kedge.events import (
     AnomalyNoted,
     AnthropicDecoder,
@@ -16,7 +16,6 @@ from kedge.events import (
     ResponseCompleted,
     ResponsesDecoder,
     StreamDecoder,
-    StreamEvent,
     TextDelta,
     ToolArgumentsDelta,
 )
@@ -61,34 +60,30 @@ def item_event(kind: str, item: Message, **place: int) -> Message:
 
 
 def completed(*items: Message) -> Message:
-    response = {"id": "resp_1", "status": "completed", "output": list(items)}
-    return {"type": "response.completed", "response": response}
+    return response_event("completed", status="completed", output=list(items))
 
 
-def message(text: str, item_id: str = "x") -> Message:
-    content = [{"type": "output_text", "text": text}]
+def message(text: str, item_id: str = "x", **more: Any) -> Message:
+    content = [{"type": "output_text", "text": text, **more}]
     return {"type": "message", "id": item_id, "role": "assistant", "content": content}
 
 
-def text_delta(delta: str, **place: int) -> Message:
-    kind = "response.output_text.delta"
-    return {"type": kind, "item_id": "x", "content_index": 0, **place, "delta": delta}
-
-
 CALL = {"type": "function_call", "call_id": "call_1", "name": "roll", "arguments": "{}"}
+CALL_DELTA = {"type": "response.function_call_arguments.delta", "delta": "{}"}
 THOUGHT = {"type": "reasoning", "id": "x", "summary": [{"type": "summary_text", "text": "Hm."}]}
 
 
-@pytest.mark.parametrize("place", [{}, {"output_index": 0}], ids=["no index", "one index"])
-@pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
+@for_each("place", [{}, {"output_index": 0}])
+@for_each("lists", [True, False])
 def test_one_id_for_items_of_several_types(place: dict[str, int], lists: bool) -> None:
     """A server with one id for all items of a response does not lose any of them."""
     items = [THOUGHT, {**CALL, "id": "x"}, message("Hello")]
     stream = [item_event("added", item, **place) for item in items]
-    stream += [text_delta("Hel", **place), text_delta("lo", **place)]
+    for delta in (text_delta("Hel", "x"), text_delta("lo", "x")):
+        del delta["output_index"]
+        stream.append({**delta, **place})
     stream += [item_event("done", item, **place) for item in items]
-    end = completed(*(items if lists else []))
-    outcome = replay([*stream, end])
+    outcome = replay([*stream, completed(*(items if lists else []))])
     expected = [reasoning("Hm."), tool_call("roll", "{}", call_id="call_1"), assistant("Hello")]
     assert list(outcome.blocks) == expected
     assert (outcome.status, outcome.anchor_problem) == ("completed", "")
@@ -97,7 +92,8 @@ def test_one_id_for_items_of_several_types(place: dict[str, int], lists: bool) -
 
 def test_text_of_a_second_message_with_the_same_id_is_kept() -> None:
     """A delta with the id of a finished message and another index belongs to a new message."""
-    events = [item_event("done", message("one"), output_index=0), text_delta("two", output_index=1)]
+    done = item_event("done", message("one"), output_index=0)
+    events = [done, text_delta("two", "x", output_index=1)]
     decoded = decode(encode_sse(events))
     assert [e.output_index for e in decoded if isinstance(e, ItemCompleted | TextDelta)] == [0, 1]
     assert list(replay([*events, completed()]).blocks) == [assistant("one"), assistant("two")]
@@ -105,19 +101,10 @@ def test_text_of_a_second_message_with_the_same_id_is_kept() -> None:
 
 def test_arguments_without_ids_are_not_assigned_to_one_of_two_open_calls() -> None:
     """Arguments that could belong to two calls wait, even if the first ones were assigned."""
-    arguments = {"type": "response.function_call_arguments.delta", "delta": "{}"}
-    first, second = CALL, {**CALL, "call_id": "call_2"}
-    events = decode(
-        encode_sse(
-            [
-                item_event("added", {**first, "arguments": ""}),
-                arguments,
-                item_event("added", {**second, "arguments": ""}),
-                arguments,
-                completed(),
-            ]
-        )
-    )
+    stream: list[Message] = []
+    for call_id in ("call_1", "call_2"):
+        stream += [item_event("added", {**CALL, "call_id": call_id, "arguments": ""}), CALL_DELTA]
+    events = decode(encode_sse([*stream, completed()]))
     assert [e.call_id for e in events if isinstance(e, ToolArgumentsDelta)] == ["call_1"]
     unresolved = [e.detail for e in events if isinstance(e, AnomalyNoted)]
     assert unresolved == ["call 'call_2'", "item ''"]
@@ -128,13 +115,8 @@ def test_finished_part_after_its_item_adds_no_message() -> None:
     part = {"type": "output_text", "text": "Hello"}
     ended = {"type": "response.content_part.done", "item_id": "y", "output_index": 0, "part": part}
     done = item_event("done", message("Hello"), output_index=0)
-    text_done = {
-        "type": "response.output_text.done",
-        "item_id": "x",
-        "output_index": 0,
-        "text": "Hello",
-    }
-    stream = [text_delta("Hello", output_index=0), text_done, done, ended, completed()]
+    text_done = {"type": "response.output_text.done", "item_id": "x", "output_index": 0}
+    stream = [text_delta("Hello", "x"), {**text_done, "text": "Hello"}, done, ended, completed()]
     shown = [e.delta for e in decode(encode_sse(stream)) if isinstance(e, TextDelta)]
     assert shown == ["Hello"]
     assert list(replay(stream).blocks) == [assistant("Hello")]
@@ -142,23 +124,17 @@ def test_finished_part_after_its_item_adds_no_message() -> None:
 
 def test_repeated_call_without_index_is_one_call() -> None:
     """Events of a call that arrive twice, without ids and indexes of their own, add nothing."""
-    arguments = {"type": "response.function_call_arguments.delta", "delta": "{}"}
-    stream = [item_event("added", {**CALL, "arguments": ""}), arguments, item_event("done", CALL)]
+    stream = [item_event("added", {**CALL, "arguments": ""}), CALL_DELTA, item_event("done", CALL)]
     outcome = replay([*stream, *stream, completed()])
     assert (outcome.status, len(outcome.blocks)) == ("completed", 1)
 
 
-@pytest.mark.parametrize("kind", [{}, [], None, 7])
-def test_part_with_a_type_that_is_no_text_does_not_raise(kind: Any) -> None:
-    """A part whose type is an object or an array is content that is stored or rejected, never an exception."""
-    item = {**message("Hello"), "content": [{"type": kind, "text": "Hello"}]}
-    events = [text_delta("Hello", output_index=0), item_event("done", item, output_index=0)]
-    assert replay([*events, completed(item)]).status in ("completed", "failed")
-
-
-@pytest.mark.parametrize("kind", [{}, [], None, 7])
+@for_each("kind", [{}, [], None, 7])
 def test_types_and_statuses_that_are_no_text_do_not_raise(kind: Any) -> None:
-    """A delta with half a character and a complete response are read, whatever is in the place of a name."""
+    """A part, a delta with half a character and a complete response are stored or rejected."""
+    item = {**message("Hello"), "content": [{"type": kind, "text": "Hello"}]}
+    events = [text_delta("Hello", "x"), item_event("done", item, output_index=0)]
+    assert replay([*events, completed(item)]).status in ("completed", "failed")
     delta = {"type": kind, "text": "\ud83d"}
     event = {"type": "content_block_delta", "index": 0, "delta": delta}
     assert [type(e) for e in AnthropicDecoder().feed(encode_sse([event]))] == [AnomalyNoted]
@@ -174,45 +150,30 @@ REPAIRED = [{**each, "token": each["token"].replace("\ud83d", "\ufffd")} for eac
 REPAIRED[2]["token"] = "\ufffd"
 
 
-def decode_chat() -> tuple[StreamDecoder, list[StreamEvent]]:
-    """Decode a stream of the Chat Completions API."""
-    decoder = ChatDecoder()
-    chunks = [
-        {"id": "c", "choices": [{"delta": {"content": token}, "logprobs": {"content": [each]}}]}
-        for token, each in zip(TOKENS, LOGPROBS, strict=True)
+def stream_logprobs(api: str) -> list[Message]:
+    """Return a stream of the tokens, which ends without the finished message."""
+    pieces = zip(TOKENS, LOGPROBS, strict=True)
+    if api == "responses":
+        deltas = [text_delta(token, logprobs=[each]) for token, each in pieces]
+        return [*deltas, response_event("completed", status="completed")]
+    choices: list[Message] = [
+        {"delta": {"content": token}, "logprobs": {"content": [each]}} for token, each in pieces
     ]
-    end = {"id": "c", "choices": [{"delta": {}, "logprobs": None, "finish_reason": "stop"}]}
-    return decoder, [event for chunk in [*chunks, end] for event in decoder.feed_message(chunk)]
+    choices.append({"delta": {}, "logprobs": None, "finish_reason": "stop"})
+    return [{"id": "c", "choices": [choice]} for choice in choices]
 
 
-def decode_responses() -> tuple[StreamDecoder, list[StreamEvent]]:
-    """Decode a stream of the Responses API, which ends without the finished message."""
-    decoder = ResponsesDecoder()
-    deltas = [
-        {
-            "type": "response.output_text.delta",
-            "item_id": "m",
-            "output_index": 0,
-            "delta": token,
-            "logprobs": [each],
-        }
-        for token, each in zip(TOKENS, LOGPROBS, strict=True)
-    ]
-    end = {"type": "response.completed", "response": {"id": "r", "status": "completed"}}
-    return decoder, [event for each in [*deltas, end] for event in decoder.feed_message(each)]
-
-
-@pytest.mark.parametrize("decode", [decode_chat, decode_responses])
-def test_deltas_and_block_have_the_log_probabilities(decode: Any) -> None:
+@for_each(("api", "decoder_type"), [("chat", ChatDecoder), ("responses", ResponsesDecoder)])
+def test_deltas_and_block_have_the_log_probabilities(
+    api: str, decoder_type: type[StreamDecoder]
+) -> None:
     """Those of a token without text belong to the next delta; the text of the block has all of them."""
-    decoder, events = decode()
+    decoder = decoder_type()
+    events = [event for each in stream_logprobs(api) for event in decoder.feed_message(each)]
     events += decoder.close()
     deltas = [event for event in events if isinstance(event, TextDelta)]
-    assert [(event.delta, len(event.logprobs)) for event in deltas] == [
-        ("Hi", 1),
-        ("\U0001f600", 2),
-        ("!", 1),
-    ]
+    shown = [(event.delta, len(event.logprobs)) for event in deltas]
+    assert shown == [("Hi", 1), ("\U0001f600", 2), ("!", 1)]
     assert [each for event in deltas for each in event.logprobs] == REPAIRED
     [block] = assemble(events).blocks
     assert isinstance(block, AssistantBlock)
@@ -220,7 +181,7 @@ def test_deltas_and_block_have_the_log_probabilities(decode: Any) -> None:
     assert list(block.parts[0].extra["logprobs"]) == REPAIRED
 
 
-@pytest.mark.parametrize("logprobs", [5, {"content": 5}, {"content": [5]}, {"content": None}, []])
+@for_each("logprobs", [5, {"content": 5}, {"content": [5]}, {"content": None}, []])
 def test_other_forms_are_ignored(logprobs: Any) -> None:
     """A value that is not a list of objects does not damage a stream."""
     choice = {"delta": {"content": "Hi"}, "logprobs": logprobs, "finish_reason": "stop"}
@@ -230,30 +191,25 @@ def test_other_forms_are_ignored(logprobs: Any) -> None:
     assert assemble(events).completed
 
 
-PART = {"type": "output_text", "text": "Hi!", "logprobs": LOGPROBS}
+MESSAGE = message("Hi!", "m", logprobs=LOGPROBS)
+(PART,) = MESSAGE["content"]
 AT = {"item_id": "m", "output_index": 0, "content_index": 0}
-ENDS: dict[str, dict[str, Any]] = {
+ENDS: dict[str, Message] = {
     "text done": {**AT, **PART, "type": "response.output_text.done"},
     "part done": {"type": "response.content_part.done", **AT, "part": PART},
-    "item done": {
-        "type": "response.output_item.done",
-        "output_index": 0,
-        "item": {"type": "message", "id": "m", "role": "assistant", "content": [PART]},
-    },
+    "item done": item_event("done", MESSAGE, output_index=0),
 }
 
 
-@pytest.mark.parametrize("end", [*ENDS, "whole"])
+@for_each("end", [*ENDS, "whole"])
 def test_text_without_deltas_has_the_log_probabilities(end: str) -> None:
     """They are in the delta of a text that a server did not stream, wherever it sent the text."""
     decoder, assembler = ResponsesDecoder(), Assembler()
-    finished = {"id": "r", "status": "completed"}
     if end == "whole":
-        message = {"type": "message", "id": "m", "role": "assistant", "content": [PART]}
-        events = decoder.feed_whole({**finished, "output": [message]})
+        events = decoder.feed_whole({"id": "r", "status": "completed", "output": [MESSAGE]})
     else:
-        completed = {"type": "response.completed", "response": finished}
-        events = [*decoder.feed_message(ENDS[end]), *decoder.feed_message(completed)]
+        events = decoder.feed_message(ENDS[end])
+        events += decoder.feed_message(response_event("completed", status="completed"))
     for event in events:
         assembler.feed(event)
     assembler.finish()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge.errors import StreamTooLarge
 from kedge.events.sse import MAX_GAPS, WINDOW_SIZE, SequenceChecker, SSEDecoder, SSEMessage
 
@@ -16,25 +17,43 @@ def decode(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
     return messages + decoder.close()
 
 
-@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"], ids=["LF", "CR", "CRLF"])
+def texts(*data: str) -> list[SSEMessage]:
+    """Return messages without a name."""
+    return [SSEMessage("", each) for each in data]
+
+
+@for_each(
+    ("chunks", "expected"),
+    [
+        ([b"data: 1\r\n\ndata: 2\r\rdata: 3\n\r\n"], texts("1", "2", "3")),
+        ([b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n"], texts("1\n2")),
+        ([b"data: {\ndata:  1\ndata\ndata:}\n\n"], texts("{\n 1\n\n}")),
+        ([b": ping\n\nid: 7\nretry: 10\nevent: lonely\n\n\n\ndata:\n\nbogus\ndata: 1\n\n"], texts("1")),
+        ([b"\xef", b"\xbb\xbfdata", b": \xef\xbb\xbf1\n\n"], texts("\ufeff1")),
+        (["data: a\x0bb\x0cc\x1cd\x85e\u2028f\n\n".encode()], texts("a\x0bb\x0cc\x1cd\x85e\u2028f")),
+        ([b"data: a\xffb\n\ndata: c\n\n"], texts("a\ufffdb", "c")),
+        ([b"data: 1\n\ndata: 2\n"], texts("1", "2")),
+        ([b"data: 1\n\ndata: 2"], texts("1", "2")),
+        ([b"data: 1\n\n"], texts("1")),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_lines_are_read_as_the_standard_says(
+    chunks: list[bytes], expected: list[SSEMessage]
+) -> None:
+    """Line ends may be mixed, and split between chunks; other separators are text, and invalid bytes are replaced.
+
+    A byte order mark is dropped at the start only, comments and other fields are ignored, and the last
+    message needs no blank line.
+    """
+    assert decode(*chunks) == expected
+
+
+@for_each("end", ["\n", "\r", "\r\n"])
 def test_all_line_ends_are_accepted(end: str) -> None:
     """LF, CR and CRLF give the same messages."""
     text = "event: a\ndata: 1\n\ndata: 2\n\n".replace("\n", end)
     assert decode(text.encode()) == [SSEMessage("a", "1"), SSEMessage("", "2")]
-
-
-def test_line_ends_can_be_mixed() -> None:
-    """Different line ends in one stream, as a proxy may produce them, are accepted."""
-    assert decode(b"data: 1\r\n\ndata: 2\r\rdata: 3\n\r\n") == [
-        SSEMessage("", "1"),
-        SSEMessage("", "2"),
-        SSEMessage("", "3"),
-    ]
-
-
-def test_a_chunk_may_end_between_cr_and_lf() -> None:
-    """The LF of a CRLF at the start of the next chunk is not a second line end."""
-    assert decode(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == [SSEMessage("", "1\n2")]
 
 
 def test_message_is_returned_at_its_blank_line() -> None:
@@ -46,44 +65,6 @@ def test_message_is_returned_at_its_blank_line() -> None:
     assert decoder.feed(b"\n") == [SSEMessage("", "3")]
 
 
-def test_data_lines_are_joined_with_line_feeds() -> None:
-    """Several data lines are joined to one text, and one blank after the colon is dropped."""
-    assert decode(b"data: {\ndata:  1\ndata\ndata:}\n\n") == [SSEMessage("", "{\n 1\n\n}")]
-
-
-def test_comments_other_fields_and_empty_messages_are_ignored() -> None:
-    """Comments, ids, retry times and messages without data are ignored."""
-    stream = b": ping\n\nid: 7\nretry: 10\nevent: lonely\n\n\n\ndata:\n\nbogus\ndata: 1\n\n"
-    assert decode(stream) == [SSEMessage("", "1")]
-
-
-def test_a_byte_order_mark_is_dropped_at_the_start_only() -> None:
-    """A BOM at the start of the stream is dropped, even if it is split over chunks."""
-    assert decode(b"\xef", b"\xbb\xbfdata", b": \xef\xbb\xbf1\n\n") == [SSEMessage("", "\ufeff1")]
-
-
-def test_other_separators_are_text() -> None:
-    """Vertical tab, form feed, NEL and U+2028 are not line ends."""
-    text = "a\x0bb\x0cc\x1cd\x85e\u2028f"
-    assert decode(f"data: {text}\n\n".encode()) == [SSEMessage("", text)]
-
-
-def test_bytes_that_are_not_utf8_are_replaced() -> None:
-    """An invalid byte becomes one replacement character, and the stream continues."""
-    assert decode(b"data: a\xffb\n\ndata: c\n\n") == [
-        SSEMessage("", "a\ufffdb"),
-        SSEMessage("", "c"),
-    ]
-
-
-def test_last_message_without_a_blank_line_is_returned_at_the_end() -> None:
-    """A last message without a blank line is returned when the stream is closed."""
-    assert decode(b"data: 1\n\ndata: 2\n") == [SSEMessage("", "1"), SSEMessage("", "2")]
-    assert decode(b"data: 1\n\ndata: 2") == [SSEMessage("", "1"), SSEMessage("", "2")]
-    assert decode(b"data: 1\n\n") == [SSEMessage("", "1")]
-    assert decode() == []
-
-
 STREAM = (
     "\ufeffevent: x\r\ndata: h\u00e9 \U0001f600\r\n\r\n: c\ndata: 1\rdata: 2\r\rdata: [DONE]\n\n"
 ).encode()
@@ -91,12 +72,8 @@ STREAM = (
 
 def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
     """Characters and line ends split over chunks are joined."""
-    assert decode(*(bytes([byte]) for byte in STREAM)) == decode(STREAM)
-    assert decode(STREAM) == [
-        SSEMessage("x", "h\u00e9 \U0001f600"),
-        SSEMessage("", "1\n2"),
-        SSEMessage("", "[DONE]"),
-    ]
+    expected = [SSEMessage("x", "h\u00e9 \U0001f600"), *texts("1\n2", "[DONE]")]
+    assert decode(*(bytes([byte]) for byte in STREAM)) == decode(STREAM) == expected
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
@@ -114,7 +91,7 @@ def test_any_chunking_of_bytes_gives_the_same_events(chunks: list[bytes]) -> Non
     assert decode(*chunks) == decode(complete) == decode(*(bytes([byte]) for byte in complete))
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@for_each("size", [1, 7, 1000])
 def test_long_line_is_rejected(size: int) -> None:
     """A line longer than the limit raises ``StreamTooLarge``, so that memory use is bounded."""
     stream = b"data: " + b"x" * 200 + b"\n\n"
@@ -124,7 +101,7 @@ def test_long_line_is_rejected(size: int) -> None:
     assert (exc_info.value.what, exc_info.value.limit) == ("line", 100)
 
 
-@pytest.mark.parametrize("line", [b"data: " + b"x" * 40 + b"\n", b"data\n"], ids=["long", "empty"])
+@for_each("line", [b"data: " + b"x" * 40 + b"\n", b"data\n"])
 def test_long_message_is_rejected(line: bytes) -> None:
     """Data lines without a blank line raise ``StreamTooLarge`` at the limit, even if they are empty."""
     with pytest.raises(StreamTooLarge, match="message of more than 100 bytes"):
@@ -138,40 +115,20 @@ def test_limits_are_not_per_stream() -> None:
         assert decoder.feed(b"data: 0123456789\n\n") == [SSEMessage("", "0123456789")]
 
 
-def check_sequence(*numbered: tuple[int, str]) -> list[str]:
-    check = SequenceChecker()
-    return [check.classify(number, hash(event)) for number, event in numbered]
-
-
-def test_consecutive_numbers_are_fresh() -> None:
-    """Consecutive numbers are fresh, starting from any number."""
-    assert check_sequence((0, "a"), (1, "b"), (2, "c")) == ["fresh"] * 3
-    assert check_sequence((7, "a"), (8, "b")) == ["fresh"] * 2
-
-
-def test_repeated_event_is_a_duplicate() -> None:
-    """The same event with the same number is a duplicate, immediately or later."""
-    assert check_sequence((0, "a"), (0, "a"), (1, "b"), (0, "a"))[1::2] == ["duplicate"] * 2
-
-
-def test_gap_and_late_events() -> None:
+@for_each(
+    ("numbers", "expected"),
+    [
+        ((0, 1, 2), "fresh fresh fresh"),
+        ((7, 8), "fresh fresh"),
+        ((0, 0, 1, 0), "fresh duplicate fresh duplicate"),
+        ((0, 4, 2, 2, 1, 3, 3, 5), "fresh gap late duplicate late late duplicate fresh"),
+        ((1, 0, 2), "fresh late fresh"),
+    ],
+)
+def test_events_are_classified_by_their_numbers(numbers: tuple[int, ...], expected: str) -> None:
     """A skipped number is a gap, and its event is late the first time and then a duplicate."""
-    numbered = [(0, "a"), (4, "e"), (2, "c"), (2, "c"), (1, "b"), (3, "d"), (3, "d"), (5, "f")]
-    assert check_sequence(*numbered) == [
-        "fresh",
-        "gap",
-        "late",
-        "duplicate",
-        "late",
-        "late",
-        "duplicate",
-        "fresh",
-    ]
-
-
-def test_events_before_the_first_are_late() -> None:
-    """An event with a lower number than the first one is late."""
-    assert check_sequence((1, "b"), (0, "a"), (2, "c")) == ["fresh", "late", "fresh"]
+    check = SequenceChecker()
+    assert [check.classify(number, number) for number in numbers] == expected.split()
 
 
 def test_reused_number_makes_numbers_unreliable() -> None:

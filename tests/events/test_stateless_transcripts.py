@@ -27,6 +27,7 @@ from events.recorded_streams import (
 from events.streams import assemble, encode_sse
 from for_each import for_each
 from kedge.events import (
+    AnomalyNoted,
     AnthropicDecoder,
     ChatDecoder,
     Outcome,
@@ -349,6 +350,13 @@ def test_completion_without_choices_is_a_failure(completion: dict[str, Any]) -> 
     assert assemble(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
     failed = {"choices": [], "error": {"message": "overloaded"}}
     assert assemble(ChatDecoder().feed_whole(failed)).message == "overloaded"
+
+
+@for_each("choices", [7, "x", [{"delta": 7}], [{"index": 0, "delta": []}]])
+def test_a_chunk_with_invalid_choices_is_reported(choices: Any) -> None:
+    """A chunk whose choices are no array, or whose delta is no object, is an anomaly."""
+    events = ChatDecoder().feed_message({"id": "1", "choices": choices})
+    assert [each.kind for each in events if isinstance(each, AnomalyNoted)] == ["malformed"]
 
 
 CALL_MEMBERS: dict[str, dict[str, Any]] = {
