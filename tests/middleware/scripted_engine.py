@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kedge.engines import Engine, Events, Request
-from kedge.events import Outcome, ResponseStarted, TextDelta
+from kedge.engines import Engine, Events, Middleware, Request
+from kedge.engines.stream import Stream
+from kedge.events import Event, Outcome, ResponseStarted, TextDelta
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
+from kedge.middleware import with_middleware
 from kedge.planning import RequestPlan, plan_request, record_response
-from kedge.turns import AssistantBlock, Block, Turn
+from kedge.turns import AssistantBlock, Block, Turn, user
 
 ScriptedAnswer = Sequence[Block] | Exception | Callable[[Turn], Sequence[Block]]
 
@@ -44,3 +46,12 @@ class ScriptedEngine(Engine):
         turn = record_response(turn, blocks, response_id=response_id, plan=plan, created_at=0.0)
         yield AnswerFinished(Outcome("completed", blocks, response_id), turn, plan)
         yield TurnFinished(turn)
+
+
+async def run_stack(
+    engine: Engine, *middleware: Middleware, turn: Turn | None = None, **options: Any
+) -> tuple[Stream[Any], list[Event]]:
+    """Send a Turn through these middleware; return the stream and its events."""
+    stack = with_middleware(engine, *middleware)
+    async with stack.stream(turn or Turn([user("?")]), **options) as run:
+        return run, [event async for event in run]

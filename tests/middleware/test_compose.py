@@ -22,7 +22,7 @@ from kedge.middleware import (
 )
 from kedge.tools import tool
 from kedge.turns import Turn, assistant, user
-from middleware.scripted_engine import ScriptedEngine
+from middleware.scripted_engine import ScriptedEngine, run_stack
 
 
 def make_tagger(word: str) -> Middleware:
@@ -42,15 +42,8 @@ async def test_the_first_middleware_is_the_outermost() -> None:
     engine = ScriptedEngine([assistant("hello")])
     stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
-    expected = [
-        user("hi"),
-        user("in outer"),
-        user("in inner"),
-        assistant("hello"),
-        user("out inner"),
-        user("out outer"),
-    ]
-    assert list(turn.blocks) == expected
+    texts = [block.text for block in turn.blocks]
+    assert texts == ["hi", "in outer", "in inner", "hello", "out inner", "out outer"]
 
 
 @pytest.mark.parametrize("has_leave", [False, True])
@@ -67,9 +60,8 @@ async def test_enter_and_leave_may_be_async(has_leave: bool) -> None:
         async def leave(self, turn: Turn) -> Turn:
             return turn.append(user("left"))
 
-    stack = with_middleware(
-        ScriptedEngine([assistant("hello")]), Both if has_leave else Stamp, repair()
-    )
+    engine = ScriptedEngine([assistant("hello")])
+    stack = with_middleware(engine, Both if has_leave else Stamp, repair())
     turn = await stack.run(Turn([user("hi")]))
     texts = ["hi", "entered", "hello", *(["left"] if has_leave else [])]
     assert [block.text for block in turn.blocks] == texts
@@ -94,9 +86,8 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
         return turn.remove(turn.blocks[0].id)
 
     engine = ScriptedEngine([assistant("hello")])
-    stack = with_middleware(engine, two_phase(edit, name="editor"), two_phase(None, prune))
-    async with stack.stream(Turn([user("one"), user("two")])) as stream:
-        await stream.finish()
+    stack = [two_phase(edit, name="editor"), two_phase(None, prune)]
+    stream, _ = await run_stack(engine, *stack, turn=Turn([user("one"), user("two")]))
     received = [(event.by, event.phase) for event in stream.trace]
     assert received == [("editor", "in"), ("prune", "out")]
     change, pruned = (event.diff for event in stream.trace)
@@ -107,8 +98,7 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
 async def test_a_middleware_without_changes_is_not_traced() -> None:
     """A middleware that passes the Turn on is not in the trace, even if the engine appends blocks."""
     engine = ScriptedEngine([assistant("hello")])
-    async with with_middleware(engine, BaseMiddleware).stream(Turn([user("hi")])) as stream:
-        await stream.finish()
+    stream, _ = await run_stack(engine, BaseMiddleware)
     assert stream.trace == []
 
 
@@ -125,10 +115,8 @@ async def test_a_class_or_a_function_may_be_a_middleware() -> None:
         return Shout(engine)
 
     for middleware in (Shout, plain):
-        turn = await with_middleware(ScriptedEngine([assistant("x")]), middleware).run(
-            Turn([user("y")])
-        )
-        assert turn.blocks[-1].origin == "shout"
+        stream, _ = await run_stack(ScriptedEngine([assistant("x")]), middleware)
+        assert stream.turn.blocks[-1].origin == "shout"
 
 
 async def test_a_dry_run_applies_the_middleware() -> None:
@@ -140,11 +128,9 @@ async def test_a_dry_run_applies_the_middleware() -> None:
 @pytest.mark.parametrize("settings", [{"before": lambda _: None}, {"after": lambda _: None}])
 async def test_a_phase_that_returns_no_turn_is_reported(settings: Any) -> None:
     """The error names the middleware, and what to return."""
-    stack = with_middleware(
-        ScriptedEngine([assistant("hello")]), two_phase(**settings, name="audit")
-    )
+    engine = ScriptedEngine([assistant("hello")])
     with pytest.raises(InvalidTurn, match="the middleware audit returned NoneType"):
-        await stack.run(Turn([user("hi")]))
+        await run_stack(engine, two_phase(**settings, name="audit"))
 
 
 @tool

@@ -1,8 +1,11 @@
 """Tests of the tool loop: calls are run, results are sent, and no call remains open."""
 
+from typing import Any
+
 import anyio
 import pytest
 
+from for_each import for_each
 from kedge.engines import Request
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
@@ -10,7 +13,7 @@ from kedge.middleware import find_open_calls, guard, redact, tools, with_middlew
 from kedge.middleware.compose import with_default_middleware
 from kedge.observe import snapshot
 from kedge.planning import find_problems
-from kedge.tools import AnyTool, Deny, Toolbox, ToolSource, tool
+from kedge.tools import Deny, Toolbox, ToolSource, tool
 from kedge.turns import (
     Block,
     Part,
@@ -24,7 +27,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from middleware.scripted_engine import ScriptedEngine
+from middleware.scripted_engine import ScriptedEngine, run_stack
 
 PNG = b"\x89PNG\r\n\x1a\n0000"
 
@@ -44,15 +47,33 @@ def result_texts(turn: Turn) -> list[str]:
     return [block.text for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
+def double(a: int) -> int:
+    """Double a number."""
+    return 2 * a
+
+
+GO = Turn([user("go")])
+DOUBLE = make_call(2, "double", '{"a": 4}')
+MINE: dict[str, Any] = {"type": "function", "name": "mine", "parameters": {}}
+
+
+def offered(engine: ScriptedEngine) -> list[list[str]]:
+    """Return the names of the tools of each request."""
+    return [[each["name"] for each in request.tools] for request in engine.requests]
+
+
+def open_calls(turn: Turn) -> list[str]:
+    """Return the names of the tools whose calls have no result."""
+    return [each.name for each in find_open_calls(turn)]
+
+
 async def test_calls_are_run_until_the_model_answers() -> None:
     """The results of each round are sent, and the loop ends with an answer without calls."""
-    engine = ScriptedEngine(
-        [make_call(1)], [make_call(2, arguments='{"a": 3, "b": 4}')], [assistant("done")]
-    )
-    async with with_middleware(engine, tools(add)).stream(Turn([user("go")])) as stream:
-        events = [event async for event in stream]
+    second = make_call(2, arguments='{"a": 3, "b": 4}')
+    engine = ScriptedEngine([make_call(1)], [second], [assistant("done")])
+    stream, events = await run_stack(engine, tools(add), turn=GO)
     assert result_texts(stream.turn) == ["3", "7"]
-    assert [request.tools[0]["name"] for request in engine.requests] == ["add"] * 3
+    assert offered(engine) == [["add"]] * 3
     assert sum(isinstance(event, ToolStarted) for event in events) == 2
     assert [e.outcome for e in events if isinstance(e, ToolFinished)] == ["ok", "ok"]
     assert all(b.origin == "tools" for b in stream.turn.blocks if isinstance(b, ToolResultBlock))
@@ -61,7 +82,7 @@ async def test_calls_are_run_until_the_model_answers() -> None:
 async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
     """Open calls are answered with a note about the limit, and the model is asked for an answer."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)], [assistant("done")])
-    turn = await with_middleware(engine, tools(add, max_rounds=1)).run(Turn([user("go")]))
+    turn = await with_middleware(engine, tools(add, max_rounds=1)).run(GO)
     assert result_texts(turn)[0] == "3"
     assert "limit of 1 rounds" in result_texts(turn)[1]
     assert engine.requests[-1].params["tool_choice"] == "none"
@@ -71,7 +92,7 @@ async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
 async def test_calls_after_the_limit_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     """Calls in the answer after the limit are answered as well, the run ends, and one warning is logged."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)])
-    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(Turn([user("go")]))
+    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(GO)
     assert find_problems(turn) == ()
     assert len(engine.turns) == 2
     assert caplog.text.count("the limit of 0 rounds") == 1
@@ -80,7 +101,7 @@ async def test_calls_after_the_limit_are_answered(caplog: pytest.LogCaptureFixtu
 async def test_a_forced_tool_choice_applies_once() -> None:
     """A required tool choice becomes ``auto`` after the first round."""
     engine = ScriptedEngine([make_call(1)], [assistant("done")])
-    await with_middleware(engine, tools(add)).run(Turn([user("go")]), tool_choice="required")
+    await with_middleware(engine, tools(add)).run(GO, tool_choice="required")
     choices = [request.params.get("tool_choice") for request in engine.requests]
     assert choices == ["required", "auto"]
 
@@ -88,10 +109,9 @@ async def test_a_forced_tool_choice_applies_once() -> None:
 async def test_calls_of_the_callers_tools_are_left_open() -> None:
     """Calls of tools that the caller defined stay open, and calls of the toolbox are run."""
     engine = ScriptedEngine([make_call(1), make_call(2, "mine", "{}")])
-    own = {"type": "function", "name": "mine", "parameters": {}}
-    turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(own,))
+    turn = await with_middleware(engine, tools(add)).run(GO, tools=(MINE,))
     assert result_texts(turn) == ["3"]
-    assert [each.name for each in find_open_calls(turn)] == ["mine"]
+    assert open_calls(turn) == ["mine"]
 
 
 async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
@@ -104,7 +124,7 @@ async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
 
     engine = ScriptedEngine([make_call(1)], fail)
     with pytest.raises(EngineError) as exc_info:
-        await with_middleware(engine, tools(add)).run(Turn([user("go")]))
+        await with_middleware(engine, tools(add)).run(GO)
     assert exc_info.value.turn is not None
     assert result_texts(exc_info.value.turn) == ["3"]
 
@@ -119,14 +139,11 @@ async def test_an_answered_call_is_not_run_again() -> None:
 
 async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
     """The toolbox's calls are answered with the limit, and the model waits for the caller's result."""
-    engine = ScriptedEngine([make_call(1), make_call(2, "theirs")])
-    definitions = ({"type": "function", "name": "theirs"},)
-    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(
-        Turn([user("go")]), tools=definitions
-    )
+    engine = ScriptedEngine([make_call(1), make_call(2, "mine")])
+    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(GO, tools=(MINE,))
     assert len(engine.turns) == 1
     assert "limit of 0 rounds" in result_texts(turn)[0]
-    assert [b.call_id for b in find_open_calls(turn)] == ["call_2"]
+    assert open_calls(turn) == ["mine"]
 
 
 async def test_tools_of_a_source_are_offered_as_of_each_round() -> None:
@@ -142,29 +159,20 @@ async def test_tools_of_a_source_are_offered_as_of_each_round() -> None:
     stack = with_middleware(
         engine, guard(redact("sk-[0-9]+", direction="in")), tools(toolbox=Toolbox(source))
     )
-    turn = await stack.run(Turn([user("go")]))
+    turn = await stack.run(GO)
     assert result_texts(turn) == ["grown", "3"]
-    tool_names = [[each["name"] for each in request.tools] for request in engine.requests]
-    assert tool_names == [["grow"], ["add"], ["add"]]
+    assert offered(engine) == [["grow"], ["add"], ["add"]]
     assert engine.requests[1].tools[0]["description"] == "adds for [redacted]"
 
 
-async def test_the_approver_of_the_default_stack_is_used() -> None:
-    """The ``approve`` option of the default stack applies to its tools."""
-    engine = ScriptedEngine([make_call(1)], [assistant("done")])
-    stack = with_default_middleware(engine, tools=[add], approve=lambda _: Deny("not now"))
-    turn = await stack.run(Turn([user("go")]))
-    assert result_texts(turn) == ["The call was denied and did not run: not now"]
-
-
-@pytest.mark.parametrize("own", [(), (tool(lambda: "", name="other"),)])
-async def test_the_approver_of_a_stack_decides_about_tools_of_one_run(
-    own: tuple[AnyTool, ...],
-) -> None:
-    """Tools that are passed with a message do not run without the approval of the stack."""
+@for_each(
+    ("own", "of_run"), [((add,), ()), ((), [add]), ((tool(lambda: "", name="other"),), [add])]
+)
+async def test_the_approver_of_a_stack_decides_about_all_tools(own: Any, of_run: Any) -> None:
+    """Its own tools, and those that are passed with a message, do not run without its approval."""
     engine = ScriptedEngine([make_call(1)], [assistant("done")])
     stack = with_default_middleware(engine, tools=own, approve=lambda _: Deny("not now"))
-    turn = await stack.run(Turn([user("go")]), tools=[add])
+    turn = await stack.run(GO, tools=of_run)
     assert result_texts(turn) == ["The call was denied and did not run: not now"]
 
 
@@ -176,7 +184,7 @@ def test_a_tool_that_exits_does_not_end_the_event_loop() -> None:
 
     engine = ScriptedEngine([make_call(1, "leave", "{}"), make_call(2)], [assistant("done")])
     with pytest.raises(SystemExit):
-        engine.sync.run(Turn([user("go")]), tools=[leave, add])
+        engine.sync.run(GO, tools=[leave, add])
     assert engine.sync.run(Turn([user("again")])).blocks[-1] == assistant("done")
 
 
@@ -188,7 +196,7 @@ async def test_images_are_described_for_text_only_apis() -> None:
 
     engine = ScriptedEngine([make_call(1, "draw", "{}")], [assistant("done")])
     engine.text_only_results = True
-    turn = await with_middleware(engine, tools(draw)).run(Turn([user("go")]))
+    turn = await with_middleware(engine, tools(draw)).run(GO)
     [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
     assert all(isinstance(part, TextPart) for part in result.parts)
     assert "[omitted: an image of type image/png, 12 bytes; this model's API takes" in result.text
@@ -205,51 +213,33 @@ async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
     def select(turn: Turn) -> Toolbox:
         return Toolbox(add) if len(turn) == 1 else Toolbox(stop)
 
-    engine = ScriptedEngine(
-        [make_call(1)], [make_call(2, "stop", '{"reason": "x"}')], [assistant("done")]
-    )
-    turn = await with_middleware(engine, tools(toolbox=select)).run(Turn([user("go")]))
+    stopping = make_call(2, "stop", '{"reason": "x"}')
+    engine = ScriptedEngine([make_call(1)], [stopping], [assistant("done")])
+    turn = await with_middleware(engine, tools(toolbox=select)).run(GO)
     assert result_texts(turn) == ["3", "stopped: x"]
-    tool_names = [[each["name"] for each in request.tools] for request in engine.requests]
-    assert tool_names == [["add"], ["stop"], ["stop"]]
+    assert offered(engine) == [["add"], ["stop"], ["stop"]]
 
 
 async def test_a_toolbox_function_may_return_functions() -> None:
     """The functions given to the middleware are always offered."""
     engine = ScriptedEngine([assistant("done")])
-
-    def other() -> str:
-        return ""
-
-    await with_middleware(engine, tools(add, toolbox=lambda _: [other])).run(Turn([user("go")]))
-    assert [each["name"] for each in engine.requests[0].tools] == ["other", "add"]
+    await with_middleware(engine, tools(add, toolbox=lambda _: [double])).run(GO)
+    assert offered(engine) == [["double", "add"]]
 
 
 async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
     """Functions and toolboxes are run; calls of definitions are left to the caller."""
-
-    def double(a: int) -> int:
-        return 2 * a
-
-    own = {"type": "function", "name": "mine", "parameters": {}}
-    engine = ScriptedEngine(
-        [make_call(1), make_call(2, "double", '{"a": 4}')], [make_call(3, "mine", "{}")]
-    )
-    turn = await engine.run(Turn([user("go")]), tools=[add, Toolbox(tool(double)), own])
+    engine = ScriptedEngine([make_call(1), DOUBLE], [make_call(3, "mine", "{}")])
+    turn = await engine.run(GO, tools=[add, Toolbox(tool(double)), MINE])
     assert result_texts(turn) == ["3", "8"]
-    assert [each.name for each in find_open_calls(turn)] == ["mine"]
-    assert [each["name"] for each in engine.requests[0].tools] == ["mine", "add", "double"]
+    assert open_calls(turn) == ["mine"]
+    assert offered(engine)[0] == ["mine", "add", "double"]
 
 
 async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
     """Each tool loop runs the calls of its own tools."""
-
-    def double(a: int) -> int:
-        return 2 * a
-
-    engine = ScriptedEngine([make_call(1), make_call(2, "double", '{"a": 4}')], [assistant("done")])
-    stack = with_middleware(engine, tools(add))
-    turn = await stack.run(Turn([user("go")]), tools=Toolbox(double))
+    engine = ScriptedEngine([make_call(1), DOUBLE], [assistant("done")])
+    turn = await with_middleware(engine, tools(add)).run(GO, tools=Toolbox(double))
     assert result_texts(turn) == ["3", "8"]
     assert find_problems(turn) == ()
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
-from engines.fake_server import ScriptedServer, serve_handler
+from engines.fake_server import ScriptedServer, connect_to
 from engines.runs import check_law
 from kedge.compaction import ServerCompactor
 from kedge.engines import Engine
@@ -40,16 +41,30 @@ def add(a: int, b: int) -> int:
 
 def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:
     """Return an answer with the tool calls (call id, tool, arguments)."""
+    names = ("call_id", "name", "arguments")
     return [
-        {
-            "type": "function_call",
-            "id": f"fc{number}",
-            "call_id": call_id,
-            "name": name,
-            "arguments": arguments,
-        }
-        for number, (call_id, name, arguments) in enumerate(calls)
+        {"type": "function_call", "id": f"fc{number}", **dict(zip(names, call, strict=True))}
+        for number, call in enumerate(calls)
     ]
+
+
+TWO_CALLS = make_call_items(("c1", "slow", "{}"), ("c2", "quick", "{}"))
+
+
+async def quick() -> str:
+    """Answer at once."""
+    return "quick"
+
+
+@asynccontextmanager
+async def serve_script(
+    *outputs: list[dict[str, Any]],
+) -> AsyncIterator[tuple[ScriptedServer, Engine]]:
+    """Yield a server with these answers, and an engine for it."""
+    script = ScriptedServer(*outputs)
+    with anyio.fail_after(300):
+        async with connect_to(script.handle) as engine:
+            yield script, engine
 
 
 def tool_results(turn: Turn) -> list[ToolResultBlock]:
@@ -103,18 +118,19 @@ async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) 
 async def test_two_calls_with_one_id_are_distinguished() -> None:
     """Each call gets its own result, and the next request is not chained to the ambiguous response."""
     twice = make_call_items(("c1", "add", '{"a": 1, "b": 1}'), ("c1", "add", '{"a": 2, "b": 1}'))
-    script = ScriptedServer(twice, FINAL_OUTPUT)
-    with serve_handler(script.handle) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]))
-    assert [result.text for result in tool_results(turn)] == ["2", "3"]
-    assert len({result.call_id for result in tool_results(turn)}) == 2
+    async with serve_script(twice, FINAL_OUTPUT) as (script, engine):
+        turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]))
+    results = tool_results(turn)
+    assert [result.text for result in results] == ["2", "3"]
+    assert len({result.call_id for result in results}) == 2
     assert find_problems(turn) == ()
     second = script.bodies[1]
     assert "previous_response_id" not in second
-    calls = [item["call_id"] for item in second["input"] if item["type"] == "function_call"]
-    answers = [i["call_id"] for i in second["input"] if i["type"] == "function_call_output"]
-    assert calls == answers == [result.call_id for result in tool_results(turn)]
+    calls, answers = (
+        [item["call_id"] for item in second["input"] if item["type"] == kind]
+        for kind in ("function_call", "function_call_output")
+    )
+    assert calls == answers == [result.call_id for result in results]
     assert get_state(turn).previous_response_id == "resp_2"
 
 
@@ -122,38 +138,29 @@ async def test_a_cancelled_run_preserves_finished_results() -> None:
     """The Turn reached has the result of the finished tool, and the next run completes the other call."""
     started, received = anyio.Event(), anyio.Event()
 
-    async def quick() -> str:
-        """Answer at once."""
-        return "quick"
-
-    async def endless() -> str:
+    async def slow() -> str:
         """Never answer."""
         started.set()
         await anyio.sleep_forever()
         return ""
 
-    script = ScriptedServer(
-        make_call_items(("c1", "endless", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT, FINAL_OUTPUT
-    )
-    with serve_handler(script.handle) as url, anyio.fail_after(300):
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            stack = with_middleware(engine, repair(), tools(endless, quick))
-            stream = stack.stream(Turn([user("go")]))
+    async def watch() -> None:
+        async with stream:
+            async for event in stream:
+                if isinstance(event, ToolFinished):
+                    received.set()
 
-            async def watch() -> None:
-                async with stream:
-                    async for event in stream:
-                        if isinstance(event, ToolFinished):
-                            received.set()
-
-            task = asyncio.create_task(watch())
-            await received.wait()
-            await started.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert [result.text for result in tool_results(stream.reached)] == ["quick"]
-            turn = await stack.run(stream.reached.append(user("go on")))
+    async with serve_script(TWO_CALLS, FINAL_OUTPUT, FINAL_OUTPUT) as (script, engine):
+        stack = with_middleware(engine, repair(), tools(slow, quick))
+        stream = stack.stream(Turn([user("go")]))
+        task = asyncio.create_task(watch())
+        await received.wait()
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [result.text for result in tool_results(stream.reached)] == ["quick"]
+        turn = await stack.run(stream.reached.append(user("go on")))
     outputs = [i for i in script.bodies[1]["input"] if i["type"] == "function_call_output"]
     assert sorted(item["call_id"] for item in outputs) == ["c1", "c2"]
     assert find_problems(turn) == ()
@@ -162,29 +169,19 @@ async def test_a_cancelled_run_preserves_finished_results() -> None:
 async def test_results_are_reported_as_they_arrive() -> None:
     """A faster tool is reported before a slower one, and the results are in the order of the calls."""
     received = anyio.Event()
+    finished: list[str] = []
 
     async def slow() -> str:
         """Wait until the other one was told."""
         await received.wait()
         return "slow"
 
-    async def quick() -> str:
-        """Answer at once."""
-        return "quick"
-
-    script = ScriptedServer(
-        make_call_items(("c1", "slow", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT
-    )
-    with serve_handler(script.handle) as url, anyio.fail_after(300):
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            finished: list[str] = []
-            async with with_middleware(engine, tools(slow, quick)).stream(
-                Turn([user("go")])
-            ) as stream:
-                async for event in stream:
-                    if isinstance(event, ToolFinished):
-                        finished.append(event.result.text)
-                        received.set()
+    async with serve_script(TWO_CALLS, FINAL_OUTPUT) as (_, engine):
+        stream = with_middleware(engine, tools(slow, quick)).stream(Turn([user("go")]))
+        async for event in stream:
+            if isinstance(event, ToolFinished):
+                finished.append(event.result.text)
+                received.set()
     assert finished == ["quick", "slow"]
     assert [result.text for result in tool_results(stream.turn)] == ["slow", "quick"]
     assert stream.reached is stream.turn

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import permutations
+from typing import Any
 
 import pytest
 from opentelemetry import trace as otel_trace
@@ -20,23 +21,45 @@ from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields
 from kedge.testing import serve
 from kedge.turns import assistant, tool_call
-from middleware.scripted_engine import ScriptedEngine
+from middleware.scripted_engine import ScriptedEngine, run_stack
 
 SECRET = "the harbour code is 4711"
+HELLO = Turn([user("Hello")])
+
+
+class Spans:
+    """A tracer, and the spans that it has exported."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("tests")
+
+    @property
+    def all(self) -> tuple[ReadableSpan, ...]:
+        """The finished spans, in order."""
+        return self.exporter.get_finished_spans()
+
+    @property
+    def by_name(self) -> dict[str, ReadableSpan]:
+        """The finished spans by name; the newest of several with the same name."""
+        return {span.name: span for span in self.all}
+
+    def read(self, span: str | ReadableSpan) -> dict[str, Any]:
+        """Return the attributes of a span."""
+        return dict((self.by_name[span] if isinstance(span, str) else span).attributes or {})
+
+    @property
+    def text(self) -> str:
+        """All finished spans as JSON text."""
+        return "\n".join(span.to_json() for span in self.all)
 
 
 @pytest.fixture
-def spans() -> InMemorySpanExporter:
-    """Return the exporter that collects the spans of a test."""
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracer(spans: InMemorySpanExporter) -> Iterator[otel_trace.Tracer]:
+def spans() -> Iterator[Spans]:
     """Yield a tracer that exports spans immediately."""
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    yield provider.get_tracer("tests")
+    yield Spans(provider)
     provider.shutdown()
 
 
@@ -58,50 +81,34 @@ async def practice() -> AsyncIterator[Engine]:
             yield engine
 
 
-def spans_by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    """Return the finished spans by name; the newest of several with the same name."""
-    return {span.name: span for span in spans.get_finished_spans()}
-
-
 def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
     """Return whether one span is a direct child of the other."""
     return child.parent is not None and child.parent == parent.get_span_context()
 
 
-def spans_text(spans: InMemorySpanExporter) -> str:
-    """Return all finished spans as JSON text."""
-    return "\n".join(span.to_json() for span in spans.get_finished_spans())
-
-
-async def test_a_run_with_tools_is_a_tree_of_spans(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_a_run_with_tools_is_a_tree_of_spans(practice: Engine, spans: Spans) -> None:
     """A turn with two requests and a tool call has spans that follow the semantic conventions."""
-    engine = with_middleware(practice, trace(tracer, agent="harbour"), tools(add))
+    engine = with_middleware(practice, trace(spans.tracer, agent="harbour"), tools(add))
     await engine.run(Turn([user("Please call add with a=2 and b=3")]))
-    names = [span.name for span in spans.get_finished_spans()]
+    names = [span.name for span in spans.all]
     assert names == ["chat practice", "execute_tool add", "chat practice", "invoke_agent harbour"]
-    first, tool, second, run = spans.get_finished_spans()
+    first, tool, second, run = spans.all
     assert run.parent is None
-    assert (run.attributes or {})["gen_ai.agent.name"] == "harbour"
-    for child in (first, tool, second):
-        assert is_child(child, run)
-    assert first.kind is SpanKind.CLIENT
-    assert tool.kind is SpanKind.INTERNAL
-    assert first.attributes is not None
-    assert first.attributes["gen_ai.operation.name"] == "chat"
-    assert first.attributes["gen_ai.provider.name"] == "responses"
-    assert first.attributes["gen_ai.request.model"] == "practice"
-    assert str(first.attributes["gen_ai.response.id"]).startswith("resp_")
-    assert first.attributes["gen_ai.response.finish_reasons"] == ("tool_call",)
-    assert int(str(first.attributes["gen_ai.usage.input_tokens"])) > 0
-    assert second.attributes is not None
-    assert second.attributes["kedge.anchor.id"] == first.attributes["gen_ai.response.id"]
-    assert second.attributes["kedge.delta.blocks"] == 1
-    assert second.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert tool.attributes is not None
-    assert tool.attributes["gen_ai.tool.name"] == "add"
-    assert str(tool.attributes["gen_ai.tool.call.id"]).startswith("call_")
+    assert spans.read(run)["gen_ai.agent.name"] == "harbour"
+    assert all(is_child(child, run) for child in (first, tool, second))
+    assert (first.kind, tool.kind) == (SpanKind.CLIENT, SpanKind.INTERNAL)
+    sent, called, answered = map(spans.read, (first, tool, second))
+    assert sent["gen_ai.operation.name"] == "chat"
+    assert sent["gen_ai.provider.name"] == "responses"
+    assert sent["gen_ai.request.model"] == "practice"
+    assert sent["gen_ai.response.id"].startswith("resp_")
+    assert sent["gen_ai.response.finish_reasons"] == ("tool_call",)
+    assert sent["gen_ai.usage.input_tokens"] > 0
+    assert answered["kedge.anchor.id"] == sent["gen_ai.response.id"]
+    assert answered["kedge.delta.blocks"] == 1
+    assert answered["gen_ai.response.finish_reasons"] == ("stop",)
+    assert called["gen_ai.tool.name"] == "add"
+    assert called["gen_ai.tool.call.id"].startswith("call_")
     assert tool.start_time is not None
     assert first.end_time is not None
     assert tool.start_time >= first.end_time
@@ -110,202 +117,156 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter, *, streaming: bool
+    practice: Engine, spans: Spans, *, streaming: bool
 ) -> None:
     """The sizes of a request are those of its event; a response that is not streamed has no first chunk."""
-    engine = with_middleware(practice, trace(tracer))
-    async with engine.stream(Turn([user("Hello")]), streaming=streaming) as stream:
-        [sent] = [event async for event in stream if isinstance(event, RequestSent)]
-    attributes = spans_by_name(spans)["chat practice"].attributes or {}
+    _, events = await run_stack(practice, trace(spans.tracer), turn=HELLO, streaming=streaming)
+    [sent] = [event for event in events if isinstance(event, RequestSent)]
+    attributes = spans.read("chat practice")
     assert attributes["kedge.sent.bytes"] == sent.body_bytes
     assert attributes["kedge.full.bytes"] == sent.full_bytes
     assert ("gen_ai.response.time_to_first_chunk" in attributes) is streaming
 
 
 async def test_content_is_exported_only_on_request(
-    practice: Engine,
-    tracer: otel_trace.Tracer,
-    spans: InMemorySpanExporter,
-    monkeypatch: pytest.MonkeyPatch,
+    practice: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default no messages, arguments or results are exported; with the setting, all of them are."""
     turn = Turn([system("Be brief."), user(SECRET), user("Please call add with a=2 and b=3")])
-    await with_middleware(practice, trace(tracer), tools(add)).run(turn)
-    assert "harbour" not in spans_text(spans)
-    assert "arguments" not in spans_text(spans)
-    spans.clear()
+    await run_stack(practice, trace(spans.tracer), tools(add), turn=turn)
+    assert "harbour" not in spans.text
+    assert "arguments" not in spans.text
+    spans.exporter.clear()
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
-    await with_middleware(practice, trace(tracer), tools(add)).run(turn)
-    received = spans_text(spans)
-    assert SECRET in received
-    attributes = spans_by_name(spans)["execute_tool add"].attributes or {}
-    assert attributes["gen_ai.tool.call.result"] == "5"
-    assert '"a"' in str(attributes["gen_ai.tool.call.arguments"])
-    assert "Be brief." in received
-    written = str(
-        (spans_by_name(spans)["chat practice"].attributes or {})["gen_ai.output.messages"]
-    )
+    await run_stack(practice, trace(spans.tracer), tools(add), turn=turn)
+    assert SECRET in spans.text
+    assert "Be brief." in spans.text
+    called = spans.read("execute_tool add")
+    assert called["gen_ai.tool.call.result"] == "5"
+    assert '"a"' in called["gen_ai.tool.call.arguments"]
+    written = spans.read("chat practice")["gen_ai.output.messages"]
     assert [message["finish_reason"] for message in json.loads(written)] == ["stop"]
-    spans.clear()
-    await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
-    assert SECRET not in spans_text(spans)
+    spans.exporter.clear()
+    await run_stack(practice, trace(spans.tracer, content=False), tools(add), turn=turn)
+    assert SECRET not in spans.text
 
 
-async def test_spans_have_the_conversation_id(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_spans_have_the_conversation_id(practice: Engine, spans: Spans) -> None:
     """The id is the one bound for logging, or that of the server's conversation object."""
-    engine = with_middleware(practice, trace(tracer))
+    engine = with_middleware(practice, trace(spans.tracer))
     with bind_fields(conversation_id="harbour-talk"):
-        await engine.run(Turn([user("Hello")]))
-    for span in spans.get_finished_spans():
-        assert (span.attributes or {})["gen_ai.conversation.id"] == "harbour-talk"
-    spans.clear()
-    await engine.run(Turn([user("Hello")]), mode="conversation")
-    run = spans_by_name(spans)["invoke_agent"]
-    assert str((run.attributes or {})["gen_ai.conversation.id"]).startswith("conv_")
+        await engine.run(HELLO)
+    assert {spans.read(span)["gen_ai.conversation.id"] for span in spans.all} == {"harbour-talk"}
+    spans.exporter.clear()
+    await engine.run(HELLO, mode="conversation")
+    assert spans.read("invoke_agent")["gen_ai.conversation.id"].startswith("conv_")
 
 
-async def test_a_tool_that_fails_is_marked(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_a_tool_that_fails_is_marked(practice: Engine, spans: Spans) -> None:
     """The tool's span has the error status without the exception message; the turn's span has not."""
-    engine = with_middleware(practice, trace(tracer), tools(broken))
-    await engine.run(Turn([user("Please call broken with text=harbour")]))
-    tool, run = spans_by_name(spans)["execute_tool broken"], spans_by_name(spans)["invoke_agent"]
+    turn = Turn([user("Please call broken with text=harbour")])
+    await run_stack(practice, trace(spans.tracer), tools(broken), turn=turn)
+    tool, run = spans.by_name["execute_tool broken"], spans.by_name["invoke_agent"]
     assert tool.status.status_code is StatusCode.ERROR
-    assert (tool.attributes or {})["error.type"] == "failed"
+    assert spans.read(tool)["error.type"] == "failed"
     assert run.status.status_code is StatusCode.UNSET
-    assert "harbour" not in spans_text(spans)
+    assert "harbour" not in spans.text
 
 
-async def test_a_rejected_request_is_marked(
-    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_a_rejected_request_is_marked(spans: Spans) -> None:
     """The spans of request and turn have the server's error code and do not contain the API key."""
     with serve(token="right") as server:
-        engine = connect(f"responses:{server.base_url}#practice", api_key="wrong-key")
-        with pytest.raises(EngineError):
-            await with_middleware(engine, trace(tracer)).run(Turn([user("Hello")]))
-        await engine.aclose()
-    for span in spans.get_finished_spans():
-        assert span.status.status_code is StatusCode.ERROR
-        assert (span.attributes or {})["error.type"] == "invalid_api_key"
-    assert len(spans.get_finished_spans()) == 2
-    assert "wrong-key" not in spans_text(spans)
+        async with connect(f"responses:{server.base_url}#practice", api_key="wrong-key") as engine:
+            with pytest.raises(EngineError):
+                await run_stack(engine, trace(spans.tracer), turn=HELLO)
+    assert [span.status.status_code for span in spans.all] == [StatusCode.ERROR] * 2
+    assert {spans.read(span)["error.type"] for span in spans.all} == {"invalid_api_key"}
+    assert "wrong-key" not in spans.text
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_an_incomplete_answer_has_its_usage(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter, streaming: bool
+    practice: Engine, spans: Spans, streaming: bool
 ) -> None:
     """The tokens of an answer that reached its limit are paid for, so its span has them and the reason."""
-    engine = with_middleware(practice, trace(tracer, content=True), guard(redact("kedge")))
+    engine = with_middleware(practice, trace(spans.tracer, content=True), guard(redact("kedge")))
     turn = Turn([user("Write 500 words.")])
     stream = engine.stream(turn, max_output_tokens=20, streaming=streaming)
     with pytest.raises(AnswerIncomplete) as caught:
         await stream.finish()
-    attributes = spans_by_name(spans)["chat practice"].attributes or {}
+    attributes = spans.read("chat practice")
     assert caught.value.usage == stream.usage
     assert attributes["gen_ai.usage.output_tokens"] == stream.usage.output_tokens > 0
     assert attributes["gen_ai.response.id"] == caught.value.response_id
     assert attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert attributes["error.type"] == "max_output_tokens"
-    [message] = json.loads(str(attributes["gen_ai.output.messages"]))
+    [message] = json.loads(attributes["gen_ai.output.messages"])
     assert message["finish_reason"] == "length"
     assert "The [redacted] goes out" in message["parts"][0]["content"]
 
 
-async def test_a_filtered_answer_has_its_finish_reason(
-    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_a_filtered_answer_has_its_finish_reason(spans: Spans) -> None:
     """An answer that a content filter stopped has the finish reason of the conventions."""
     error = AnswerIncomplete("stopped", code="content_filter")
     error.response_id = "resp_1"
-    engine = with_middleware(ScriptedEngine(error), trace(tracer))
     with pytest.raises(AnswerIncomplete):
-        await engine.run(Turn([user("Hello")]))
-    attributes = spans.get_finished_spans()[0].attributes or {}
-    assert attributes["gen_ai.response.finish_reasons"] == ("content_filter",)
+        await run_stack(ScriptedEngine(error), trace(spans.tracer))
+    assert spans.read(spans.all[0])["gen_ai.response.finish_reasons"] == ("content_filter",)
 
 
-async def test_a_retried_request_is_marked(
-    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
-    """The span of a failed attempt has an error, also if a middleware inside retries it."""
-    with serve() as server:
-        server.faults.set("status=500", times=1)
-        practice = connect(f"responses:{server.base_url}#practice", max_retries=0)
-        engine = with_middleware(practice, trace(tracer), retry(first=0))
-        await engine.run(Turn([user("Hello")]))
-        await engine.aclose()
-    failed, sent, run = spans.get_finished_spans()
-    assert (failed.attributes or {})["error.type"] == "retried"
-    assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
-
-
-async def test_tokens_of_a_retried_request_are_recorded(
-    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
-    """The span of an attempt that a middleware inside repeats has the tokens of its response."""
+async def test_a_retried_request_is_marked(spans: Spans) -> None:
+    """The span of an attempt that a middleware inside repeats has an error, and the tokens of its response."""
     error = ServerFailed("down", retryable=True)
     error.response_id, error.usage = "resp_1", Usage(input_tokens=7, output_tokens=3)
     engine = ScriptedEngine(error, [assistant("ok")])
-    await with_middleware(engine, trace(tracer), retry(first=0)).run(Turn([user("Hello")]))
-    attributes = spans.get_finished_spans()[0].attributes or {}
+    await run_stack(engine, trace(spans.tracer), retry(first=0))
+    failed, sent, run = spans.all
+    attributes = spans.read(failed)
     assert attributes["error.type"] == "retried"
-    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (
-        7,
-        3,
-    )
+    assert attributes["gen_ai.usage.input_tokens"] == 7
+    assert attributes["gen_ai.usage.output_tokens"] == 3
     assert attributes["gen_ai.response.id"] == "resp_1"
+    assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
 
 
-async def test_a_healed_request_is_two_spans(
-    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_a_healed_request_is_two_spans(spans: Spans) -> None:
     """The rejected request's span has the reason, and the turn's span has an event for the healing."""
     with serve() as server:
-        engine = with_middleware(connect(f"responses:{server.base_url}#practice"), trace(tracer))
-        turn = await engine.run(Turn([user("Hello")]))
-        spans.clear()
-        server.forget()
-        await engine.run(turn.append(user("And?")))
-        await engine.aclose()
-    rejected, sent, run = spans.get_finished_spans()
-    assert (rejected.attributes or {})["error.type"] == "healed:gone"
+        async with connect(f"responses:{server.base_url}#practice") as practice:
+            engine = with_middleware(practice, trace(spans.tracer))
+            turn = await engine.run(HELLO)
+            spans.exporter.clear()
+            server.forget()
+            await engine.run(turn.append(user("And?")))
+    rejected, sent, run = spans.all
+    assert spans.read(rejected)["error.type"] == "healed:gone"
     assert sent.status.status_code is StatusCode.UNSET
     assert [event.name for event in run.events] == ["kedge.healed"]
 
 
-async def test_closing_a_stream_early_ends_its_spans(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_closing_a_stream_early_ends_its_spans(practice: Engine, spans: Spans) -> None:
     """All spans are ended, and between two events the caller's span is the current one."""
-    engine = with_middleware(practice, trace(tracer))
+    engine = with_middleware(practice, trace(spans.tracer))
     async with engine.stream(Turn([user("Write 50 words.")])) as stream:
         async for _ in stream:
             assert otel_trace.get_current_span() is otel_trace.INVALID_SPAN
             if stream.plans:
                 break
-    assert set(spans_by_name(spans)) == {"chat practice", "invoke_agent"}
-    assert (spans_by_name(spans)["invoke_agent"].attributes or {})["error.type"] == "cancelled"
+    assert set(spans.by_name) == {"chat practice", "invoke_agent"}
+    assert spans.read("invoke_agent")["error.type"] == "cancelled"
 
 
-async def test_spans_of_tools_are_children_of_the_turn(
-    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_spans_of_tools_are_children_of_the_turn(practice: Engine, spans: Spans) -> None:
     """The turn's span is the current one while a tool runs."""
 
     def look(text: str) -> str:
         """Look."""
-        with tracer.start_as_current_span("inside"):
+        with spans.tracer.start_as_current_span("inside"):
             return text
 
-    engine = with_middleware(practice, trace(tracer), tools(look))
-    await engine.run(Turn([user("Please call look with text=x")]))
-    inner, run = spans_by_name(spans)["inside"], spans_by_name(spans)["invoke_agent"]
-    assert is_child(inner, run)
+    turn = Turn([user("Please call look with text=x")])
+    await run_stack(practice, trace(spans.tracer), tools(look), turn=turn)
+    assert is_child(spans.by_name["inside"], spans.by_name["invoke_agent"])
 
 
 async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:
@@ -315,23 +276,18 @@ async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(("trace", "guard", "tools"))), ids="-".join)
-async def test_exported_content_is_redacted_by_guards(
-    order: tuple[str, ...], tracer: otel_trace.Tracer, spans: InMemorySpanExporter
-) -> None:
+async def test_exported_content_is_redacted_by_guards(order: tuple[str, ...], spans: Spans) -> None:
     """Messages, instructions, arguments and results are redacted in any order of the stack."""
 
     def look(text: str) -> str:
         """Return the text."""
         return f"{text}: {SECRET}"
 
-    middleware = {
-        "trace": trace(tracer, content=True),
-        "guard": guard(redact(SECRET)),
-        "tools": tools(look),
-    }
+    tracing = trace(spans.tracer, content=True)
+    middleware = {"trace": tracing, "guard": guard(redact(SECRET)), "tools": tools(look)}
     call = tool_call("look", f'{{"text": "{SECRET}"}}', call_id="call_1")
     engine = ScriptedEngine([call], [assistant(f"I see: {SECRET}")])
-    stack = with_middleware(engine, *(middleware[name] for name in order))
-    await stack.run(Turn([system(SECRET), user(SECRET)]))
-    assert "[redacted]" in spans_text(spans)
-    assert SECRET not in spans_text(spans)
+    stack = [middleware[name] for name in order]
+    await run_stack(engine, *stack, turn=Turn([system(SECRET), user(SECRET)]))
+    assert "[redacted]" in spans.text
+    assert SECRET not in spans.text
