@@ -31,10 +31,9 @@ def has_nulls(value: Any) -> bool:
 
 
 def block_has_nulls(block: turns.Block) -> bool:
-    parts = getattr(block, "parts", ())
     return any(
-        has_nulls(each)
-        for each in (turns.dump_block(turns.UserBlock((part,)))["parts"] for part in parts)
+        has_nulls(turns.dump_block(turns.UserBlock((p,)))["parts"])
+        for p in getattr(block, "parts", ())
     )
 
 
@@ -88,71 +87,50 @@ def test_fields_added_by_a_server_are_ignored(block: turns.Block, status: Any) -
     assert item_from_block(received).keys() & {"id", "status", "new"} == set()
 
 
+def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": list(parts)}
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c"}
+SUMMARY = {"type": "summary_text", "text": "s"}
+TEXT = {"type": "input_text", "text": "a"}
+ANSWER = {"type": "output_text", "text": "a"}
+IMAGE: dict[str, Any] = {"type": "input_image", "image_url": "u"}
+FILE = {"type": "input_file", "file_data": "d", "filename": "n"}
 ITEMS: list[tuple[dict[str, Any], turns.Block]] = [
     ({"role": "user", "content": "hi"}, user("hi")),
     ({"type": None, "role": "assistant", "content": "hi"}, assistant("hi")),
     ({"role": "system", "content": "s"}, system("s")),
-    (
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "s"}]},
-        system("s", "developer"),
-    ),
-    (
-        {"role": "user", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
-        user("a"),
-    ),
-    ({"role": "assistant", "content": [{"type": "input_text", "text": "a"}]}, assistant("a")),
+    (message("developer", TEXT), system("a", "developer")),
+    (message("user", {**ANSWER, "annotations": []}), user("a")),
+    (message("assistant", TEXT), assistant("a")),
     ({"role": "assistant", "content": [{"type": "text", "text": "a"}]}, assistant("a")),
+    (message("assistant", {**ANSWER, "logprobs": None}), assistant("a")),
     (
-        {"role": "assistant", "content": [{"type": "output_text", "text": "a", "logprobs": None}]},
-        assistant("a"),
-    ),
-    (
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        message("assistant", {"type": "refusal", "refusal": "no"}),
         assistant(turns.RefusalPart("no")),
     ),
     ({"role": "assistant", "content": []}, turns.AssistantBlock(())),
+    (message("user", {**IMAGE, "detail": "auto"}), user(turns.ImagePart("u"))),
     (
-        {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "auto"}]},
-        user(turns.ImagePart("u")),
-    ),
-    (
-        {"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": None}]},
+        message("user", {**IMAGE, "file_id": "f", "image_url": None}),
         user(turns.ImagePart(file_id="f")),
     ),
-    (
-        {"role": "user", "content": [{"type": "input_file", "file_data": "d", "filename": "n"}]},
-        user(turns.FilePart(data="d", filename="n")),
-    ),
-    (
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        turns.tool_call("f", "{}", call_id="c"),
-    ),
+    (message("user", FILE), user(turns.FilePart(data="d", filename="n"))),
+    (CALL, turns.tool_call("f", "{}", call_id="c")),
     (
         {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
         turns.tool_call("f", "x", call_id="c", custom=True),
     ),
-    (
-        {"type": "function_call_output", "call_id": "c", "output": "42"},
-        turns.tool_result("c", "42"),
-    ),
-    (
-        {
-            "type": "function_call_output",
-            "call_id": "c",
-            "output": [{"type": "input_text", "text": "42"}],
-        },
-        turns.tool_result("c", "42"),
-    ),
+    ({**RESULT, "output": "42"}, turns.tool_result("c", "42")),
+    ({**RESULT, "output": [TEXT]}, turns.tool_result("c", "a")),
     (
         {"type": "custom_tool_call_output", "call_id": "c", "output": []},
         turns.ToolResultBlock("c", (), custom=True),
     ),
     (
-        {
-            "type": "reasoning",
-            "summary": [{"type": "summary_text", "text": "s"}],
-            "encrypted_content": "e",
-        },
+        {"type": "reasoning", "summary": [SUMMARY], "encrypted_content": "e"},
         reasoning("s", encrypted_content="e"),
     ),
     (
@@ -174,33 +152,25 @@ def test_every_form_of_an_item_is_accepted(item: Any, block: turns.Block) -> Non
     assert block_from_item(freeze(item)) == block
 
 
-TEXT = {"type": "input_text", "text": "a"}
+NO_CONTENT = {"type": "message", "role": "user"}
+WITHOUT_CALL_ID = {"type": "function_call", "name": "f", "arguments": "{}"}
 ODD_ITEMS: list[dict[str, Any]] = [
     {"type": "message"},
-    {"type": "message", "role": "user"},
-    {"type": "message", "role": "user", "content": None},
-    {"type": "message", "role": "user", "content": 5},
-    {"type": "message", "role": "user", "content": {"type": "input_text", "text": "a"}},
-    {"type": "message", "role": "user", "content": ["a"]},
-    {"type": "message", "role": "user", "content": [None]},
-    {"type": "message", "role": "critic", "content": "a"},
-    {"type": "message", "role": ["user"], "content": "a"},
-    {"type": "message", "role": None, "content": "a"},
-    {"type": "message", "role": "system", "content": []},
-    {"type": "message", "role": "system", "content": [TEXT, TEXT]},
-    {"type": "message", "role": "system", "content": [{"type": "input_image", "image_url": "u"}]},
-    {"type": "message", "role": "system", "content": [{**TEXT, "cache": True}]},
+    NO_CONTENT,
+    *({**NO_CONTENT, "content": each} for each in (None, 5, TEXT, ["a"], [None])),
+    *({"type": "message", "role": each, "content": "a"} for each in ("critic", ["user"], None)),
+    *(message("system", *each) for each in ([], [TEXT, TEXT], [IMAGE], [{**TEXT, "cache": True}])),
     {"type": "function_call", "call_id": "c", "name": "f"},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}},
-    {"type": "function_call", "call_id": "c", "name": None, "arguments": "{}"},
-    {"type": "function_call", "call_id": "", "name": "f", "arguments": "{}"},
-    {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"},
-    {"type": "function_call", "name": "f", "arguments": "{}"},
-    {"type": "custom_tool_call", "call_id": "c", "name": "f", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c"},
-    {"type": "function_call_output", "call_id": "c", "output": None},
-    {"type": "function_call_output", "call_id": "c", "output": {"a": 1}},
-    {"type": "function_call_output", "call_id": None, "output": "a"},
+    {**CALL, "arguments": {"a": 1}},
+    {**CALL, "name": None},
+    {**CALL, "call_id": ""},
+    {**CALL, "call_id": 5},
+    WITHOUT_CALL_ID,
+    {**CALL, "type": "custom_tool_call"},
+    RESULT,
+    {**RESULT, "output": None},
+    {**RESULT, "output": {"a": 1}},
+    {**RESULT, "call_id": None, "output": "a"},
     {"type": "function_call_output", "output": "a"},
     {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": None}},
     {"type": "", "a": 1},
@@ -229,9 +199,7 @@ ODD_PARTS: list[dict[str, Any]] = [
     {"type": "output_text", "text": ["a"]},
     {"type": "input_image"},
     {"type": "input_image", "image_url": {"url": "u"}},
-    {"type": "input_image", "image_url": "u", "file_id": "f"},
-    {"type": "input_image", "image_url": "u", "file_id": 0},
-    {"type": "input_image", "image_url": "u", "size": 1},
+    *({**IMAGE, **more} for more in ({"file_id": "f"}, {"file_id": 0}, {"size": 1})),
     {"type": "input_file", "filename": "n"},
     {"type": "input_file", "file_url": 5},
     {"type": "input_file", "file_url": "u", "detail": "low"},
@@ -258,19 +226,17 @@ def test_nulls_in_a_part_are_dropped() -> None:
     """A part with null members equals the part without them."""
     nulls = {"type": "input_audio", "data": None, "meta": {"a": None, "b": [None]}}
     plain = {"type": "input_audio", "meta": {"b": [None]}}
-    read = [block_from_item({"role": "user", "content": [part]}) for part in (nulls, plain)]
+    read = [block_from_item(message("user", part)) for part in (nulls, plain)]
     assert read[0] == read[1]
     assert item_from_block(read[0])["content"] == [plain]
 
 
 def test_assistant_message_with_an_image() -> None:
     """A part that is unsupported in an assistant message is stored next to its text."""
-    image_part = {"type": "output_image", "image_url": "u"}
-    reported = {"type": "output_text", "text": "look"}
-    item = {"type": "message", "role": "assistant", "content": [reported, image_part]}
+    item = message("assistant", ANSWER, {"type": "output_image", "image_url": "u"})
     block = block_from_item(item)
     assert isinstance(block, turns.AssistantBlock)
-    assert block.text == "look"
+    assert block.text == "a"
     assert item_from_block(block) == item
 
 
@@ -381,15 +347,8 @@ def test_any_item_gives_a_block_or_invalid_turn(item: Any) -> None:
 
 
 NOT_ITEMS: list[Any] = [
-    None,
-    5,
-    "text",
-    ["type"],
-    {},
-    {"content": "a"},
-    {"type": 5},
-    {"type": ["message"]},
-    {"type": {}},
+    *(None, 5, "text", ["type"]),
+    *({}, {"content": "a"}, {"type": 5}, {"type": ["message"]}, {"type": {}}),
     {"type": "message", "role": "user", "content": "\ud800"},
     {"type": "x", "a": float("nan")},
     {"type": "x", "a": object()},
@@ -412,62 +371,52 @@ def test_unsupported_block_raises() -> None:
         item_from_block(user(turns.RefusalPart("no")))
 
 
-def test_items_match_the_api() -> None:
-    """The item of each kind of block has exactly the form of the Responses API."""
-    parsed = [
-        user(["a", turns.ImagePart("u", "low"), turns.FilePart(url="f", filename="n")]),
-        system("s", "developer"),
-        turns.tool_result("c", [turns.TextPart("a"), turns.ImagePart(file_id="i")]),
-        turns.tool_call("f", "x", call_id="c", custom=True),
-        reasoning("s", text="t", encrypted_content="e"),
-        turns.SystemBlock(""),
-        user("a"),
-        assistant("b"),
-    ]
-    assert [item_from_block(block) for block in parsed] == [
-        {
-            "type": "message",
-            "role": "user",
-            "content": [
-                {"type": "input_text", "text": "a"},
-                {"type": "input_image", "image_url": "u", "detail": "low"},
+@for_each(
+    ("block", "item"),
+    [
+        (
+            user(["a", turns.ImagePart("u", "low"), turns.FilePart(url="f", filename="n")]),
+            message(
+                "user",
+                TEXT,
+                {**IMAGE, "detail": "low"},
                 {"type": "input_file", "file_url": "f", "filename": "n"},
-            ],
-        },
-        {"type": "message", "role": "developer", "content": "s"},
-        {
-            "type": "function_call_output",
-            "call_id": "c",
-            "output": [
-                {"type": "input_text", "text": "a"},
-                {"type": "input_image", "file_id": "i"},
-            ],
-        },
-        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
-        {
-            "type": "reasoning",
-            "summary": [{"type": "summary_text", "text": "s"}],
-            "content": [{"type": "reasoning_text", "text": "t"}],
-            "encrypted_content": "e",
-        },
-        {"type": "message", "role": "system", "content": ""},
-        {"type": "message", "role": "user", "content": "a"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
-    ]
-
-
-def has_null_member(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(member is None or has_null_member(member) for member in value.values())
-    return isinstance(value, list) and any(map(has_null_member, value))
+            ),
+        ),
+        (system("s", "developer"), {"type": "message", "role": "developer", "content": "s"}),
+        (
+            turns.tool_result("c", [turns.TextPart("a"), turns.ImagePart(file_id="i")]),
+            {**RESULT, "output": [TEXT, {"type": "input_image", "file_id": "i"}]},
+        ),
+        (
+            turns.tool_call("f", "x", call_id="c", custom=True),
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
+        ),
+        (
+            reasoning("s", text="t", encrypted_content="e"),
+            {
+                "type": "reasoning",
+                "summary": [SUMMARY],
+                "content": [{"type": "reasoning_text", "text": "t"}],
+                "encrypted_content": "e",
+            },
+        ),
+        (system(""), {"type": "message", "role": "system", "content": ""}),
+        (user("a"), {"type": "message", "role": "user", "content": "a"}),
+        (assistant("a"), message("assistant", ANSWER)),
+    ],
+)
+def test_items_match_the_api(block: turns.Block, item: dict[str, Any]) -> None:
+    """The item of each kind of block has exactly the form of the Responses API."""
+    assert item_from_block(block) == item
 
 
 @given(json_values())
 def test_null_members_are_dropped(value: Any) -> None:
     """Null members are removed at any depth, and nulls in lists remain."""
     cleaned = thaw(drop_nulls(turns.FrozenMap(a=value)))
-    assert not has_null_member(cleaned)
-    if not has_null_member({"a": value}):
+    assert not has_nulls(cleaned)
+    if not has_nulls({"a": value}):
         assert turns.FrozenMap(cleaned) == turns.FrozenMap(a=value)
     assert thaw(drop_nulls(turns.FrozenMap(a=[None, 1, None]))) == {"a": [None, 1, None]}
 
@@ -487,14 +436,11 @@ def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
 
 def test_image_id_is_content_without_a_result() -> None:
     """The id of a generated image without a result is content, because a client edits the image by id."""
-    first, second = (
-        turns.FrozenMap({"type": "image_generation_call", "id": name, "status": "completed"})
-        for name in ("ig_1", "ig_2")
-    )
+    item = {"type": "image_generation_call", "id": "ig_1", "status": "completed"}
+    first, second = turns.FrozenMap(item), turns.FrozenMap({**item, "id": "ig_2"})
     assert strip_server_fields(first) != strip_server_fields(second)
     assert item_from_block(turns.OpaqueBlock(first))["id"] == "ig_1"
-    complete = turns.FrozenMap({**first, "result": "aGk="})
-    assert "id" not in strip_server_fields(complete)
+    assert "id" not in strip_server_fields(turns.FrozenMap({**first, "result": "aGk="}))
 
 
 class JsonValue(msgspec.Struct, frozen=True):
